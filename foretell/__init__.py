@@ -1,0 +1,36 @@
+"""foretell: a decoding engine for language models that makes generation faster and proves that nothing changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import ForetellError
+
+if TYPE_CHECKING:
+    from foretell.api import LM, Output, Piece, wrap
+    from foretell.hf import hf
+    from foretell.loading import load
+    from foretell.registry import Card
+
+__version__ = "0.1.0"
+__all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
+_WHERE = {"LM": "api", "Output": "api", "Piece": "api", "wrap": "api", "load": "loading", "hf": "hf"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports torch only when something that needs it is used, so that listing methods is quick."""
+    if name in _WHERE:
+        from importlib import import_module
+
+        value = getattr(import_module(f"foretell.{_WHERE[name]}"), name)
+        globals()[name] = value  # `foretell.hf` is the function, though a module has the same name
+        return value
+    raise AttributeError(f"module 'foretell' has no attribute {name!r}")
+
+
+def methods() -> list[Card]:
+    """The card of every method."""
+    from foretell.registry import card
+    from foretell.registry import methods as names
+
+    return [card(name) for name in names()]

@@ -1,0 +1,207 @@
+"""The rows a model keeps of one branch of a request: committed rows, and behind them the scratch rows of its last tree.
+
+    rows   0 ........ length-1 | length .......... length+len(scratch)-1 | free, grown by doubling
+           committed tokens    | the last forest: pending chain and tree |
+
+This file knows rows, tokens and which of them belong together; it knows no model. A cache is told the branch's tokens
+and finds out by itself what it already has: `prepare` walks the scratch by token and keeps the rows of the path that
+was committed. So a drafter's cache that is ahead, behind or on another path needs no bookkeeping. The last committed
+token is never kept: it is the root of the next tree and is computed again, which is what gives its row of logits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from foretell.tree import ancestors
+from foretell.types import Ask
+
+Layout = tuple[tuple[int, int, int], ...]  # of each layer: key-value heads, width of a key, width of a value
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The part of one forward that belongs to one cache: n new nodes, stored behind `start` rows already there.
+
+    A node sees every committed row, and of the scratch rows what `seen` says, bool (n, scratch rows); None: a chain,
+    each node sees all rows before it. `rows`: new nodes (0-based) whose logits are wanted. `states`: see types.Ask.
+    """
+
+    cache: Cache
+    tokens: list[int]
+    columns: list[int]  # positions of all scratch rows, the new nodes at the end
+    start: int
+    seen: torch.Tensor | None
+    rows: list[int]
+    first: int  # the tree's node that new node 0 is; below 0 where pending tokens precede the tree
+    layers: tuple[int, ...] | None = None
+    states: torch.Tensor | None = None
+    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> list[int]:
+        return self.columns[len(self.columns) - len(self.tokens) :]
+
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores k, v (H, n, D) of the new nodes; returns the keys and values (H, start + n, D) of all rows."""
+        end = self.start + len(self.tokens)
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        keys[:, self.start : end] = k
+        values[:, self.start : end] = v
+        return keys[:, :end], values[:, :end]
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """Additive (n, start + n), 0 or -inf; None where every node sees every row. `window` as in transformers."""
+        if window is not None and self.columns and max(self.columns) < window:
+            window = None
+        if window not in self.masks:
+            self.masks[window] = self._mask(window, dtype)
+        return self.masks[window]
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        length, new, total = self.cache.length, len(self.tokens), self.start + len(self.tokens)
+        if new == 1 and self.seen is None and window is None:
+            return None
+        seen = torch.ones(new, total, dtype=torch.bool)
+        if self.seen is None:
+            seen = seen.tril_(self.start)
+        else:
+            seen[:, length:] = self.seen
+        if window is not None:
+            theirs = torch.tensor([*range(length), *self.columns])
+            seen &= theirs[total - new :, None] - theirs[None, :] < window
+        return torch.zeros(new, total, dtype=dtype).masked_fill_(~seen, -torch.inf).to(self.cache.device)
+
+
+class Cache:
+    """Rows of one branch for one model: keys and values (H, capacity, D) a layer, layers of one shape in one tensor."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int = 256):
+        self.layout, self.dtype, self.device, self.capacity = layout, dtype, device, capacity
+        self.shapes = sorted(set(layout))
+        self.all = frozenset(range(len(layout)))
+        self.length = 0  # committed rows
+        self.tokens: list[int] = []  # of the scratch rows
+        self.parents: list[int] = []  # of the scratch rows, among them; -1 is the committed text
+        self.done: frozenset[int] = frozenset()  # layers whose scratch rows are written
+        self.branch = 0  # tokens the branch had when the scratch was written; 0: a part of a long prompt
+        self.sharers = [1]  # how many caches use these buffers; a writer copies them when it is not alone
+        self._allocate()
+
+    def _allocate(self) -> None:
+        def make(count: int, heads: int, width: int) -> torch.Tensor:
+            return torch.empty(count, heads, self.capacity, width, dtype=self.dtype, device=self.device)
+
+        self.keys = [make(self.layout.count(s), s[0], s[1]) for s in self.shapes]
+        self.values = [make(self.layout.count(s), s[0], s[2]) for s in self.shapes]
+        groups = [self.shapes.index(s) for s in self.layout]
+        order = [groups[:i].count(g) for i, g in enumerate(groups)]
+        self.k = [self.keys[g][i] for g, i in zip(groups, order, strict=True)]
+        self.v = [self.values[g][i] for g, i in zip(groups, order, strict=True)]
+
+    def _own(self, rows: int) -> None:
+        """Makes the buffers this cache's alone and at least `rows` long."""
+        if rows <= self.capacity and self.sharers[0] == 1:
+            return
+        while self.capacity < rows:
+            self.capacity *= 2
+        used, old = self.length + len(self.tokens), (*self.keys, *self.values)
+        self.sharers[0] -= 1
+        self.sharers = [1]
+        self._allocate()
+        for mine, theirs in zip((*self.keys, *self.values), old, strict=True):
+            mine[:, :, :used] = theirs[:, :, :used]
+
+    def fork(self) -> Cache:
+        """A copy that shares the buffers until one of the two writes."""
+        twin = copy.copy(self)
+        self.sharers[0] += 1
+        return twin
+
+    def drop(self) -> None:
+        """This cache is done with; its sharers need not copy on its account."""
+        self.sharers[0] -= 1
+
+    def room(self) -> int | None:
+        """How many tokens fit before a policy next changes rows; None: it never does."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them; forgets the rest."""
+        keep: list[int] = []
+        if self.done == self.all:
+            node = -1
+            for token in tokens[self.length : len(tokens) - 1]:
+                candidates = range(node + 1, len(self.tokens))
+                child = next((i for i in candidates if self.parents[i] == node and self.tokens[i] == token), None)
+                if child is None:
+                    break
+                keep.append(child)
+                node = child
+        still = next((i for i, node in enumerate(keep) if i != node), len(keep))
+        if still < len(keep):
+            self._own(self.capacity)
+            source = torch.tensor(keep[still:], device=self.device) + self.length
+            for rows in (*self.keys, *self.values):
+                rows[:, :, self.length + still : self.length + len(keep)] = rows[:, :, source]
+        self.length += len(keep)
+        self.tokens, self.parents, self.done = [], [], frozenset()
+
+    def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
+        """The job that answers `ask` on the branch `tokens`, and whether it does so in full.
+
+        Not in full: more than `chunk` tokens are pending, the job is a part of them, and the caller asks again.
+        """
+        tree, layers = ask.tree, ask.layers
+        assert tree.tokens[0] == tokens[-1], "the root of a tree is the last committed token"
+        if self.branch != len(tokens):
+            self.commit(tokens)
+        pending = len(tokens) - 1 - self.length
+        if pending > chunk:
+            part = list(tokens[self.length : self.length + chunk])
+            self.branch = 0
+            chain = list(range(-1, chunk))
+            return self._job(part, chain[:-1], chain[1:], 0, None, [], -chunk, ask), False
+        whole = [*tokens[self.length : -1], *tree.tokens]
+        parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
+        depths = [*range(pending), *(d + pending for d in tree.depths)]
+        shared = 0
+        run = self.all if layers is None else frozenset(layers)
+        if run == self.done and ask.states is None:
+            limit = min(len(self.tokens), len(whole), pending + min(ask.rows or [len(tree)]))
+            while shared < limit and whole[shared] == self.tokens[shared] and parents[shared] == self.parents[shared]:
+                shared += 1
+            shared = pending if shared == len(whole) else shared
+        rows = range(max(0, shared - pending), len(tree)) if ask.rows is None else ask.rows
+        seen = None
+        if not tree.is_chain:
+            seen = torch.ones(len(whole), len(whole), dtype=torch.bool).tril_()
+            seen[pending:, pending:] = ancestors(tuple(tree.parents))
+            seen = seen[shared:]
+        self.branch = len(tokens)
+        wanted = [pending + r - shared for r in rows]
+        return self._job(whole, parents, depths, shared, seen, wanted, shared - pending, ask), True
+
+    def _job(self, whole: list[int], parents: list[int], depths: list[int], shared: int, seen: torch.Tensor | None,
+             rows: list[int], first: int, ask: Ask) -> Job:  # fmt: skip
+        layers, states = ask.layers, ask.states
+        run = self.all if layers is None else frozenset(layers)
+        same = states is not None and self.tokens == whole and self.parents == parents and not run & self.done
+        self._own(self.length + len(whole))
+        # From here until `finish` the rows behind `shared` are in nobody's name: an interrupted forward loses only them.
+        before, self.tokens, self.parents = self.done if same else frozenset(), whole[:shared], parents[:shared]
+        self.next = (whole, parents, run | before)
+        columns = [self.length + d for d in depths]
+        return Job(self, whole[shared:], columns, self.length + shared, seen, rows, first, layers, states)
+
+    def finish(self) -> None:
+        """The forward of the last job is through: its rows are what they claim to be."""
+        self.tokens, self.parents, self.done = self.next

@@ -1,0 +1,64 @@
+"""Copies what followed the last occurrence of the text's newest tokens.
+
+The longest of the last n, n-1, ..., 1 tokens that stands earlier in prompt or output is looked up in an index of
+n-grams, and the k tokens behind its most recent earlier place are proposed as a chain. Where nothing matches nothing
+is proposed.
+
+Paper: Saxena, Prompt Lookup Decoding, 2023, github.com/apoorvumang/prompt-lookup-decoding; Yang et al. (LLMA), arXiv:2304.04487
+Guarantee: exact
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs: the most recent place is copied from rather than the first; fewer than k tokens are proposed where the text ends
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from foretell.drafter import Drafter
+from foretell.engine import Context
+from foretell.errors import BadConfig
+from foretell.tree import TokenTree
+
+
+@dataclass
+class Index:
+    """`places[n-1]`: n-gram -> position behind its last occurrence, of the first `done` tokens."""
+
+    places: list[dict[tuple[int, ...], int]]
+    done: int = field(default=0)
+
+    def extend(self, tokens: list[int]) -> None:
+        """Indexes every n-gram that ends before the last token, whose continuation is thus known."""
+        for end in range(max(1, self.done), len(tokens)):
+            for n, places in enumerate(self.places[:end], 1):
+                places[tuple(tokens[end - n : end])] = end
+        self.done = len(tokens)
+
+
+@dataclass(frozen=True)
+class Ngram(Drafter):
+    """Both are counts of tokens."""
+
+    n: int = 3  # longest n-gram looked up
+    k: int = 10  # tokens copied
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= 64:
+            raise BadConfig.field("ngram:n", self.n, "between 1 and 64")
+        if not 1 <= self.k <= 1024:
+            raise BadConfig.field("ngram:k", self.k, "between 1 and 1024")
+
+    def start(self, ctx: Context) -> Index:
+        return Index([{} for _ in range(self.n)])
+
+    def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
+        tokens = ctx.tokens
+        state.extend(tokens)
+        size = min(self.k, budget - 1, ctx.depth)
+        for n in range(min(self.n, len(tokens)), 0, -1):
+            place = state.places[n - 1].get(tuple(tokens[-n:]))
+            if place is not None and size > 0:
+                return TokenTree(tokens[-1]).chain(tokens[place : place + size], "ngram")
+        return TokenTree(tokens[-1])

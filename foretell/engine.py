@@ -1,0 +1,307 @@
+"""The loop: collect what live requests ask, run one packed forward, reply, commit, stop.
+
+Offline generation is one request, a server many, a test a toy model: the same code. Draft models' asks are answered
+before the target's, so that the target's forward holds everybody. The engine knows no method and no tokenizer; a
+request that fails ends with its error and takes nobody along.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from foretell.cache import Cache, Job
+from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
+from foretell.model import Model
+from foretell.policy import Costs
+from foretell.rng import Door, Rng
+from foretell.sampling import Sampler
+from foretell.strategy import Strategy
+from foretell.types import Ask, Commit, Drop, Finish, Fork, Kept, Reply, Sampling, Stats, Steps
+
+T = TypeVar("T")
+CHUNK = 512  # prompt tokens a forward
+
+
+@dataclass
+class Request:
+    """What to generate. `text(tokens)` decodes output tokens, needed for stop strings only; `tenant` separates stores."""
+
+    prompt: Sequence[int]
+    strategy: Strategy
+    sampling: Sampling = field(default_factory=Sampling)
+    name: str = "method"
+    text: Callable[[Sequence[int]], str] | None = None
+    tenant: str = ""
+    rng: Door | None = None
+
+
+@dataclass
+class Event:
+    """Tokens that became final, `sources` beside them (one a token); `done`: the request's reason, once."""
+
+    request: int
+    tokens: list[int]
+    sources: list[str]
+    done: str | None = None
+
+
+class Context:
+    """What a strategy and a drafter may see of their request and its engine."""
+
+    def __init__(self, engine: Engine, request: Request):
+        target = engine.models["target"]
+        self.request, self.models, self.costs = request, engine.models, engine.costs["target"]
+        self.sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab)
+        self.rng: Door = request.rng or Rng(request.sampling.seed)
+        self.stats = Stats(prompt_tokens=len(request.prompt))
+        self.branches: dict[int, list[int]] = {0: list(request.prompt)}
+        self.limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
+        self._stores = engine.stores
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output of branch 0. Not to be changed."""
+        return self.branches[0]
+
+    @property
+    def output(self) -> list[int]:
+        return self.branches[0][len(self.request.prompt) :]
+
+    @property
+    def depth(self) -> int:
+        """How deep a draft may be: one more token always follows it."""
+        return self.limit - len(self.tokens) - 1
+
+    def shared(self, make: Callable[[], T], name: str = "store") -> T:
+        """What all requests of this engine, tenant and method share; made on first use."""
+        key = (self.request.tenant, self.request.strategy, name)
+        return self._stores.setdefault(key, make()) if key not in self._stores else self._stores[key]
+
+
+@dataclass(eq=False)
+class Live:
+    """A request in flight."""
+
+    index: int
+    ctx: Context
+    steps: Steps
+    started: float
+    caches: dict[tuple[str, int], Cache] = field(default_factory=dict)
+    asks: list[Ask] = field(default_factory=list)  # open ones
+    replies: list[Reply | None] = field(default_factory=list)
+    single: bool = True  # the strategy yielded one Ask, not a list
+    reason: str | None = None  # why branch 0 ended
+    result: int = 0  # the branch that is the result
+    error: BaseException | None = None
+    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+
+
+class Engine:
+    """`models` must have "target". `eos`: ids that end a text. One thread at a time drives `step`."""
+
+    def __init__(self, models: Mapping[str, Model], eos: Sequence[int] = ()):
+        self.models, self.eos = dict(models), tuple(eos)
+        self.costs = {name: Costs() for name in models}
+        self.stores: dict[Hashable, Any] = {}
+        self.live: list[Live] = []
+        self.count = 0
+
+    def add(self, request: Request) -> Live:
+        """Takes a request in. Raises Unsupported, PromptTooLong or BadConfig before any forward."""
+        target, name = self.models["target"], request.name
+        if not len(request.prompt):
+            raise BadConfig("the prompt has no tokens: give at least one (a tokenizer's BOS token will do)")
+        if not all(isinstance(t, int) and 0 <= t < target.vocab for t in request.prompt):
+            raise BadConfig(f"the prompt has a token outside the vocabulary (0 to {target.vocab - 1})")
+        if len(request.prompt) >= target.context:
+            raise PromptTooLong(f"the prompt has {len(request.prompt)} tokens and {target.name} holds {target.context} "
+                                "with the answer; shorten it")  # fmt: skip
+        for model in request.strategy.models:
+            if model not in self.models:
+                raise Unsupported.missing(name, target.name, f"a {model!r} model", f"load one: load(..., {model}=...)")
+        for need in request.strategy.needs:
+            if need not in target.caps:
+                raise Unsupported.missing(name, target.name, f"the capability {need!r}", "choose another method")
+        if request.sampling.stop and request.text is None:
+            raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
+        ctx = Context(self, request)
+        live = Live(self.count, ctx, request.strategy.run(ctx), time.perf_counter())
+        self.count += 1
+        if not request.sampling.max_new_tokens:
+            live.reason = "length"
+        self.live.append(live)
+        return live
+
+    def run(self) -> Iterator[Event]:
+        """Drives every request to its end. Leaving the loop early ends those still in flight."""
+        try:
+            while self.live:
+                yield from self.step()
+        finally:
+            for live in list(self.live):
+                self.end(live)
+
+    def end(self, live: Live) -> None:
+        """Closes a request wherever it is and frees its rows."""
+        live.steps.close()
+        for cache in live.caches.values():
+            cache.drop()
+        live.caches.clear()
+        if live in self.live:
+            self.live.remove(live)
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Lets every request run on to its next ask, then answers one model's asks with one forward."""
+        events: list[Event] = []
+        for live in list(self.live):
+            if None not in live.replies:
+                self._guarded(live, events, lambda live=live: self._advance(live, events))  # type: ignore[misc]
+        waiting = [(live, i) for live in self.live for i, reply in enumerate(live.replies) if reply is None]
+        drafts = [(live, i) for live, i in waiting if live.asks[i].model != "target"]
+        if chosen := drafts or waiting:
+            lead = chosen[0][0].asks[chosen[0][1]]
+            same = [(v, i) for v, i in chosen if self._kind(v.asks[i]) == self._kind(lead)]
+            self._answer(lead.model, same)
+        return events
+
+    @staticmethod
+    def _kind(ask: Ask) -> Hashable:
+        """Asks of one kind can share a forward."""
+        return ask.model, ask.layers, ask.states is None, ask.taps
+
+    def _guarded(self, live: Live, events: list[Event], run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Exception as error:  # whatever the user's processor or a strategy raises ends this request alone
+            live.error = error if isinstance(error, ForetellError) else RequestFailed(
+                f"{live.ctx.request.name}: {type(error).__name__}: {error}")  # fmt: skip
+            live.error.__cause__ = None if live.error is error else error
+            live.reason = "error"
+            self.end(live)
+            events.append(Event(live.index, [], [], "error"))
+
+    def _advance(self, live: Live, events: list[Event]) -> None:
+        """Sends the replies in and handles messages until the next ask or the end."""
+        ctx, branches = live.ctx, live.ctx.branches
+        value: Any = (live.replies[0] if live.single else list(live.replies)) if live.replies else None
+        live.replies = []
+        while live.reason is None or value is not None:
+            try:
+                message = live.steps.send(value)
+            except StopIteration:
+                break
+            value = None
+            if isinstance(message, Commit):
+                value = self._commit(live, message, events)
+            elif isinstance(message, Fork):
+                handles = range(max(branches) + 1, max(branches) + 1 + message.n)
+                for handle in handles:
+                    branches[handle] = list(branches[message.branch])
+                    for (model, branch), cache in list(live.caches.items()):
+                        if branch == message.branch:
+                            live.caches[model, handle] = cache.fork()
+                value = list(handles)
+            elif isinstance(message, Drop):
+                del branches[message.branch]
+                for key in [k for k in live.caches if k[1] == message.branch]:
+                    live.caches.pop(key).drop()
+            elif isinstance(message, Finish):
+                live.result, live.reason = message.branch, message.reason
+                break
+            else:
+                live.single = isinstance(message, Ask)
+                live.asks = [message] if isinstance(message, Ask) else list(message)
+                live.replies = [None] * len(live.asks)
+                return
+        if live.result:
+            done = branches[live.result][len(ctx.request.prompt) :]
+            events.append(Event(live.index, done, ["target"] * len(done)))
+        ctx.branches = {0: branches[live.result]}
+        stats = ctx.stats
+        stats.tokens, stats.total_s = len(ctx.output), time.perf_counter() - live.started
+        stats.host_s = max(0.0, stats.total_s - stats.draft_s - stats.target_s)
+        live.reason = live.reason or "stop"
+        self.end(live)
+        events.append(Event(live.index, [], [], live.reason))
+
+    def _commit(self, live: Live, commit: Commit, events: list[Event]) -> Kept:
+        """Cuts the tokens at the first end, stop or limit, before anything learns of them."""
+        ctx, request, stats = live.ctx, live.ctx.request, live.ctx.stats
+        branch, prompt = ctx.branches[commit.branch], len(request.prompt)
+        kept, reason = 0, None
+        for token in commit.tokens:
+            branch.append(token)
+            kept += 1
+            if token in ctx.sampler.stops or (request.sampling.stop and self._stopped(request, branch[prompt:])):
+                reason = "stop"
+            elif len(branch) >= ctx.limit:
+                reason = "length"
+            if reason:
+                break
+        if request.sampling.logprobs is not None and commit.branch == 0:
+            for row, token in zip(commit.rows[:kept].log_softmax(-1), commit.tokens, strict=False):
+                top = row.topk(min(request.sampling.logprobs, len(row)))
+                pairs = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+                live.logprobs.append((float(row[token]), pairs))
+        if not stats.first_tokens:
+            stats.first_tokens, stats.ttft_s = kept, time.perf_counter() - live.started
+        else:
+            stats.steps += 1
+        stats.drafted += commit.drafted
+        stats.accepted += min(kept, len(commit.tokens) - 1)
+        for depth, good in commit.tested:
+            while len(stats.by_depth) < depth:
+                stats.by_depth.append([0, 0])
+            stats.by_depth[depth - 1][0] += 1
+            stats.by_depth[depth - 1][1] += good
+        if commit.branch == 0:
+            live.reason = reason
+            events.append(Event(live.index, commit.tokens[:kept], list(commit.sources[:kept])))
+        return Kept(commit.tokens[:kept], reason)
+
+    @staticmethod
+    def _stopped(request: Request, output: list[int]) -> bool:
+        assert request.text is not None
+        # A stop string can span tokens, each of at least one character: its last token is the newest one.
+        longest = max(len(s.encode()) for s in request.sampling.stop)
+        tail = request.text(output[-longest - 4 :])
+        return any(s in tail for s in request.sampling.stop)
+
+    def _answer(self, name: str, asked: list[tuple[Live, int]]) -> None:
+        """One forward for these asks; a long prompt takes part with a chunk and stays open."""
+        model, jobs, whole = self.models[name], [], []
+        for live, i in asked:
+            ask = live.asks[i]
+            key = (name, ask.branch)
+            if key not in live.caches:
+                live.caches[key] = model.cache()
+            job, complete = live.caches[key].prepare(ask, live.ctx.branches[ask.branch], CHUNK)
+            jobs.append(job)
+            whole.append(complete)
+        start = time.perf_counter()
+        replies = self._forward(model, jobs, asked[0][0].asks[asked[0][1]])
+        seconds = time.perf_counter() - start
+        self.costs[name].note(sum(len(job.tokens) for job in jobs), seconds)
+        for live in dict.fromkeys(live for live, _ in asked):
+            stats = live.ctx.stats
+            stats.calls[name] = stats.calls.get(name, 0) + 1
+            if name == "target":
+                stats.target_s += seconds
+            else:
+                stats.draft_s += seconds
+        for (live, i), reply, complete in zip(asked, replies, whole, strict=True):
+            if complete:
+                live.replies[i] = reply
+
+    @staticmethod
+    def _forward(model: Model, jobs: list[Job], ask: Ask) -> list[Reply]:
+        replies = model.forward(jobs, ask.taps)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return replies

@@ -1,0 +1,61 @@
+"""Every error a user can meet. Each message is one line: what, where, the cure.
+
+ForetellError
+├── BadConfig        an argument or hyper-parameter is outside its range            exit 2
+│   └── UnknownMethod    no such method; the nearest names are suggested            exit 2
+├── Unsupported      this method or option cannot run on this model: capability and cure   exit 2
+├── BadModel         the model's files are missing, damaged or unsafe to read       exit 2
+├── PromptTooLong    the prompt does not fit into the model's context               exit 2
+└── RequestFailed    one request of a batch broke (say, in the user's own logits processor)  exit 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ForetellError(Exception):
+    """The root of all of them. `exit_code` is what the command line returns."""
+
+    exit_code = 2
+
+
+class BadConfig(ForetellError):
+    """An argument is outside its range."""
+
+    @classmethod
+    def field(cls, name: str, value: object, allowed: str) -> BadConfig:
+        return cls(f"{name}={value!r}: must be {allowed}")
+
+
+class UnknownMethod(BadConfig):
+    """No method of that name."""
+
+    @classmethod
+    def near(cls, kind: str, name: str, known: Iterable[str]) -> UnknownMethod:
+        known = sorted(known)
+        close = get_close_matches(name, known, n=3, cutoff=0.4) or known
+        return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close)}?")
+
+
+class Unsupported(ForetellError):
+    """A capability is missing."""
+
+    @classmethod
+    def missing(cls, method: str, model: str, capability: str, cure: str) -> Unsupported:
+        return cls(f"{method} cannot run on {model}: it needs {capability}; {cure}")
+
+
+class BadModel(ForetellError):
+    """A model folder or file cannot be used."""
+
+
+class PromptTooLong(ForetellError):
+    """The prompt leaves no room in the context."""
+
+
+class RequestFailed(ForetellError):
+    """One request failed while others went on; `__cause__` is the original error."""
+
+    exit_code = 1

@@ -1,0 +1,110 @@
+"""From a name to a model: the embedded pair, a folder, or a hub id. Safetensors only; remote code only when asked for.
+
+Nothing here computes; every way a folder can be wrong ends in one BadModel line that says what, where and the cure.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from foretell.api import LM, wrap
+from foretell.errors import BadConfig, BadModel, Unsupported
+
+ASSETS = Path(__file__).parent / "assets"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def load(source: str | Path = "demo", *, draft: str | Path | None = None, device: str | None = None,
+         dtype: str = "auto", exact_bits: bool = False, revision: str | None = None,
+         trust_remote_code: bool = False) -> LM:  # fmt: skip
+    """Loads a model: `demo`, a folder in transformers' layout, or a hub id. `draft`: the same, a smaller relative.
+
+    `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, or auto: as stored. Raises
+    BadModel, BadConfig or Unsupported.
+    """
+    if dtype == "int8":
+        raise Unsupported.missing("dtype='int8'", str(source), "quantized linear layers", "use bfloat16 for now")
+    if exact_bits:
+        raise Unsupported.missing("exact_bits=True", str(source), "batch-invariant kernels", "use dtype='float32'")
+    if dtype not in ("auto", *DTYPES):
+        raise BadConfig.field("dtype", dtype, f"one of auto, {', '.join(DTYPES)}")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadConfig(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    name = str(source)
+    if name == "demo" and draft is None:
+        draft = "demo-draft"
+    hf, path = _model(name, dtype, device, revision, trust_remote_code)
+    tokenizer = _tokenizer(path or name, revision, trust_remote_code)
+    second = _model(str(draft), dtype, device, None, trust_remote_code)[0] if draft is not None else None
+    return wrap(hf, tokenizer, second, name, path)
+
+
+def _folder(name: str) -> Path | None:
+    """The local folder a name means, checked; None: it is a hub id."""
+    if name in ("demo", "demo-draft"):
+        return ASSETS / name
+    path = Path(name).expanduser()
+    if name.endswith(".gguf"):
+        raise Unsupported.missing("foretell.load", name, "a GGUF reader", "convert the model to safetensors for now")
+    if path.is_file():
+        raise BadModel(f"{name}: a file; give the folder that holds config.json and the .safetensors files")
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise BadModel(f"{name}: no such folder; give `demo`, a folder with config.json, or a hub id like owner/name")
+    return None
+
+
+def _check_files(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise BadModel(f"{path}: has no config.json, so it is no transformers model folder")
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        others = [p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+        what = f"only {', '.join(others[:3])}, which can run code when read" if others else "no weights"
+        raise BadModel(f"{path}: holds {what}; foretell reads safetensors: convert with save_pretrained()")
+    for file in files:
+        try:
+            with safe_open(file, "pt") as opened:
+                opened.keys()
+        except (SafetensorError, OSError) as error:
+            raise BadModel(f"{file}: damaged or cut off ({error}); fetch it again") from error
+
+
+def _model(name: str, dtype: str, device: str, revision: str | None,
+           remote: bool) -> tuple[PreTrainedModel, Path | None]:  # fmt: skip
+    path = _folder(name)
+    if path is not None:
+        _check_files(path)
+    options: dict[str, Any] = {"dtype": DTYPES.get(dtype, "auto"), "use_safetensors": True, "trust_remote_code": remote}
+    if path is None:
+        options["revision"] = revision
+    try:
+        hf = AutoModelForCausalLM.from_pretrained(path or name, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = "check the folder's files" if path else "check the id and the connection, or give a local folder"
+        if "trust_remote_code" in str(error):
+            where = "pass trust_remote_code=True if you trust its code"
+        raise BadModel(f"{name}: cannot be loaded ({first}); {where}") from error
+    return hf.to(device).eval(), path
+
+
+def _tokenizer(source: str | Path, revision: str | None, remote: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, or None with a warning: token ids still work."""
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=remote)  # type: ignore[no-any-return]
+    except Exception as error:  # transformers raises nearly anything here; the model itself is usable without it
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"{source}: no usable tokenizer ({first}); prompts must be token ids", stacklevel=3)
+        return None

@@ -1,0 +1,1 @@
+"""What can stand behind the engine: one adapter a file."""

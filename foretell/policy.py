@@ -1,0 +1,77 @@
+"""How many nodes a step should draft: expected tokens against measured time, "none" included.
+
+The engine notes what every forward cost; a policy notes how often the node of each rank was accepted. A deterministic
+tree is then cut to the size n that maximises (1 + sum of acceptance over its first n nodes) / cost(n + 1). Plain steps
+stay the choice while nothing beats them by a margin, and every PROBE steps a whole tree is tried again. Drawn trees
+are not cut: it would bias them, and a timing must not decide which random numbers are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foretell.tree import TokenTree
+
+if TYPE_CHECKING:
+    from foretell.engine import Context
+
+MARGIN = 1.02  # drafting must promise this much more than not drafting
+PROBE = 32  # steps
+LIMIT = 64  # nodes, unless a number is given
+RATE = 1 / 16  # of the running means
+
+
+class Costs:
+    """Seconds of a forward by its number of tokens: running means at powers of two, interpolated between them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """One forward. An outlier counts at most twice the mean, so a hiccup does not end drafting."""
+        old = self.seconds.get(size := 1 << (tokens - 1).bit_length(), seconds)
+        self.seconds[size] = old + RATE * 2 * (min(seconds, 2 * old) - old)
+
+    def __call__(self, tokens: int) -> float:
+        """Estimated seconds; never falling with size. Sizes never seen cost as on a machine bound by memory."""
+        known = sorted(self.seconds.items()) or [(1, 1.0)]
+        below = [(n, s) for n, s in known if n <= tokens] or [(1, known[0][1])]
+        above = [(n, s) for n, s in known if n > tokens]
+        low, base = below[-1][0], max(s for _, s in below)
+        if not above:
+            return base * (1 + (tokens - low) / 64)
+        high, top = above[0][0], max(base, above[0][1])
+        return base + (top - base) * (tokens - low) / (high - low)
+
+
+class Policy:
+    """The budget of one request; acceptance by rank is shared by all requests of the same drafter."""
+
+    def __init__(self, ctx: Context, nodes: int, fixed: bool = False):
+        """`nodes`: how many at most, 0: it decides; `fixed`: trees are verified as they come."""
+        self.ctx, self.nodes, self.fixed, self.step = ctx, nodes, fixed or nodes > 0, 0
+        self.accepted: list[float] = ctx.shared(list, "policy")
+
+    def budget(self) -> int:
+        """Nodes a drafter may propose now, its root counted."""
+        return (self.nodes or LIMIT) + 1
+
+    def fit(self, tree: TokenTree) -> TokenTree:
+        """Cuts a deterministic tree to the size worth its cost, which may be the root alone."""
+        self.step += 1
+        if tree.drawn or self.fixed or self.step % PROBE == 1:
+            return tree
+        costs, size, gain = self.ctx.costs, 1, 1.0
+        best = MARGIN / costs(1)
+        for n in range(1, len(tree)):
+            gain += self.accepted[n] if n < len(self.accepted) else 0.5 * tree.values[n]
+            if gain / costs(n + 1) > best:
+                best, size = gain / costs(n + 1), n + 1
+        return tree.prune(size)
+
+    def observe(self, tree: TokenTree, path: set[int]) -> None:
+        """`path`: the accepted nodes. Every node of a verified tree is decided, so none of it is censored."""
+        for n in range(len(tree)):
+            if n == len(self.accepted):
+                self.accepted.append(float(n in path))
+            self.accepted[n] += RATE * ((n in path) - self.accepted[n])

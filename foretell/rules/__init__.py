@@ -1,0 +1,1 @@
+"""Verification rules, one a file."""

@@ -1,0 +1,30 @@
+"""Tries a node's children in order: x from law q passes with min(1, p(x)/q(x)), else p becomes (p - q)+, renormalised.
+
+Recursive rejection sampling. Exact for chains, deterministic trees, trees drawn with or without replacement and
+mixtures, because every node carries the law its token was drawn from.
+
+Paper: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; Miao et al. (SpecInfer), arXiv:2305.09781
+Guarantee: exact
+Cost: none
+Needs: any tree
+Trains: nothing
+Differs: in nothing known
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.rng import Door
+from foretell.sampling import Target
+from foretell.tree import TokenTree
+from foretell.types import Outcome
+from foretell.verify import Rule, sequential
+
+
+@dataclass(frozen=True)
+class Sequential(Rule):
+    """Nothing to set."""
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        return sequential(tree, target, rng, position)

@@ -1,0 +1,59 @@
+"""Accepts a draft that is likely enough given how uncertain the target is, not only what the target would have drawn.
+
+A token x passes where p(x) > min(epsilon, delta exp(-H(p))). Of all paths of passing tokens the longest wins, the
+likelier among equals; the token after it is drawn from the target. At temperature 0 it is the greedy walk.
+
+Paper: Cai, Li, Geng, Peng, Lee, Chen, Dao, Medusa, arXiv:2401.10774, section 3.3.1
+Guarantee: lossy: tokens the target would seldom draw are accepted, so texts are likelier than the target's own
+Cost: none
+Needs: any tree
+Trains: nothing
+Differs: the token after the path is drawn from the full law, where the reference takes the argmax in its fast mode
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.rng import Door
+from foretell.sampling import Target
+from foretell.tree import TokenTree
+from foretell.types import Outcome
+from foretell.verify import Rule
+
+
+@dataclass(frozen=True)
+class Typical(Rule):
+    """Both thresholds are probabilities in (0, 1]; the authors advise delta = sqrt(epsilon)."""
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    exact = False
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            if not 0 < getattr(self, name) <= 1:
+                raise BadConfig.field(name, getattr(self, name), "above 0 and at most 1")
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        laws: dict[int, torch.Tensor] = {}
+        scores: dict[int, float] = {0: 0.0}
+        tested: list[tuple[int, bool]] = []
+        for node in range(len(tree)):
+            if node in scores and tree.tries[node]:
+                p = laws[node] = target.p(node)
+                entropy = float(-(p * (p + 1e-5).log()).sum())
+                threshold = min(self.epsilon, self.delta * math.exp(-entropy))
+                for child in dict.fromkeys(tree.tries[node]):
+                    chance = float(p[tree.tokens[child]])
+                    tested.append((child, chance > threshold))
+                    if chance > threshold:
+                        scores[child] = scores[node] + math.log(chance)
+        best = max(scores, key=lambda n: (tree.depths[n], scores[n], -n))
+        p = laws[best] if best in laws else target.p(best)
+        return Outcome(tree.path(best), rng.sample(p, "target", position + tree.depths[best]), tested)

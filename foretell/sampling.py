@@ -1,0 +1,124 @@
+"""From a row of logits to the target's law, as a function of the path that leads to the row.
+
+This file knows penalties, bans, temperature and filters, and the order they are applied in, which is transformers'
+(its own processors are used, so the same arguments mean the same law): penalties and bans, the user's processors,
+temperature, top-k, top-p, min-p, typical-p. It knows no tree and no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from foretell.errors import BadConfig
+from foretell.types import Sampling
+
+
+class Sampler:
+    """The law of one request. `prompt`: its token ids; `eos`: ids that end it."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], eos: Sequence[int], vocab: int):
+        self.sampling, self.prompt, self.vocab = sampling, list(prompt), vocab
+        s = sampling
+        self.ends = () if s.ignore_eos else tuple(eos)
+        self.stops = frozenset((*self.ends, *s.stop_token_ids))
+        for name, ids in (("logit_bias", list(s.logit_bias)), ("stop_token_ids", list(s.stop_token_ids)),
+                          ("bad_words", [t for word in s.bad_words for t in word])):  # fmt: skip
+            for token in ids:
+                if not (isinstance(token, int) and 0 <= token < vocab):
+                    raise BadConfig(f"{name}: token {token!r} is not in the vocabulary (0 to {vocab - 1})")
+        pathwise: list[object] = []  # need the tokens before the row
+        if s.repetition_penalty != 1:
+            pathwise.append(RepetitionPenaltyLogitsProcessor(s.repetition_penalty))
+        if s.no_repeat_ngram_size:
+            pathwise.append(NoRepeatNGramLogitsProcessor(s.no_repeat_ngram_size))
+        if s.bad_words:
+            pathwise.append(NoBadWordsLogitsProcessor([list(w) for w in s.bad_words]))
+        self.processors = [*pathwise, *s.logits_processors]
+        self.warpers: list[object] = []
+        if s.temperature not in (0, 1):
+            self.warpers.append(TemperatureLogitsWarper(float(s.temperature)))
+        if 0 < s.top_k < vocab:
+            self.warpers.append(TopKLogitsWarper(s.top_k))
+        if s.top_p < 1:
+            self.warpers.append(TopPLogitsWarper(float(s.top_p)))
+        if s.min_p > 0:
+            self.warpers.append(MinPLogitsWarper(float(s.min_p)))
+        if s.typical_p < 1:
+            self.warpers.append(TypicalLogitsWarper(float(s.typical_p)))
+        counted = s.presence_penalty or s.frequency_penalty
+        self.greedy = s.temperature == 0
+        self.plain = not (self.processors or counted or s.logit_bias or (s.min_new_tokens and self.stops))
+        self.bias = None
+        if s.logit_bias:
+            self.bias = torch.zeros(vocab)
+            self.bias[list(s.logit_bias)] = torch.tensor([float(b) for b in s.logit_bias.values()])
+
+    def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+        """Processed logits (V,) after the output tokens `output`; temperature and filters not yet applied."""
+        if self.plain:
+            return row
+        s = self.sampling
+        scores = row.clone()
+        if self.processors:
+            ids = torch.tensor([[*self.prompt, *output]], dtype=torch.long, device=row.device)
+            for processor in self.processors:
+                scores = processor(ids, scores[None])[0]  # type: ignore[operator]
+            if scores.shape != row.shape:
+                raise BadConfig(f"a logits processor returned shape {tuple(scores.shape)} for {tuple(row.shape)}")
+        if (s.presence_penalty or s.frequency_penalty) and output:
+            ids, counts = torch.tensor(list(output), device=row.device).unique(return_counts=True)
+            scores[ids] -= s.presence_penalty + s.frequency_penalty * counts.to(scores.dtype)
+        if self.bias is not None:
+            scores = scores + self.bias.to(scores)
+        if len(output) < s.min_new_tokens and self.stops:
+            scores[list(self.stops)] = -torch.inf
+        return scores
+
+    def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+        """Probabilities (V,) of the token after `output`; one-hot on the first best token at temperature 0."""
+        scores = self.scores(row, output)
+        if self.greedy:
+            p = torch.zeros_like(scores)
+            p[int(scores.argmax())] = 1
+            return p
+        scores = scores[None]
+        for warper in self.warpers:
+            scores = warper(None, scores)  # type: ignore[operator]
+        p = scores[0].softmax(-1)
+        if not bool(torch.isfinite(p[0])):
+            raise BadConfig("the sampling options leave no token possible at some position")
+        return p
+
+    def best(self, row: torch.Tensor, output: Sequence[int]) -> int:
+        """The greedy token, ties to the lowest id, as everywhere."""
+        return int(self.scores(row, output).argmax())
+
+
+class Target:
+    """The rows of one verified tree, processed lazily: only nodes that verification visits are."""
+
+    def __init__(self, rows: torch.Tensor, sampler: Sampler, output: Sequence[int], paths: Sequence[Sequence[int]]):
+        """`rows` (N, V); `output`: tokens already generated; `paths[i]`: the tokens from the root down to node i."""
+        self.rows, self.sampler, self.output, self.paths = rows, sampler, output, paths
+        self.firsts = rows.argmax(-1).tolist() if sampler.greedy and sampler.plain else None
+
+    def p(self, node: int) -> torch.Tensor:
+        """The law (V,) of the token after `node`."""
+        return self.sampler.law(self.rows[node], [*self.output, *self.paths[node]])
+
+    def best(self, node: int) -> int:
+        if self.firsts is not None:
+            return int(self.firsts[node])
+        return self.sampler.best(self.rows[node], [*self.output, *self.paths[node]])

@@ -1,0 +1,37 @@
+"""Decoding without drafts: one forward, one token.
+
+Everything else is measured against it and must equal it.
+
+Paper: none
+Guarantee: exact
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs: in nothing known
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.engine import Context
+from foretell.sampling import Target
+from foretell.strategy import Strategy
+from foretell.tree import TokenTree
+from foretell.types import Ask, Commit, Kept, Reply, Steps
+from foretell.verify import walk
+
+
+@dataclass(frozen=True)
+class Plain(Strategy):
+    """Nothing to set."""
+
+    def run(self, ctx: Context) -> Steps:
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            reply: Reply = yield Ask(tree)
+            target = Target(reply.logits, ctx.sampler, ctx.output, [[]])
+            outcome = walk(tree, target, ctx.rng, len(ctx.output))
+            kept: Kept = yield Commit([outcome.token], reply.logits, sources=["target"])
+            if kept.reason:
+                return

@@ -1,0 +1,80 @@
+"""What decides how a request's tokens come about. A strategy is a generator of messages (types.py), never a loop of
+its own over a model; closing it at any point leaves every cache valid. `Speculative` is the one that drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foretell.drafter import Drafter, Step
+from foretell.errors import BadConfig
+from foretell.policy import Policy
+from foretell.sampling import Target
+from foretell.types import Ask, Commit, Kept, Reply, Steps
+from foretell.verify import Rule, default
+
+if TYPE_CHECKING:
+    from foretell.engine import Context
+
+
+class Strategy:
+    """The base: a frozen dataclass with `run`."""
+
+    kind = "strategy"
+    models: tuple[str, ...] = ()  # models besides the target
+    needs: tuple[str, ...] = ()  # capabilities of the target
+
+    def run(self, ctx: Context) -> Steps:
+        """Yields messages until the request is done; returns when a Commit on its branch comes back with a reason."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Speculative(Strategy):
+    """Draft a tree, let the target score all of it in one forward, verify, commit; again.
+
+    `rule` None: walk for deterministic trees, sequential for drawn ones. `nodes`: drafted nodes a step at most, 0: as
+    many as the policy finds worth their cost.
+    """
+
+    drafter: Drafter
+    rule: Rule | None = None
+    nodes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nodes <= 1024:
+            raise BadConfig.field("nodes", self.nodes, "between 0 (the policy decides) and 1024")
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.drafter.models
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("layers",) if self.drafter.taps else ()
+
+    def run(self, ctx: Context) -> Steps:
+        state = self.drafter.start(ctx)
+        policy = Policy(ctx, self.nodes, fixed=bool(self.drafter.models))
+        verify = self.rule or default
+        depth = ctx.models["target"].layout
+        taps = tuple(t if t >= 0 else len(depth) + 1 + t for t in self.drafter.taps)
+        while True:
+            tree = yield from self.drafter.steps(ctx, state, policy.budget())
+            tree = policy.fit(tree)
+            reply: Reply = yield Ask(tree, taps=taps)
+            paths: list[list[int]] = [[]]
+            for node in range(1, len(tree)):
+                paths.append([*paths[tree.parents[node]], tree.tokens[node]])
+            target = Target(reply.logits, ctx.sampler, ctx.output, paths)
+            outcome = verify(tree, target, ctx.rng, len(ctx.output))
+            tokens = [*(tree.tokens[n] for n in outcome.path), outcome.token]
+            sources = [*(tree.sources[n] for n in outcome.path), "target"]
+            tested = [(tree.depths[n], good) for n, good in outcome.tested]
+            rows = reply.logits[[0, *outcome.path]] if ctx.sampler.sampling.logprobs is not None else reply.logits
+            kept: Kept = yield Commit(tokens, rows, sources=sources, drafted=len(tree) - 1, tested=tested)
+            policy.observe(tree, set(outcome.path))
+            self.drafter.observe(ctx, state, Step(tree, reply, outcome, kept.tokens))
+            if kept.reason:
+                return

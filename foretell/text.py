@@ -1,0 +1,39 @@
+"""Tokens to text, a few at a time: no half characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class Detokenizer:
+    """Texts of `push` concatenate to the text of all tokens, cut before the first stop string.
+
+    Only a window of tokens is decoded again, so that a long text costs linear time.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
+        self.decode, self.stops = decode, tuple(stops)
+        self.tokens: list[int] = []
+        self.start = self.read = 0  # the window; up to `read` its text was taken
+        self.held = ""  # text that may be the beginning of a stop string
+        self.ended = False
+
+    def push(self, tokens: Sequence[int], final: bool = False) -> str:
+        """The text that became certain with these tokens; `final`: no more will come."""
+        if self.ended:
+            return ""
+        self.tokens += tokens
+        known = self.decode(self.tokens[self.start : self.read])
+        text = self.decode(self.tokens[self.start :])
+        if final or not text.endswith("\ufffd"):
+            self.held += text[len(known) :]
+            # Decoders may treat a first token differently, so the window keeps the last piece as context.
+            if self.read < len(self.tokens):
+                self.start, self.read = self.read, len(self.tokens)
+        cut = min((i for i in (self.held.find(s) for s in self.stops) if i >= 0), default=-1)
+        if cut >= 0:
+            self.ended = True
+            return self.held[:cut]
+        keep = 0 if final else max((n for s in self.stops for n in range(1, len(s)) if self.held.endswith(s[:n])), default=0)
+        out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return out

@@ -1,0 +1,1 @@
+"""Trainers: `lm` makes the embedded model pair from plain text."""

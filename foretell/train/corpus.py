@@ -1,0 +1,140 @@
+"""Text for training: where it comes from, how it is cut into training and held-out parts, and its tokens on disk.
+
+This file knows texts, the tokenizer and two flat files of uint16 token ids. It knows nothing about models.
+A source is `stdlib` or `stdlib-tests` (the Python sources of the running interpreter), a folder, a `.jsonl` file whose rows have
+`text`, or a plain text file; `SOURCE*3` repeats it three times. Whole documents are held out, chosen by the hash of
+their name, so that the choice survives a rebuild on another machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from foretell.errors import BadConfig
+
+END = "<|endoftext|>"
+SPECIALS = [END, "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>", "<|r0|>", "<|r1|>"]
+SUFFIXES = {".py", ".rst", ".md", ".txt"}
+# Words with their leading space, single digits, runs of punctuation with the line end, indentation in one piece.
+SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def documents(source: str) -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of one source. Raises BadConfig when it does not exist."""
+    if source in ("stdlib", "stdlib-tests"):
+        root = Path(sysconfig.get_paths()["stdlib"])
+        for path in sorted(root.rglob("*.py")):
+            parts = set(path.relative_to(root).parts)
+            tests = bool({"test", "tests", "idle_test"} & parts)
+            if not {"site-packages", "lib2to3", "pydoc_data"} & parts and tests == (source == "stdlib-tests"):
+                yield f"stdlib/{path.relative_to(root).as_posix()}", path.read_text("utf-8", errors="replace")
+        return
+    path = Path(source)
+    if not path.exists():
+        raise BadConfig(f"--text {source}: no such file or folder (use `stdlib`, a folder, a .jsonl or a text file)")
+    if path.is_dir():
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            if file.suffix == ".jsonl":
+                yield from documents(str(file))
+            elif file.suffix in SUFFIXES:
+                yield f"{path.name}/{file.relative_to(path)}", file.read_text("utf-8", errors="replace")
+    elif path.suffix == ".jsonl":
+        for number, line in enumerate(path.open(encoding="utf-8")):
+            row = json.loads(line)
+            if "text" not in row:
+                raise BadConfig(f"--text {source}: line {number + 1} has no field `text`")
+            yield f"{row.get('source', path.stem)}/{row.get('path', row.get('title', number))}", row["text"]
+    else:
+        yield path.name, path.read_text("utf-8", errors="replace")
+
+
+def held_out(name: str, share: float) -> bool:
+    """Whether the document of this name is kept from training (a `share` of them is)."""
+    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) < share * 2**32
+
+
+def without_boilerplate(text: str, seen: Counter[int], limit: int = 2) -> str:
+    """Drops long paragraphs that already stood in `limit` earlier documents (templates, licence headers)."""
+    kept = []
+    for part in text.split("\n\n"):
+        key = hash(part.strip())
+        seen[key] += len(part) > 80
+        if seen[key] <= limit:
+            kept.append(part)
+    return "\n\n".join(kept)
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE: every text round-trips, digits stay single, indentation is one piece."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=24,
+        show_progress=True,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def prepare(out: Path, sources: list[str], vocab_size: int, share: float = 0.01) -> dict[str, object]:
+    """Writes tokenizer.json, train.bin, heldout.bin (uint16), heldout.jsonl and corpus.json into `out`; returns the last."""
+    out.mkdir(parents=True, exist_ok=True)
+    record = out / "corpus.json"
+    if record.exists():
+        done: dict[str, object] = json.loads(record.read_text())
+        if done["sources"] == sources and done["vocab_size"] == vocab_size:
+            return done
+        raise BadConfig(f"{out} holds a corpus made from {done['sources']}; choose another --out or delete it")
+    seen: Counter[int] = Counter()
+    train: list[tuple[str, int]] = []
+    kept: list[tuple[str, str]] = []
+    for spec in sources:
+        source, _, times = spec.partition("*")
+        for name, text in documents(source):
+            if held_out(name, share):
+                kept.append((name, text))
+            elif text := without_boilerplate(text, seen):
+                train.append((text, int(times or 1)))
+    tokenizer = train_tokenizer((text for text, _ in train), vocab_size)
+    end = tokenizer.token_to_id(END)
+    counts = {"train": 0, "heldout": 0}
+    order = np.random.default_rng(0)
+    copies = [text for text, times in train for _ in range(times)]
+    shuffled = [copies[i] for i in order.permutation(len(copies))]
+    for part, texts in (("train", shuffled), ("heldout", [text for _, text in kept])):
+        with (out / f"{part}.bin").open("wb") as file:
+            for start in range(0, len(texts), 256):
+                for code in tokenizer.encode_batch(texts[start : start + 256]):
+                    ids = np.array([end, *code.ids], dtype=np.uint16)
+                    counts[part] += len(ids)
+                    file.write(ids.tobytes())
+    with (out / "heldout.jsonl").open("w") as file:
+        for name, text in kept:
+            file.write(json.dumps({"name": name, "text": text}) + "\n")
+    tokenizer.save(str(out / "tokenizer.json"))
+    info: dict[str, object] = {
+        "sources": sources,
+        "vocab_size": vocab_size,
+        "train_documents": len(copies),
+        "train_tokens": counts["train"],
+        "heldout_documents": len(kept),
+        "heldout_tokens": counts["heldout"],
+        "heldout_bytes": sum(len(text.encode()) for _, text in kept),
+    }
+    record.write_text(json.dumps(info, indent=1))
+    return info

@@ -1,0 +1,229 @@
+"""Trains a small Llama-style language model on text, or distils one from a teacher: `foretell train lm`.
+
+This file knows optimisers, schedules and checkpoints; `corpus.py` knows the texts. Matrices of the layers are trained
+with Muon (Jordan et al. 2024), embeddings and norms with AdamW; the rate is constant and then falls linearly to zero.
+A run folder can be interrupted at any time and continued by the same command: weights and optimiser state are kept as
+safetensors, and the batch of step i depends on i and the seed alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from foretell.errors import BadConfig
+from foretell.train.corpus import END, prepare
+
+
+@dataclass(frozen=True)
+class TrainLM:
+    """Shape of the model and of the run. Lengths are in tokens."""
+
+    hidden: int = 384
+    layers: int = 6
+    heads: int = 6
+    kv_heads: int = 2
+    intermediate: int = 1024
+    vocab_size: int = 8192
+    context: int = 2048  # longest sequence, used by the last part of the run
+    short_context: int = 512  # sequence length before that
+    long_share: float = 0.08  # share of the steps run at `context`
+    tokens: int = 11_600_000  # training tokens in all
+    batch: int = 16_384  # tokens a step
+    micro: int = 4_096  # tokens a forward
+    matrix_rate: float = 0.02  # Muon
+    other_rate: float = 0.003  # AdamW: embeddings, norms
+    warmup: int = 20  # steps
+    decay: float = 0.6  # share of the run over which the rate falls to 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise BadConfig(f"hidden={self.hidden} must divide by heads={self.heads}, heads by kv_heads={self.kv_heads}")
+        if self.batch % self.micro or self.micro % self.context or self.context % self.short_context:
+            raise BadConfig("batch must be a multiple of micro, micro of context, context of short_context")
+
+    @property
+    def steps(self) -> int:
+        return max(1, self.tokens // self.batch)
+
+
+def build(config: TrainLM, end: int) -> LlamaForCausalLM:
+    """A random Llama with tied embeddings, float32."""
+    torch.manual_seed(config.seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=config.vocab_size, hidden_size=config.hidden, intermediate_size=config.intermediate,
+        num_hidden_layers=config.layers, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
+        max_position_embeddings=config.context, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        bos_token_id=end, eos_token_id=end, pad_token_id=end + 1, attn_implementation="sdpa",
+    ))  # fmt: skip
+
+
+def batch_of(data: np.ndarray, length: int, count: int, seed: int) -> torch.Tensor:
+    """`count` random windows of `length` + 1 tokens, int64 (count, length + 1)."""
+    starts = np.random.default_rng(seed).integers(0, len(data) - length - 1, count)
+    return torch.from_numpy(np.stack([data[s : s + length + 1] for s in starts]).astype(np.int64))
+
+
+def rate(step: int, config: TrainLM) -> float:
+    """The schedule: a short warm-up, constant, then linear to zero."""
+    rest = (config.steps - step) / max(1.0, config.decay * config.steps)
+    return min(1.0, (step + 1) / config.warmup, rest)
+
+
+def evaluate(model: torch.nn.Module, data: np.ndarray, total_bytes: int, length: int, limit: int = 131_072) -> float:
+    """Held-out bits per byte over the first `limit` tokens, each window of `length` scored on its own."""
+    losses = []
+    model.eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for start in range(0, min(limit, len(data) - 1) - length, length):
+            ids = torch.from_numpy(data[start : start + length + 1].astype(np.int64))[None]
+            logits = model(input_ids=ids[:, :-1]).logits.float()
+            losses.append(F.cross_entropy(logits[0], ids[0, 1:]).item())
+    model.train()
+    return float(np.mean(losses)) / math.log(2) * len(data) / total_bytes
+
+
+def loss_of(model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.Tensor) -> torch.Tensor:
+    """Cross entropy with the text, or with a teacher half of that and half the KL from its law (token mean)."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids[:, :-1]).logits
+    text = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    if teacher is None:
+        return text
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        goal = teacher(input_ids=ids[:, :-1]).logits
+    kl = F.kl_div(logits.flatten(0, 1).float().log_softmax(-1), goal.flatten(0, 1).float().log_softmax(-1),
+                  log_target=True, reduction="batchmean")  # fmt: skip
+    return 0.1 * text + 0.9 * kl
+
+
+LossOf = Callable[[torch.nn.Module, torch.nn.Module | None, torch.Tensor], torch.Tensor]
+
+
+class Run:
+    """A run folder: model, optimisers, step; saved and restored as safetensors."""
+
+    def __init__(self, folder: Path, config: TrainLM, end: int):
+        self.folder, self.config, self.step = folder, config, 0
+        self.model = build(config, end)
+        layers = dict(self.model.model.layers.named_parameters())
+        self.matrices = [p for p in layers.values() if p.ndim == 2]
+        chosen = {id(p) for p in self.matrices}
+        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(self.matrices, lr=config.matrix_rate, momentum=0.95, weight_decay=0.05),
+            torch.optim.AdamW(others, lr=config.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        settings = folder / "train.json"
+        if settings.exists() and json.loads(settings.read_text()) != asdict(config):
+            raise BadConfig(f"{folder} holds a run with other settings; repeat them, or choose another --out")
+        settings.write_text(json.dumps(asdict(config), indent=1))
+        if (folder / "state.safetensors").exists():
+            self.restore()
+
+    def save(self) -> None:
+        tensors = {"step": torch.tensor(self.step)}
+        tensors |= {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
+        for which, optimiser in enumerate(self.optimisers):
+            for index, state in optimiser.state_dict()["state"].items():
+                tensors |= {f"optimiser.{which}.{index}.{k}": v for k, v in state.items() if torch.is_tensor(v)}
+        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, self.folder / "state.part")
+        os.replace(self.folder / "state.part", self.folder / "state.safetensors")
+
+    def restore(self) -> None:
+        tensors = load_file(self.folder / "state.safetensors")
+        self.step = int(tensors["step"])
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(tensors[f"model.{name}"])
+        for which, optimiser in enumerate(self.optimisers):
+            state: dict[int, dict[str, torch.Tensor]] = {}
+            for key, value in tensors.items():
+                if key.startswith(f"optimiser.{which}."):
+                    _, _, index, name = key.split(".", 3)
+                    state.setdefault(int(index), {})[name] = value
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+    def advance(self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of) -> float:
+        """One optimiser step; returns its mean loss (nats per token)."""
+        c = self.config
+        length = c.context if self.step >= (1 - c.long_share) * c.steps else c.short_context
+        parts = c.batch // c.micro
+        total = 0.0
+        for part in range(parts):
+            ids = batch_of(data, length, c.micro // length, seed=(c.seed * 1_000_003 + self.step) * 64 + part)
+            loss = loss_of(self.model, teacher, ids) / parts
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser, base in zip(self.optimisers, (c.matrix_rate, c.other_rate), strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = base * rate(self.step, c)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return total
+
+
+def export(model: LlamaForCausalLM, corpus: Path, folder: Path) -> None:
+    """Writes a folder that `foretell.load` and transformers open: bfloat16 safetensors, config, tokenizer."""
+    keep = {n: p.detach().clone() for n, p in model.state_dict().items()}
+    model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    model.to(torch.float32).load_state_dict(keep)
+    PreTrainedTokenizerFast(
+        tokenizer_file=str(corpus / "tokenizer.json"), bos_token=END, eos_token=END, pad_token="<|pad|>",
+        model_max_length=model.config.max_position_embeddings, clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher: str | None = None,
+          save_every: float = 300.0, compiled: bool = True, quiet: bool = False) -> dict[str, object]:  # fmt: skip
+    """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes the report."""
+    info = prepare(corpus, sources, config.vocab_size)
+    out.mkdir(parents=True, exist_ok=True)
+    data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
+    held = np.memmap(corpus / "heldout.bin", dtype=np.uint16, mode="r")
+    master = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval() if teacher else None
+    run = Run(out, config, end=0)
+    size = sum(p.numel() for p in run.model.parameters())
+    saved = start = time.monotonic()
+    first = run.step
+    objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=quiet) as progress, (out / "log.jsonl").open("a") as log:
+        bar = progress.add_task(f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step)
+        while run.step < config.steps:
+            loss = run.advance(data, master, objective)
+            speed = (run.step - first) * config.batch / (time.monotonic() - start)
+            progress.update(bar, completed=run.step, description=f"loss {loss:.3f}  {speed:,.0f} tok/s")
+            log.write(json.dumps({"step": run.step, "loss": round(loss, 4), "tokens_per_s": round(speed)}) + "\n")
+            log.flush()
+            if time.monotonic() - saved > save_every:
+                run.save()
+                saved = time.monotonic()
+    run.save()
+    bits = evaluate(run.model, held, int(str(info["heldout_bytes"])), 1024)
+    export(run.model, corpus, out / "model")
+    report: dict[str, object] = {
+        "parameters": size,
+        "tokens_seen": config.steps * config.batch,
+        "heldout_bits_per_byte": round(bits, 4),
+        "corpus": info,
+        "settings": asdict(config),
+        "teacher": teacher and Path(teacher).name,
+    }
+    (out / "report.json").write_text(json.dumps(report, indent=1))
+    return report
