@@ -15,11 +15,13 @@ import sys
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from foretell.drafter import Drafter
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.strategy import Speculative, Strategy
+
+if TYPE_CHECKING:
+    from foretell.drafter import Drafter
+    from foretell.strategy import Strategy
 
 FOLDERS = {"drafter": "drafters", "strategy": "strategies", "diffusion": "diffusion", "kv": "kv", "rule": "rules"}
 LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
@@ -139,7 +141,10 @@ def build(name: str, kind: str, options: dict[str, str]) -> Any:
 
 
 def resolve(spec: str | Drafter | Strategy) -> tuple[str, Strategy]:
-    """(name, strategy) of a spec string or a config object."""
+    """(name, strategy) of a spec string or a config object. Imports torch, which listing methods does not."""
+    from foretell.drafter import Drafter
+    from foretell.strategy import Speculative
+
     if not isinstance(spec, str):
         name = type(spec).__module__.rpartition(".")[2].replace("_", "-")
         return name, Speculative(spec) if isinstance(spec, Drafter) else spec
