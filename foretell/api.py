@@ -19,10 +19,12 @@ from foretell.engine import Engine, Live, Request
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
 from foretell.models.decoder import Decoder
+from foretell.models.fused import blocks
 from foretell.registry import resolve
 from foretell.strategy import Strategy
 from foretell.text import Detokenizer
-from foretell.types import Sampling, Stats
+from foretell.stats import Stats
+from foretell.types import Sampling
 
 Method = str | Drafter | Strategy
 AUTO = "token-recycling"  # what `auto` stands for
@@ -247,8 +249,8 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, 
          name: str | None = None, path: Path | None = None) -> LM:  # fmt: skip
     """An LM over transformers models that are already loaded."""
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
-    target = Decoder(hf, title)
-    second = Decoder(draft, f"{title} (draft)") if draft is not None else None
+    target = Decoder(hf, title, blocks)
+    second = Decoder(draft, f"{title} (draft)", blocks) if draft is not None else None
     if second is not None and second.vocab != target.vocab:
         raise BadConfig(f"the draft model has {second.vocab} tokens and the target {target.vocab}: they must be the same")
     ends = hf.generation_config.eos_token_id if hf.generation_config is not None else hf.config.eos_token_id

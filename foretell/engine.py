@@ -1,8 +1,8 @@
 """The loop: collect what live requests ask, run one packed forward, reply, commit, stop.
 
-Offline generation is one request, a server many, a test a toy model: the same code. Draft models' asks are answered
-before the target's, so that the target's forward holds everybody. The engine knows no method and no tokenizer; a
-request that fails ends with its error and takes nobody along.
+One request offline, many in a server, a toy model in a test: the same code. Draft models' asks are answered before the
+target's, so that the target's forward holds everybody. The engine knows no method and no tokenizer; a request that
+fails ends with its error and takes nobody along.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from foretell.cache import Cache, Job
+from foretell.cache import Cache
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
 from foretell.model import Model
 from foretell.policy import Costs
 from foretell.rng import Door, Rng
 from foretell.sampling import Sampler
+from foretell.stats import Stats
 from foretell.strategy import Strategy
-from foretell.types import Ask, Commit, Drop, Finish, Fork, Kept, Reply, Sampling, Stats, Steps
+from foretell.types import Ask, Commit, Drop, Finish, Fork, Kept, Reply, Sampling, Steps
 
 T = TypeVar("T")
 CHUNK = 512  # prompt tokens a forward
@@ -75,12 +76,14 @@ class Context:
     @property
     def depth(self) -> int:
         """How deep a draft may be: one more token always follows it."""
-        return self.limit - len(self.tokens) - 1
+        return self.limit - len(self.branches[0]) - 1
 
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
         """What all requests of this engine, tenant and method share; made on first use."""
         key = (self.request.tenant, self.request.strategy, name)
-        return self._stores.setdefault(key, make()) if key not in self._stores else self._stores[key]
+        if key not in self._stores:
+            self._stores[key] = make()
+        return self._stores[key]  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False)
@@ -97,6 +100,7 @@ class Live:
     single: bool = True  # the strategy yielded one Ask, not a list
     reason: str | None = None  # why branch 0 ended
     result: int = 0  # the branch that is the result
+    told: int = 0  # output tokens that events have carried
     error: BaseException | None = None
     logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
@@ -160,31 +164,20 @@ class Engine:
         """Lets every request run on to its next ask, then answers one model's asks with one forward."""
         events: list[Event] = []
         for live in list(self.live):
-            if None not in live.replies:
-                self._guarded(live, events, lambda live=live: self._advance(live, events))  # type: ignore[misc]
+            if None in live.replies:
+                continue
+            try:
+                self._advance(live, events)
+            except Exception as error:  # whatever a user's processor or a strategy raises ends this request alone
+                failed = RequestFailed(f"{live.ctx.request.name}: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                live.error, live.reason = error if isinstance(error, ForetellError) else failed, "error"
+                self.end(live)
+                events.append(Event(live.index, [], [], "error"))
         waiting = [(live, i) for live in self.live for i, reply in enumerate(live.replies) if reply is None]
-        drafts = [(live, i) for live, i in waiting if live.asks[i].model != "target"]
-        if chosen := drafts or waiting:
-            lead = chosen[0][0].asks[chosen[0][1]]
-            same = [(v, i) for v, i in chosen if self._kind(v.asks[i]) == self._kind(lead)]
-            self._answer(lead.model, same)
+        if chosen := [w for w in waiting if w[0].asks[w[1]].model != "target"] or waiting:
+            self._answer(chosen)
         return events
-
-    @staticmethod
-    def _kind(ask: Ask) -> Hashable:
-        """Asks of one kind can share a forward."""
-        return ask.model, ask.layers, ask.states is None, ask.taps
-
-    def _guarded(self, live: Live, events: list[Event], run: Callable[[], None]) -> None:
-        try:
-            run()
-        except Exception as error:  # whatever the user's processor or a strategy raises ends this request alone
-            live.error = error if isinstance(error, ForetellError) else RequestFailed(
-                f"{live.ctx.request.name}: {type(error).__name__}: {error}")  # fmt: skip
-            live.error.__cause__ = None if live.error is error else error
-            live.reason = "error"
-            self.end(live)
-            events.append(Event(live.index, [], [], "error"))
 
     def _advance(self, live: Live, events: list[Event]) -> None:
         """Sends the replies in and handles messages until the next ask or the end."""
@@ -219,20 +212,17 @@ class Engine:
                 live.asks = [message] if isinstance(message, Ask) else list(message)
                 live.replies = [None] * len(live.asks)
                 return
-        if live.result:
-            done = branches[live.result][len(ctx.request.prompt) :]
-            events.append(Event(live.index, done, ["target"] * len(done)))
         ctx.branches = {0: branches[live.result]}
-        stats = ctx.stats
-        stats.tokens, stats.total_s = len(ctx.output), time.perf_counter() - live.started
-        stats.host_s = max(0.0, stats.total_s - stats.draft_s - stats.target_s)
+        if rest := ctx.output[live.told :]:
+            events.append(Event(live.index, rest, ["target"] * len(rest)))
+        ctx.stats.ended(len(ctx.output), time.perf_counter() - live.started)
         live.reason = live.reason or "stop"
         self.end(live)
         events.append(Event(live.index, [], [], live.reason))
 
     def _commit(self, live: Live, commit: Commit, events: list[Event]) -> Kept:
         """Cuts the tokens at the first end, stop or limit, before anything learns of them."""
-        ctx, request, stats = live.ctx, live.ctx.request, live.ctx.stats
+        ctx, request = live.ctx, live.ctx.request
         branch, prompt = ctx.branches[commit.branch], len(request.prompt)
         kept, reason = 0, None
         for token in commit.tokens:
@@ -249,19 +239,11 @@ class Engine:
                 top = row.topk(min(request.sampling.logprobs, len(row)))
                 pairs = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
                 live.logprobs.append((float(row[token]), pairs))
-        if not stats.first_tokens:
-            stats.first_tokens, stats.ttft_s = kept, time.perf_counter() - live.started
-        else:
-            stats.steps += 1
-        stats.drafted += commit.drafted
-        stats.accepted += min(kept, len(commit.tokens) - 1)
-        for depth, good in commit.tested:
-            while len(stats.by_depth) < depth:
-                stats.by_depth.append([0, 0])
-            stats.by_depth[depth - 1][0] += 1
-            stats.by_depth[depth - 1][1] += good
+        ctx.stats.committed(commit, kept, time.perf_counter() - live.started)
         if commit.branch == 0:
             live.reason = reason
+        if len(ctx.branches) == 1:  # with several, which of them is the answer is known at the end
+            live.told += kept
             events.append(Event(live.index, commit.tokens[:kept], list(commit.sources[:kept])))
         return Kept(commit.tokens[:kept], reason)
 
@@ -273,35 +255,28 @@ class Engine:
         tail = request.text(output[-longest - 4 :])
         return any(s in tail for s in request.sampling.stop)
 
-    def _answer(self, name: str, asked: list[tuple[Live, int]]) -> None:
-        """One forward for these asks; a long prompt takes part with a chunk and stays open."""
-        model, jobs, whole = self.models[name], [], []
-        for live, i in asked:
-            ask = live.asks[i]
-            key = (name, ask.branch)
+    def _answer(self, waiting: list[tuple[Live, int]]) -> None:
+        """One forward for the first ask and all like it; a long prompt takes part with a chunk and stays open."""
+        lead = waiting[0][0].asks[waiting[0][1]]
+        model, asked, jobs = self.models[lead.model], {}, []
+        for live, i in waiting:
+            ask, key = live.asks[i], (lead.model, live.asks[i].branch)
+            alike = (ask.model, ask.layers, ask.taps) == (lead.model, lead.layers, lead.taps)
+            if not alike or (ask.states is None) != (lead.states is None) or (live, ask.branch) in asked:
+                continue
             if key not in live.caches:
                 live.caches[key] = model.cache()
-            job, complete = live.caches[key].prepare(ask, live.ctx.branches[ask.branch], CHUNK)
+            job, whole = live.caches[key].prepare(ask, live.ctx.branches[ask.branch], CHUNK)
+            asked[live, ask.branch] = (i, whole)
             jobs.append(job)
-            whole.append(complete)
         start = time.perf_counter()
-        replies = self._forward(model, jobs, asked[0][0].asks[asked[0][1]])
-        seconds = time.perf_counter() - start
-        self.costs[name].note(sum(len(job.tokens) for job in jobs), seconds)
-        for live in dict.fromkeys(live for live, _ in asked):
-            stats = live.ctx.stats
-            stats.calls[name] = stats.calls.get(name, 0) + 1
-            if name == "target":
-                stats.target_s += seconds
-            else:
-                stats.draft_s += seconds
-        for (live, i), reply, complete in zip(asked, replies, whole, strict=True):
-            if complete:
-                live.replies[i] = reply
-
-    @staticmethod
-    def _forward(model: Model, jobs: list[Job], ask: Ask) -> list[Reply]:
-        replies = model.forward(jobs, ask.taps)
+        replies = model.forward(jobs, lead.taps)
         if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        return replies
+            torch.cuda.synchronize(model.device)  # or the seconds would be those of launching it
+        seconds = time.perf_counter() - start
+        self.costs[lead.model].note(sum(len(job.tokens) for job in jobs), seconds)
+        for live in dict.fromkeys(live for live, _ in asked):
+            live.ctx.stats.called(lead.model, seconds)
+        for ((live, _), (i, whole)), reply in zip(asked.items(), replies, strict=True):
+            if whole:
+                live.replies[i] = reply

@@ -54,39 +54,29 @@ class Sampling:
     logits_processors: Sequence[Any] = ()  # transformers' (input_ids (1, L), scores (1, V)) -> scores
 
     def __post_init__(self) -> None:
-        checks: list[tuple[str, bool, str]] = [
-            ("max_new_tokens", _whole(self.max_new_tokens, 0), "a whole number, 0 or more"),
-            ("min_new_tokens", _whole(self.min_new_tokens, 0), "a whole number, 0 or more"),
-            ("temperature", _real(self.temperature, 0, 100), "between 0 and 100"),
-            ("top_k", _whole(self.top_k, 0), "a whole number, 0 (off) or more"),
-            ("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1"),
-            ("min_p", _real(self.min_p, 0, 1), "between 0 and 1"),
-            ("typical_p", _real(self.typical_p, 0, 1) and self.typical_p > 0, "above 0 and at most 1"),
-            ("repetition_penalty", _real(self.repetition_penalty, 1e-3, 100), "between 0.001 and 100 (1 is off)"),
-            ("presence_penalty", _real(self.presence_penalty, -100, 100), "between -100 and 100"),
-            ("frequency_penalty", _real(self.frequency_penalty, -100, 100), "between -100 and 100"),
-            ("no_repeat_ngram_size", _whole(self.no_repeat_ngram_size, 0), "a whole number, 0 (off) or more"),
-            ("seed", _whole(self.seed, -(2**63)), "a whole number"),
-            ("n", _whole(self.n, 1), "a whole number, 1 or more"),
-            ("logprobs", self.logprobs is None or _whole(self.logprobs, 0), "None or a whole number, 0 or more"),
-        ]
-        for name, good, allowed in checks:
-            if not good:
-                raise BadConfig.field(name, getattr(self, name), allowed)
+        for name, (kind, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if name == "logprobs" and value is None:
+                continue
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not (whole or kind is float and isinstance(value, float)) or not low <= value <= high:
+                what = "a whole number" if kind is int else "a number"
+                raise BadConfig.field(name, value, f"{what} from {low}" + (f" to {high}" if high < HUGE else ""))
         if self.min_new_tokens > self.max_new_tokens:
             raise BadConfig(f"min_new_tokens={self.min_new_tokens} is above max_new_tokens={self.max_new_tokens}")
-        if not all(isinstance(s, str) and s for s in self.stop):
-            raise BadConfig.field("stop", self.stop, "non-empty texts")
-        if not all(len(w) for w in self.bad_words):
-            raise BadConfig.field("bad_words", self.bad_words, "non-empty")
+        for name, kind in (("stop", str), ("bad_words", list | tuple)):
+            if not all(isinstance(item, kind) and item for item in getattr(self, name)):
+                raise BadConfig.field(name, getattr(self, name), "a list without empty items")
 
 
-def _whole(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
-
-
-def _real(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+HUGE = 2**62
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "max_new_tokens": (int, 0, HUGE), "min_new_tokens": (int, 0, HUGE), "temperature": (float, 0, 100),
+    "top_k": (int, 0, HUGE), "top_p": (float, 1e-6, 1), "min_p": (float, 0, 1), "typical_p": (float, 1e-6, 1),
+    "repetition_penalty": (float, 0.001, 100), "presence_penalty": (float, -100, 100),
+    "frequency_penalty": (float, -100, 100), "no_repeat_ngram_size": (int, 0, HUGE), "seed": (int, -HUGE, HUGE),
+    "n": (int, 1, 4096), "logprobs": (int, 0, HUGE),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -178,42 +168,3 @@ class Outcome:
     path: list[int]
     token: int
     tested: list[tuple[int, bool]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Stats:
-    """The numbers of one request. Seconds are wall clock; a forward shared by a batch counts in full for each."""
-
-    prompt_tokens: int = 0
-    tokens: int = 0
-    first_tokens: int = 0  # committed by the forward that ended the prefill
-    steps: int = 0  # target forwards after that one
-    drafted: int = 0
-    accepted: int = 0
-    by_depth: list[list[int]] = field(default_factory=list)  # [tested, accepted] at draft depth 1, 2, ...
-    calls: dict[str, int] = field(default_factory=dict)  # forwards by model
-    draft_s: float = 0.0
-    target_s: float = 0.0
-    host_s: float = 0.0
-    ttft_s: float = 0.0
-    total_s: float = 0.0
-
-    @property
-    def mat(self) -> float:
-        """Tokens committed a step, over all steps after prefill; plain decoding = 1.0."""
-        return (self.tokens - self.first_tokens) / self.steps if self.steps else 1.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """After prefill."""
-        later = self.tokens - self.first_tokens
-        return later / max(self.total_s - self.ttft_s, 1e-9) if later else 0.0
-
-    @property
-    def tpot_s(self) -> float:
-        """Seconds a token after prefill."""
-        return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__slots__}
-        return {**own, "MAT": self.mat, "tokens_per_s": self.tokens_per_s, "tpot_s": self.tpot_s}

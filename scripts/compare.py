@@ -1,0 +1,145 @@
+"""The README's table: foretell beside transformers' own generate, greedy, one request, interleaved in one process.
+
+    python scripts/compare.py --model demo --threads 2 --json runs/compare.json
+
+Every prompt is run by every contender in turn, `--rounds` times over, after one warm-up round that is not counted. A
+figure is tokens/s after the first token (prefill and first token left out on both sides); a ratio is taken prompt by
+prompt within one round and its median and range over all of them are printed. Held-out prompts come with the package
+(foretell/assets/prompts: their documents were kept from the embedded model's training).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from rich.progress import track
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+import foretell
+from foretell.prompts import read_prompts
+
+PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
+Run = tuple[float, list[int], float]  # tokens/s after the first token, tokens, MAT
+
+
+class Clock(BaseStreamer):
+    """Notes when transformers has put out the prompt and then its first tokens."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.counts: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+        self.counts.append(value.numel())
+
+    def end(self) -> None:
+        pass
+
+
+def stock(hf: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None = None, lookup: int | None = None
+          ) -> Callable[[list[int]], Run]:  # fmt: skip
+    """transformers' generate. `lookup`: its prompt lookup with that many tokens; `assistant`: its assisted decoding."""
+
+    def run(ids: list[int]) -> Run:
+        clock = Clock()
+        more = {"prompt_lookup_num_tokens": lookup} if lookup else {"assistant_model": assistant} if assistant else {}
+        inputs = torch.tensor([ids])
+        out = hf.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens,
+                          do_sample=False, streamer=clock, pad_token_id=0, **more)  # fmt: skip
+        new = out[0, len(ids) :].tolist()
+        # The first call holds the prompt, the second the first tokens; both decoders stream what a step gave at once.
+        later, seconds = sum(clock.counts[2:]), clock.times[-1] - clock.times[1]
+        return later / seconds if later else 0.0, new, later / max(1, len(clock.counts) - 2)
+
+    return run
+
+
+def ours(lm: foretell.LM, method: str, tokens: int) -> Callable[[list[int]], Run]:
+    def run(ids: list[int]) -> Run:
+        out = lm.generate(ids, method=method, max_new_tokens=tokens)
+        return out.stats.tokens_per_s, out.tokens, out.stats.mat
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--draft", default=None)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--methods", default="plain;ngram;token-recycling;draft")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--sets", default="code,docs,prose")
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    lm = foretell.load(args.model, draft=args.draft, dtype=args.dtype)
+    kind, folder = getattr(torch, args.dtype), lm.path
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
+    small = AutoModelForCausalLM.from_pretrained(args.draft or folder.parent / "demo-draft", dtype=kind).eval()
+    contenders = {
+        "transformers": stock(hf, args.tokens),
+        "transformers prompt lookup": stock(hf, args.tokens, lookup=10),
+        "transformers assisted": stock(hf, args.tokens, assistant=small),
+    }
+    contenders |= {f"foretell {m}": ours(lm, m, args.tokens) for m in args.methods.split(";")}
+    report: dict[str, dict[str, dict[str, object]]] = {}
+    for name in args.sets.split(","):
+        prompts = [lm.encode(p) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
+        speeds: dict[str, list[float]] = {c: [] for c in contenders}
+        mats: dict[str, list[float]] = {c: [] for c in contenders}
+        same: dict[str, int] = dict.fromkeys(contenders, 0)
+        for turn in track(range(args.rounds + 1), description=name):
+            for ids in prompts:
+                results = {c: run(ids) for c, run in contenders.items()}
+                if turn == 0:
+                    for c, (_, new, _) in results.items():
+                        same[c] += new == results["transformers"][1]
+                    continue
+                for c, (speed, _, mat) in results.items():
+                    speeds[c].append(speed)
+                    mats[c].append(mat)
+        report[name] = {}
+        for c in contenders:
+            pairs = zip(speeds[c], speeds["transformers"], strict=True)
+            ratios = sorted(a / b for a, b in pairs if b > 0 and a > 0)
+            report[name][c] = {
+                "tokens_per_s": round(statistics.median(speeds[c]), 1),
+                "ratio": round(statistics.median(ratios), 2),
+                "range": [round(ratios[len(ratios) // 10], 2), round(ratios[-1 - len(ratios) // 10], 2)],
+                "MAT": round(statistics.mean(mats[c]), 2),
+                "same_tokens_as_transformers": f"{same[c]}/{len(prompts)}",
+            }
+    document = {
+        "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
+        "tokens": args.tokens, "rounds": args.rounds, "machine": platform.machine(),
+        "torch": torch.__version__, "transformers": transformers.__version__, "results": report,
+    }  # fmt: skip
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(document, indent=1))
+    head = " | ".join(f"{s} tok/s | x | MAT | same" for s in report)
+    print(f"| | {head} |\n|---|" + "---|" * (4 * len(report)))
+    for c in contenders:
+        cells = [f"{r[c]['tokens_per_s']} | {r[c]['ratio']} ({r[c]['range'][0]} to {r[c]['range'][1]}) | {r[c]['MAT']} | "
+                 f"{r[c]['same_tokens_as_transformers']}" for r in report.values()]  # type: ignore[index] # fmt: skip
+        print(f"| {c} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
