@@ -1,0 +1,53 @@
+# Every target does its own set-up: all it needs is Python 3.11 or newer and gcc.
+#   make demo    generate with the embedded model, plain and accelerated side by side
+#   make test    the tests            make check   lint, format, types, generated docs, size of the heart
+#   make docs    the site in site/    make clean   removes everything that these targets made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO ?= 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n'
+
+.PHONY: demo test check docs clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.ready
+	@printf $(DEMO) | $(BIN)/foretell generate --compare --max-new-tokens 128 -
+
+# One thread: the tests are many small forwards, which threads only slow down.
+test: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/size.py
+	$(BIN)/python scripts/docs.py --check
+
+docs: $(VENV)/.docs
+	$(BIN)/python scripts/docs.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "wrote site/index.html"
+
+# torch comes first and alone: the others would otherwise choose a build of it with CUDA.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.11" >&2; exit 2; }
+	@echo "set-up, done once: environment in $(VENV)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "set-up, done once: torch (the largest download, a few minutes on a slow line)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@echo "set-up, done once: foretell and its tools"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	@echo "set-up, done once: the site builder"
+	@$(PIP) -e '.[dev,docs]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find foretell tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,246 @@
+"""Writes everything in the documentation that the code already says: `python scripts/docs.py [--check]`.
+
+From the methods' cards: a page a method, the index of methods, the site's navigation and the README's table. From the
+modules' docstrings: the README's tree. `--check` writes nothing and fails where a file differs. Nothing here imports
+torch, so it runs anywhere in well under a second.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from size import HEART  # noqa: E402
+
+from foretell import registry  # noqa: E402
+from foretell.registry import Card  # noqa: E402
+
+TITLES = {
+    "drafter": "Drafters",
+    "strategy": "Strategies",
+    "rule": "Verification rules",
+    "diffusion": "Diffusion",
+    "kv": "KV policies",
+}
+MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    type: str
+    default: str
+    comment: str
+
+
+def cards() -> list[Card]:
+    """Of this package's own methods; those of other packages do not belong into our pages."""
+    pairs = sorted(key for key, path in registry.files().items() if path.is_relative_to(ROOT))
+    return [registry.card(name, kind) for kind, name in sorted(pairs, key=lambda p: (list(TITLES).index(p[0]), p[1]))]
+
+
+def method_class(card: Card) -> ast.ClassDef:
+    module = ast.parse(card.file.read_text("utf-8"))
+    name = registry.class_name(card.name)
+    return next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def fields(card: Card) -> list[Field]:
+    """The hyper-parameters as the source has them, with the comment behind each."""
+    text = card.file.read_text("utf-8").splitlines()
+    found = []
+    for node in method_class(card).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            # Offsets of `ast` count bytes.
+            rest = text[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
+            comment = rest.partition("#")[2].strip()
+            found.append(Field(node.target.id, ast.unparse(node.annotation), ast.unparse(node.value), comment))
+    return found
+
+
+def draws(card: Card) -> bool:
+    """Whether the drafter makes nodes that carry a law, which its file then names."""
+    tree = ast.parse(card.file.read_text("utf-8"))
+    return any(isinstance(node, ast.Name) and node.id == "Law" for node in ast.walk(tree))
+
+
+def suits(rule: Card, drawn: bool) -> str:
+    """In words, whether a rule verifies the trees of a drafter that draws its tokens, or chooses them."""
+    if rule.needs.startswith("any"):
+        return "yes"
+    if "not drawn" in rule.needs:
+        return "only at temperature 0" if drawn else "yes"
+    return f"where a tree is: {rule.needs}" if drawn else "only at temperature 0"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def linked(text: str) -> str:
+    """arXiv numbers as links."""
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(cell(c) for c in row) + " |" for row in rows)])
+
+
+def command(card: Card) -> str:
+    spec = card.name
+    if chosen := [f"{f.name}={f.default}" for f in fields(card)]:
+        spec += ":" + ",".join(chosen)
+    if card.kind == "rule":
+        partner = "draft" if "drawn" in card.needs and "not drawn" not in card.needs else "token-recycling"
+        partner = "draft:drafts=3" if "independently" in card.needs else partner
+        glue = "," if ":" in partner else ":"
+        return f'foretell generate --method "{partner}{glue}rule={card.name}" --temperature 0.8 "def add(a, b):"'
+    return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
+
+
+def page(card: Card, every: list[Card]) -> str:
+    source = card.file.relative_to(ROOT).as_posix()
+    labels = {name: linked(getattr(card, name)) for name in ("kind", *(label.lower() for label in registry.LABELS))}
+    labels["source"] = f"`{source}`"
+    parts = [MADE.format(source), f"# {card.name}", card.summary, card.prose]
+    parts.append(table(["", ""], [[f"**{name.title()}**", text] for name, text in labels.items()]))
+    own = fields(card)
+    about = ast.get_docstring(method_class(card)) or ""
+    parts.append("## Fields")
+    parts.append(about)
+    if own:
+        parts.append(table(["field", "type", "default", ""],
+                           [[f"`{f.name}`", f"`{f.type}`", f"`{f.default}`", f.comment] for f in own]))  # fmt: skip
+    if card.kind == "drafter":
+        drawn = draws(card)
+        parts.append("## Rules")
+        parts.append(
+            "Its tokens are drawn, each node carrying the law it was drawn from"
+            if drawn
+            else "Its tokens are chosen by a rule, not drawn"
+        )
+        parts[-1] += ". At temperature 0 every rule is the walk; above it, `rule=` takes:"
+        rows = [[f"[`{r.name}`](../rule/{r.name}.md)", suits(r, drawn), r.guarantee] for r in every if r.kind == "rule"]
+        parts.append(table(["rule", "verifies its trees", "guarantee"], rows))
+    parts.append("## Try it")
+    parts.append(f"```bash\n{command(card)}\n```")
+    if card.kind != "rule":
+        parts.append("What holds for it on your model and machine:")
+        parts.append(f"```bash\nforetell audit --method {card.name}\n```")
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def index(every: list[Card]) -> str:
+    parts = [MADE.format("the methods' cards"), "# Methods", "One file a method; each page is made from that file."]
+    for kind, title in TITLES.items():
+        rows = [[f"[`{c.name}`]({kind}/{c.name}.md)", c.summary, c.guarantee] for c in every if c.kind == kind]
+        if rows:
+            parts += [f"## {title}", table(["name", "what it does", "guarantee"], rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def navigation(every: list[Card]) -> str:
+    lines = ["  - Methods:", "      - methods/index.md"]
+    for kind, title in TITLES.items():
+        if chosen := [c for c in every if c.kind == kind]:
+            lines.append(f"      - {title}:")
+            lines += [f"          - methods/{kind}/{c.name}.md" for c in chosen]
+    return "\n".join(lines)
+
+
+def readme_table(every: list[Card]) -> str:
+    rows = [[f"[`{c.name}`](docs/methods/{c.kind}/{c.name}.md)", c.kind, c.summary, c.guarantee] for c in every]
+    return table(["method", "kind", "what it does", "guarantee"], rows)
+
+
+def phrase(path: Path) -> str:
+    """The first sentence of a module's docstring, without its full stop."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    first = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[.:;])\s(?=[A-Z`])", first)[0].rstrip(".:;") if first else ""
+
+
+def tree() -> str:
+    """Every module with its phrase, the heart first."""
+    package = ROOT / "foretell"
+    rows: list[tuple[str, str]] = [("foretell/", phrase(package / "__init__.py"))]
+    rows += [(f"  {name}.py", phrase(package / f"{name}.py")) for name in HEART]
+    rest = sorted(p for p in package.glob("*.py") if p.stem not in (*HEART, "__init__"))
+    rows += [(f"  {p.name}", phrase(p)) for p in rest]
+    for folder in sorted(p.parent for p in package.glob("*/__init__.py")):
+        rows.append((f"  {folder.name}/", phrase(folder / "__init__.py")))
+        rows += [(f"    {p.name}", phrase(p)) for p in sorted(folder.glob("[!_]*.py"))]
+    rows.append(("  assets/", "The embedded pair of models, each with its model card"))
+    rows.append(("scripts/", "What `make check` and `make docs` call"))
+    rows += [(f"  {p.name}", phrase(p)) for p in sorted((ROOT / "scripts").glob("*.py"))]
+    rows.append(("tests/", "The laws, and a file a module or method"))
+    rows.append(("docs/", "These pages; those of the methods are made from their cards"))
+    rows.append(("dev/LOG.md", "Experiments with their numbers, the failed ones kept"))
+    lines = []
+    for name, text in rows:
+        wrapped = textwrap.wrap(text, 92) or [""]
+        lines.append(f"{name:<26} {wrapped[0]}".rstrip())
+        lines += [" " * 27 + more for more in wrapped[1:]]
+    return "\n".join(["```", *lines, "```"])
+
+
+def between(path: Path, name: str, text: str, current: str | None = None) -> str:
+    """The file's text with what stands between the markers `name` and `/name` replaced."""
+    whole = path.read_text("utf-8") if current is None else current
+    opening, closing = (
+        (f"# <{name}>", f"# </{name}>") if path.suffix == ".yml" else (f"<!-- {name} -->", f"<!-- /{name} -->")
+    )
+    before, found, rest = whole.partition(opening + "\n")
+    _, ends, after = rest.partition(closing)
+    if not found or not ends:
+        raise SystemExit(f"{path}: the markers {opening} and {closing} are missing; put them back")
+    indent = before[len(before.rstrip(" ")) :]
+    return f"{before}{opening}\n{text}\n{indent}{closing}{after}"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file with the text it should have."""
+    every = cards()
+    folder = ROOT / "docs" / "methods"
+    wanted = {folder / card.kind / f"{card.name}.md": page(card, every) for card in every}
+    wanted[folder / "index.md"] = index(every)
+    readme = ROOT / "README.md"
+    wanted[readme] = between(readme, "tree", tree(), between(readme, "methods", readme_table(every)))
+    site = ROOT / "mkdocs.yml"
+    wanted[site] = between(site, "methods", navigation(every))
+    return wanted
+
+
+def main(arguments: list[str]) -> int:
+    check = arguments == ["--check"]
+    if arguments and not check:
+        print("usage: scripts/docs.py [--check]", file=sys.stderr)
+        return 2
+    wanted = pages()
+    stale = [p for p in (ROOT / "docs" / "methods").rglob("*.md") if p not in wanted]
+    changed = [p for p, text in wanted.items() if not p.is_file() or p.read_text("utf-8") != text]
+    if check:
+        for path in changed + stale:
+            print(
+                f"error: {path.relative_to(ROOT)} differs from the code; run `python scripts/docs.py`", file=sys.stderr
+            )
+        return 1 if changed or stale else 0
+    for path in stale:
+        path.unlink()
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path], "utf-8")
+    print(f"{len(wanted)} files, {len(changed)} written, {len(stale)} removed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
