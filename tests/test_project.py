@@ -1,0 +1,302 @@
+"""What holds for the project as a whole: names, files, imports, documentation, budgets."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import foretell
+from foretell import registry
+from foretell.types import Sampling
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "foretell"
+METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
+SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
+SUPPORT = {"stats", "ops"}  # what the heart and methods may use besides the heart
+
+
+def script(name: str) -> ModuleType:
+    """A file of scripts/, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+size = script("size")
+docs = script("docs")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of foretell that a file imports, `engine` for foretell.engine, those for type checking included."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}: imports are absolute"
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "foretell" else str(node.module) for alias in node.names
+            ]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from (name.split(".", 2)[1] for name in names if name.startswith("foretell."))
+
+
+def runs(*code: str) -> str:
+    """Standard output of a fresh interpreter."""
+    done = subprocess.run([sys.executable, *code], cwd=ROOT, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+# --- public names
+
+
+def test_public_names_exist_and_are_sorted() -> None:
+    order = sorted(foretell.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))  # as ruff does
+    assert foretell.__all__ == order and len(set(order)) == len(order)
+    for name in foretell.__all__:
+        value = getattr(foretell, name)
+        assert value.__doc__, f"foretell.{name} has no docstring"
+        assert not isinstance(value, ModuleType), f"foretell.{name} is a module, not what it should be"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'generate'"):
+        foretell.generate  # noqa: B018
+
+
+def test_listing_methods_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, foretell; foretell.methods(); print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    assert runs("-c", code).strip() == "[]"
+
+
+# --- methods
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_a_method_has_a_full_card_and_a_test_file(kind: str, name: str) -> None:
+    card = registry.card(name, kind)
+    for label in registry.LABELS:
+        assert getattr(card, label.lower()), f"{name}: {label} is empty"
+    assert re.match(r"(exact|greedy)$|(bounded|lossy): \S", card.guarantee), card.guarantee
+    assert card.summary.endswith("."), f"{name}: the first line of the card is one sentence"
+    assert card.prose, f"{name}: the card does not say how it works"
+    test = ROOT / "tests" / registry.FOLDERS[kind] / f"test_{card.file.stem}.py"
+    assert test.is_file(), f"{test.relative_to(ROOT)} is missing"
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_a_method_is_one_frozen_dataclass_with_explained_fields(kind: str, name: str) -> None:
+    card = registry.card(name, kind)
+    cls = registry.load(name, kind)
+    assert dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    own = docs.fields(card)
+    assert {f.name for f in own} == set(card.defaults) == {f.name for f in dataclasses.fields(cls)}
+    assert all(getattr(cls(), name) == value for name, value in card.defaults.items())
+    for field in own:
+        assert field.comment or field.name in str(cls.__doc__), f"{name}: nothing says what {field.name} is"
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_a_method_imports_only_the_heart(kind: str, name: str) -> None:
+    found = set(imports(registry.files()[kind, name]))
+    assert found <= {*size.HEART, *SUPPORT}, f"{name} imports {sorted(found - set(size.HEART) - SUPPORT)}"
+
+
+def test_the_heart_imports_no_method() -> None:
+    for name in size.HEART:
+        found = set(imports(PACKAGE / f"{name}.py"))
+        assert found <= {*size.HEART, *SUPPORT}, f"{name}.py imports {sorted(found - set(size.HEART) - SUPPORT)}"
+
+
+# --- budgets and safety
+
+
+def test_the_heart_and_every_method_keep_their_budgets() -> None:
+    assert size.over() == []
+
+
+def test_a_broken_budget_is_noticed(tmp_path: Path) -> None:
+    for name in size.HEART:
+        (tmp_path / "foretell").mkdir(exist_ok=True)
+        (tmp_path / "foretell" / f"{name}.py").write_text("x = 1\n" * 116)
+    (tmp_path / "foretell" / "drafters").mkdir()
+    (tmp_path / "foretell" / "drafters" / "long.py").write_text("x = 1\n" * 221)
+    heart, method = size.over(tmp_path)
+    assert "the heart has 1508 lines, 8 over" in heart
+    assert "long.py has 221 lines" in method
+
+
+def forbidden(source: str) -> list[str]:
+    """Uses of what can run code that stands in a file, or that reads files which can."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            found += [n for n in names if n.split(".")[0] in ("pickle", "dill", "joblib", "marshal", "shelve")]
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("eval", "exec", "compile", "torch.load", "torch.save", "os.system", "__import__"):
+                found.append(called)
+            if any(
+                k.arg == "shell" and not (isinstance(k.value, ast.Constant) and not k.value.value)
+                for k in node.keywords
+            ):
+                found.append(f"{called}(shell=...)")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_nothing_unpickles_or_evaluates(path: Path) -> None:
+    assert forbidden(path.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import pickle", "from pickle import load", "torch.load(f)", "eval(x)", "subprocess.run(x, shell=True)"]
+)
+def test_what_is_forbidden_is_noticed(source: str) -> None:
+    assert forbidden(source)
+
+
+def test_versions_and_dependencies_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.M))
+    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    for requirement in wanted:
+        name = re.match(r"[\w-]+", requirement)
+        assert name and name[0] in pins, f"constraints.txt does not pin {requirement}"
+    assert pins["torch"] == "2.13.0"
+    assert "[Unreleased]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+# --- documentation
+
+
+def test_generated_documentation_is_up_to_date() -> None:
+    done = subprocess.run([sys.executable, "scripts/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
+def test_drift_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / "methods" / "drafter" / "ngram.md"
+    right = docs.pages()
+    monkeypatch.setattr(docs, "pages", lambda: {**right, page: right[page] + "more"})
+    assert docs.main(["--check"]) == 1
+    assert "docs/methods/drafter/ngram.md differs" in capsys.readouterr().err
+    monkeypatch.setattr(docs, "pages", lambda: {p: text for p, text in right.items() if p != page})
+    assert docs.main(["--check"]) == 1
+
+
+def test_the_documentation_script_does_not_import_torch() -> None:
+    code = "import sys; sys.path.insert(0, 'scripts'); import docs; docs.pages(); print('torch' in sys.modules)"
+    assert runs("-c", code).strip() == "False"
+
+
+def test_fields_are_read_with_their_comments() -> None:
+    fields = {f.name: f for f in docs.fields(registry.card("ngram"))}
+    assert (fields["n"].type, fields["n"].default, fields["n"].comment) == ("int", "3", "longest n-gram looked up")
+    assert docs.draws(registry.card("draft")) and not docs.draws(registry.card("ngram"))
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8"))
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert page.relative_to(ROOT / "docs").as_posix() in site, f"{page} is not in mkdocs.yml"
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Sampling)])
+def test_every_sampling_option_is_explained(name: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "sampling.md").read_text("utf-8"), re.M)
+    assert rows.count(name) == 1, f"docs/sampling.md explains {name} {rows.count(name)} times"
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text("utf-8"), re.M | re.S)
+
+
+def test_the_example_of_a_method_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, tests = blocks("add-a-method.md")
+    (tmp_path / "echo.py").write_text(method)
+    (tmp_path / "test_echo.py").write_text(tests)
+    monkeypatch.setattr(registry, "files", lambda: {("drafter", "echo"): tmp_path / "echo.py"})
+    assert registry.card("echo").defaults == {"k": 8}
+    monkeypatch.setitem(sys.modules, "foretell.drafters.echo", None)  # put back as it was afterwards
+    del sys.modules["foretell.drafters.echo"]
+    assert registry.load("echo", "drafter")().k == 8
+    spec = importlib.util.spec_from_file_location("test_echo", tmp_path / "test_echo.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cases = [value for name, value in vars(module).items() if name.startswith("test_")]
+    assert len(cases) == 2
+    for case in cases:
+        case()
+
+
+# --- the command line
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its full name: `generate`, `train lm`."""
+    cli = importlib.import_module("foretell.cli")
+    app = next(value for value in vars(cli).values() if isinstance(value, typer.Typer))
+    found: dict[str, click.Command] = {}
+
+    def walk(command: click.Command, name: str) -> None:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            found[name] = command
+        for key, one in (inner or {}).items():
+            walk(one, f"{name} {key}".strip())
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_the_command_line_offers_every_sampling_option() -> None:
+    offered = {option for p in commands()["generate"].params for option in (*p.opts, *p.secondary_opts)}
+    wanted = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Sampling)} - {"--logits-processors"}
+    assert wanted <= offered, f"foretell generate lacks {sorted(wanted - offered)}"
+
+
+def test_every_command_answers_to_help_and_is_documented() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    for name, command in commands().items():
+        assert f"\n## foretell {name}\n" in page, f"docs/cli.md has no section on {name}"
+        for parameter in command.params:
+            longest = max(parameter.opts, key=len)
+            if longest.startswith("--") and longest.strip("-").replace("-", "_") not in SAMPLING:
+                assert f"`{longest}" in page, f"docs/cli.md does not mention {longest} of {name}"
+        app = importlib.import_module("foretell.cli")
+        run = CliRunner().invoke(
+            next(v for v in vars(app).values() if isinstance(v, typer.Typer)), [*name.split(), "--help"]
+        )
+        assert run.exit_code == 0 and "Usage" in run.output
