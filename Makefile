@@ -28,7 +28,7 @@ check: $(VENV)/.ready
 
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/docs.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
 	@echo "wrote site/index.html"
 
 # torch comes first and alone: the others would otherwise choose a build of it with CUDA.
@@ -49,5 +49,5 @@ $(VENV)/.docs: $(VENV)/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find foretell tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
