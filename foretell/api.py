@@ -6,24 +6,25 @@ This file knows tokenizers, prompts and texts; the engine knows none of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretell.drafter import Drafter
-from foretell.engine import Engine, Live, Request
+from foretell.engine import Engine, Event, Live, Request
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
 from foretell.models.decoder import Decoder
 from foretell.models.fused import blocks
 from foretell.registry import resolve
+from foretell.stats import Stats
 from foretell.strategy import Strategy
 from foretell.text import Detokenizer
-from foretell.stats import Stats
 from foretell.types import Sampling
 
 Method = str | Drafter | Strategy
@@ -55,13 +56,18 @@ class Output:
 
 @dataclass
 class Piece:
-    """A part of an answer while it is made. `draft`: per token who proposed it; `prompt`: which prompt it answers."""
+    """A part of an answer while it is made. `draft`: per token who proposed it; `prompt`: which prompt it answers.
+
+    `parts`: the text that became certain with each token; `text` is all of them, and at the end what was held back.
+    """
 
     text: str
     tokens: list[int]
     draft: list[str]
     prompt: int = 0
     finish_reason: str | None = None
+    parts: list[str] = field(default_factory=list)
+    error: ForetellError | None = None
 
 
 class LM:
@@ -72,6 +78,7 @@ class LM:
         self.tokenizer, self.path = tokenizer, path
         self.models = {"target": target} | ({"draft": draft} if draft else {})
         self.engine = Engine(self.models, eos)
+        self._inbox: dict[int, deque[Event]] = {}  # of each request that somebody waits for
 
     def generate(self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any) -> Any:
         """Generates for one prompt (text, token ids or chat messages: one Output) or for a list of them (a list).
@@ -80,53 +87,73 @@ class LM:
         failed request of a list has its `error` set; a single one raises it.
         """
         groups, many = self._requests(prompt, method, sampling)
-        flat = [self.engine.add(request) for group in groups for request in group] if self._check(groups) else []
-        kept = {live.index: live for live in flat}
+        flat = [self.engine.add(request) for group in groups if isinstance(group, list) for request in group]
         sources: dict[int, list[str]] = {live.index: [] for live in flat}
-        try:
-            for event in self.engine.run():
-                if event.request in kept:
-                    sources[event.request] += event.sources
-        finally:
-            for live in flat:
-                self.engine.end(live)
-        outputs, position = [], 0
+        for event in self._drive(flat):
+            sources[event.request] += event.sources
+        outputs, rest = [], iter(flat)
         for group in groups:
-            samples = [self._output(live, sources[live.index]) for live in flat[position : position + len(group)]]
-            position += len(group)
+            if isinstance(group, ForetellError):
+                outputs.append(Output("", [], "error", Stats(), error=group))
+                continue
+            samples = [self._output(live, sources[live.index]) for _, live in zip(group, rest, strict=False)]
             samples[0].samples = samples
             outputs.append(samples[0])
         if many:
             return outputs
-        if outputs[0].error:
-            raise outputs[0].error
+        if error := next((sample.error for sample in outputs[0].samples if sample.error), None):
+            raise error
         return outputs[0]
 
     def stream(self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any) -> Iterator[Piece]:
-        """The same, yielding Pieces as tokens become final. Closing the iterator ends the requests."""
-        groups, many = self._requests(prompt, method, sampling)
-        if any(len(group) > 1 for group in groups):
-            raise BadConfig("n: streaming gives one sample a prompt; use generate for more")
-        self._check(groups)
-        return self._stream([self.engine.add(group[0]) for group in groups], many)
+        """The same, yielding Pieces as tokens become final. Closing the iterator ends the requests.
 
-    def _stream(self, lives: list[Live], many: bool) -> Iterator[Piece]:
-        index = {live.index: i for i, live in enumerate(lives)}
-        texts = [Detokenizer(self.decode, live.ctx.request.sampling.stop) for live in lives]
+        Arguments are checked at once; the requests begin with the first piece asked for.
+        """
+        groups, many = self._requests(prompt, method, sampling)
+        if any(isinstance(group, list) and len(group) > 1 for group in groups):
+            raise BadConfig("n: streaming gives one sample a prompt; use generate for more")
+        return self._stream(groups, many)
+
+    def _stream(self, groups: list[list[Request] | ForetellError], many: bool) -> Iterator[Piece]:
+        lives = {}
+        for i, group in enumerate(groups):
+            if isinstance(group, ForetellError):
+                yield Piece("", [], [], i, "error", error=group)
+            else:
+                live = self.engine.add(group[0])
+                lives[live.index] = i, live, Detokenizer(self.decode, group[0].sampling.stop)
+        for event in self._drive([live for _, live, _ in lives.values()]):
+            i, live, text = lives[event.request]
+            if live.error and not many:
+                raise live.error
+            parts = [text.push(self._spoken(live, [token])) for token in event.tokens]
+            tail = text.push([], final=True) if event.done else ""
+            error = live.error if isinstance(live.error, ForetellError) else None
+            yield Piece("".join(parts) + tail, event.tokens, event.sources, i, event.done, parts, error)
+
+    def _drive(self, lives: list[Live]) -> Iterator[Event]:
+        """The events of these requests until all are done, however this is left.
+
+        Requests of other open streams move on with them; their events wait until they are asked for.
+        """
+        box: deque[Event] = deque()
+        self._inbox |= {live.index: box for live in lives}
+        left = len(lives)
         try:
-            while self.engine.live:
-                for event in self.engine.step():
-                    if event.request not in index:
-                        continue
-                    i = index[event.request]
-                    live = lives[i]
-                    if live.error and not many:
-                        raise live.error
-                    text = texts[i].push(self._spoken(live, event.tokens), final=event.done is not None)
-                    yield Piece(text, event.tokens, event.sources, i, event.done)
+            while left and (box or self.engine.live or self.engine.events):
+                if not box:
+                    for event in self.engine.step():
+                        if event.request in self._inbox:
+                            self._inbox[event.request].append(event)
+                    continue
+                event = box.popleft()
+                left -= event.done is not None
+                yield event
         finally:
             for live in lives:
                 self.engine.end(live)
+                del self._inbox[live.index]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; an empty one is the tokenizer's first token, if it has one."""
@@ -149,9 +176,7 @@ class LM:
     def _encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        if isinstance(prompt, torch.Tensor):
-            prompt = prompt.tolist()
-        items = list(prompt)
+        items = list(prompt) if isinstance(prompt, Iterable) else [None]
         if items and all(isinstance(m, Mapping) for m in items):
             if self.tokenizer is None or not self.tokenizer.chat_template:
                 raise BadConfig("chat messages need a model whose tokenizer has a chat template; give a text instead")
@@ -164,12 +189,18 @@ class LM:
             raise BadConfig("a prompt is a text, a list of token ids or a list of chat messages")
         return items
 
-    def _requests(self, prompt: Any, method: Any, sampling: dict[str, Any]) -> tuple[list[list[Request]], bool]:
-        """One list of requests (its n samples) a prompt, and whether many prompts were given."""
+    def _requests(
+        self, prompt: Any, method: Any, sampling: dict[str, Any]
+    ) -> tuple[list[list[Request] | ForetellError], bool]:
+        """One list of requests (its n samples) a prompt, and whether many prompts were given.
+
+        Everything is checked before anything runs. A wrong argument raises; of many prompts one that cannot be used
+        is returned as its error, unless none can.
+        """
         for key in sampling:
             if key not in FIELDS:
                 raise UnknownMethod.near("argument", key, FIELDS | {"method"})
-        if isinstance(prompt, torch.Tensor):
+        if hasattr(prompt, "tolist"):  # a tensor or an array
             prompt = prompt.tolist()
         many = isinstance(prompt, list | tuple) and any(not isinstance(p, int | Mapping) for p in prompt)
         prompts = list(prompt) if many else [prompt]
@@ -185,42 +216,56 @@ class LM:
 
         methods = each("method", method)
         columns = {name: each(name, value) for name, value in sampling.items()}
-        groups = []
+        groups: list[list[Request] | ForetellError] = []
         for i, one in enumerate(prompts):
             chosen = Sampling(**self._clean({name: values[i] for name, values in columns.items()}))
+            if not isinstance(methods[i], str | Drafter | Strategy):
+                raise BadConfig.field("method", methods[i], "a spec like 'ngram:n=3', or a config object")
             name, strategy = resolve(AUTO if methods[i] == "auto" else methods[i])
-            ids = self._encode(one)
-            groups.append([
-                Request(ids, strategy, dataclasses.replace(chosen, seed=chosen.seed + k, n=1), name,
-                        self.decode if self.tokenizer is not None else None)
+            try:
+                ids = self._encode(one)
+                self.engine.end(self.engine.add(Request(ids, resolve("plain")[1])))
+            except ForetellError as error:
+                groups.append(error)
+                continue
+            text = self.decode if self.tokenizer is not None else None
+            requests = [
+                Request(ids, strategy, dataclasses.replace(chosen, seed=chosen.seed + k, n=1), name, text)
                 for k in range(chosen.n)
-            ])  # fmt: skip
+            ]
+            self.engine.end(self.engine.add(requests[0]))
+            groups.append(requests)
+        errors = [group for group in groups if isinstance(group, ForetellError)]
+        if errors and len(errors) == len(groups):
+            raise errors[0]
         return groups, many
 
     def _clean(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Texts to token ids, single values to tuples."""
-        for name in ("stop", "stop_token_ids", "logits_processors", "bad_words"):
-            if name in options:
-                value = options[name]
-                options[name] = () if value is None else (value,) if isinstance(value, str | int) or callable(value) else tuple(value)
+        """Texts to token ids, single values to tuples. Raises BadConfig for what is neither."""
+        for name in NESTED & set(options):
+            value = options[name]
+            if name == "logit_bias":
+                options[name] = _bias({} if value is None else value)
+                continue
+            if value is None or isinstance(value, str | int) or callable(value):
+                value = () if value is None else (value,)
+            if not isinstance(value, Iterable) or isinstance(value, Mapping):
+                raise BadConfig.field(name, value, "a list")
+            options[name] = tuple(value)
+        if not all(callable(p) for p in options.get("logits_processors", ())):
+            raise BadConfig.field("logits_processors", options["logits_processors"], "a list of callables")
         words: list[list[int]] = []
         for word in options.get("bad_words", ()):
             if isinstance(word, str):
                 # A word is meant wherever it stands: at the start of a text and behind a space.
-                words += [self.encode(w) for w in dict.fromkeys((word, " " + word.lstrip(" ")))]
-            else:
+                words += [self.encode(w) for w in dict.fromkeys((word, " " + word.lstrip(" ")))] if word else [[]]
+            elif isinstance(word, list | tuple):
                 words.append(list(word))
+            else:
+                raise BadConfig.field("bad_words", word, "a text or a list of token ids")
         if "bad_words" in options:
             options["bad_words"] = tuple(words)
-        if "logit_bias" in options:
-            options["logit_bias"] = {int(k): float(v) for k, v in (options["logit_bias"] or {}).items()}
         return options
-
-    def _check(self, groups: list[list[Request]]) -> bool:
-        """Every request is validated before the first is added, so a bad one costs nothing."""
-        for group in groups:
-            self.engine.end(self.engine.add(group[0]))
-        return True
 
     def _spoken(self, live: Live, tokens: list[int]) -> list[int]:
         return [t for t in tokens if t not in live.ctx.sampler.stops]
@@ -238,10 +283,20 @@ class LM:
         return Output(text, tokens, live.reason or "error", live.ctx.stats, sources, logprobs, error=error)
 
 
+def _bias(value: Any) -> dict[int, float]:
+    try:
+        bias = {int(token): float(number) for token, number in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        bias = {0: math.nan}
+    if not all(number < math.inf for number in bias.values()):
+        raise BadConfig.field("logit_bias", value, "a mapping of token ids to numbers below infinity")
+    return bias
+
+
 def _deep(name: str, value: list[Any]) -> bool:
     """Whether a list given for a nested argument has one entry a prompt rather than being one value."""
-    if name == "bad_words":
-        return any(isinstance(v, list | tuple) and any(isinstance(w, str | list | tuple) for w in v) for v in value)
+    if name == "bad_words":  # itself a list of lists; one of texts and lists is meant for one prompt
+        return any(v is None or v == [] or (isinstance(v, list | tuple) and not isinstance(v[0], int)) for v in value)
     return any(isinstance(v, list | tuple | Mapping) or v is None for v in value)
 
 
@@ -252,7 +307,7 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, 
     target = Decoder(hf, title, blocks)
     second = Decoder(draft, f"{title} (draft)", blocks) if draft is not None else None
     if second is not None and second.vocab != target.vocab:
-        raise BadConfig(f"the draft model has {second.vocab} tokens and the target {target.vocab}: they must be the same")
+        raise BadConfig(f"the draft model has {second.vocab} tokens, the target {target.vocab}: they must be the same")
     ends = hf.generation_config.eos_token_id if hf.generation_config is not None else hf.config.eos_token_id
     eos = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     return LM(target, tokenizer, second, path, eos)

@@ -113,6 +113,7 @@ class Engine:
         self.costs = {name: Costs() for name in models}
         self.stores: dict[Hashable, Any] = {}
         self.live: list[Live] = []
+        self.events: list[Event] = []  # of the running step; if it is interrupted, the next one returns them
         self.count = 0
 
     def add(self, request: Request) -> Live:
@@ -162,7 +163,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Lets every request run on to its next ask, then answers one model's asks with one forward."""
-        events: list[Event] = []
+        events = self.events
         for live in list(self.live):
             if None in live.replies:
                 continue
@@ -177,6 +178,7 @@ class Engine:
         waiting = [(live, i) for live in self.live for i, reply in enumerate(live.replies) if reply is None]
         if chosen := [w for w in waiting if w[0].asks[w[1]].model != "target"] or waiting:
             self._answer(chosen)
+        self.events = []
         return events
 
     def _advance(self, live: Live, events: list[Event]) -> None:

@@ -27,13 +27,15 @@ class Detokenizer:
         text = self.decode(self.tokens[self.start :])
         if final or not text.endswith("\ufffd"):
             self.held += text[len(known) :]
-            # Decoders may treat a first token differently, so the window keeps the last piece as context.
-            if self.read < len(self.tokens):
-                self.start, self.read = self.read, len(self.tokens)
+            # Decoders may treat a first token differently, so the window keeps the last tokens that had text.
+            if len(text) > len(known):
+                self.start = self.read
+            self.read = len(self.tokens)
         cut = min((i for i in (self.held.find(s) for s in self.stops) if i >= 0), default=-1)
         if cut >= 0:
             self.ended = True
             return self.held[:cut]
-        keep = 0 if final else max((n for s in self.stops for n in range(1, len(s)) if self.held.endswith(s[:n])), default=0)
+        starts = [n for s in self.stops for n in range(1, len(s)) if self.held.endswith(s[:n])]
+        keep = max(starts, default=0) if not final else 0
         out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return out
