@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -236,6 +237,20 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_every_sampling_option_is_explained(name: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "sampling.md").read_text("utf-8"), re.M)
     assert rows.count(name) == 1, f"docs/sampling.md explains {name} {rows.count(name)} times"
+
+
+def test_everything_public_is_explained() -> None:
+    from foretell import errors
+    from foretell.api import Output, Piece
+    from foretell.stats import Stats
+
+    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    wanted = [*foretell.__all__, *inspect.signature(foretell.load).parameters]
+    wanted += [f.name for cls in (Output, Piece, Stats, registry.Card) for f in dataclasses.fields(cls)]
+    wanted += [name for name, value in vars(Stats).items() if isinstance(value, property)]
+    wanted += [n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.ForetellError)]
+    missing = [name for name in wanted if not re.search(rf"`(foretell\.)?{name}[`(]", page)]
+    assert missing == []
 
 
 def blocks(page: str) -> list[str]:
