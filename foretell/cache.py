@@ -123,16 +123,8 @@ class Cache:
         return twin
 
     def drop(self) -> None:
-        """This cache is done with; its sharers need not copy on its account."""
+        """This cache is done with: its sharers need not copy on its account."""
         self.sharers[0] -= 1
-
-    def room(self) -> int | None:
-        """How many tokens fit before a policy next changes rows; None: it never does."""
-        return None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self.keys, *self.values))
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them; forgets the rest."""

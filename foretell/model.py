@@ -8,39 +8,18 @@ under the job's mask. What a model can do is asked of `caps`, never of its class
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from foretell.cache import Cache, Job, Layout
+from foretell.ops.attention import attend
 from foretell.tree import TokenTree
 from foretell.types import Ask, Reply
 
 STEP: ContextVar[Sequence[Job]] = ContextVar("foretell_step")  # the jobs of the running forward
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
-           softcap: float | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
-    """q (H, n, D) over k, v (KV, L, D), mask additive (n, L) or None -> (n, H, D)."""
-    if softcap is None and sinks is None:
-        out = F.scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale, enable_gqa=len(q) != len(k))
-        return out[0].transpose(0, 1)
-    heads, new, width = q.shape
-    scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores + mask
-    if sinks is not None:
-        sink = sinks.reshape(-1, 1, 1).expand(-1, new, 1)
-        p = torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32)[..., :-1].to(q.dtype)
-    else:
-        p = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
 
 
 def forest_attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None,
@@ -108,18 +87,3 @@ class Model:
         """Rows (N, V) of a tree below `tokens`, from an empty cache: the reference for audits and tests."""
         job, _ = self.cache().prepare(Ask(tree or TokenTree(tokens[-1])), tokens, len(tokens))
         return self.forward([job])[0].logits
-
-    @torch.inference_mode()
-    def costs(self, sizes: Sequence[int], context: int = 256, runs: int = 5) -> dict[int, float]:
-        """Median seconds of a forward of n tokens behind `context` rows, for each n of `sizes`, taken in turn."""
-        base = [1] * (min(context, self.context - max(sizes) - 1) + 1)
-        cache, times = self.cache(), {n: [0.0] * 0 for n in sizes}
-        for run in range(-1, runs):
-            for n in sizes:
-                cache.branch = 0  # or the nodes of the tree before would count as known
-                job, _ = cache.prepare(Ask(TokenTree(1).chain([1] * (n - 1))), base, len(base))
-                start = time.perf_counter()
-                self.forward([job])[0].logits.sum().item()
-                if run >= 0:
-                    times[n].append(time.perf_counter() - start)
-        return {n: sorted(seconds)[len(seconds) // 2] for n, seconds in times.items()}

@@ -8,18 +8,10 @@ temperature, top-k, top-p, min-p, typical-p. It knows no tree and no cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import (
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers.generation import logits_process as hf
 
 from foretell.errors import BadConfig
 from foretell.types import Sampling
@@ -38,25 +30,21 @@ class Sampler:
             for token in ids:
                 if not (isinstance(token, int) and 0 <= token < vocab):
                     raise BadConfig(f"{name}: token {token!r} is not in the vocabulary (0 to {vocab - 1})")
-        pathwise: list[object] = []  # need the tokens before the row
-        if s.repetition_penalty != 1:
-            pathwise.append(RepetitionPenaltyLogitsProcessor(s.repetition_penalty))
-        if s.no_repeat_ngram_size:
-            pathwise.append(NoRepeatNGramLogitsProcessor(s.no_repeat_ngram_size))
-        if s.bad_words:
-            pathwise.append(NoBadWordsLogitsProcessor([list(w) for w in s.bad_words]))
-        self.processors = [*pathwise, *s.logits_processors]
-        self.warpers: list[object] = []
-        if s.temperature not in (0, 1):
-            self.warpers.append(TemperatureLogitsWarper(float(s.temperature)))
-        if 0 < s.top_k < vocab:
-            self.warpers.append(TopKLogitsWarper(s.top_k))
-        if s.top_p < 1:
-            self.warpers.append(TopPLogitsWarper(float(s.top_p)))
-        if s.min_p > 0:
-            self.warpers.append(MinPLogitsWarper(float(s.min_p)))
-        if s.typical_p < 1:
-            self.warpers.append(TypicalLogitsWarper(float(s.typical_p)))
+        before = [  # need the tokens before the row
+            (s.repetition_penalty != 1, hf.RepetitionPenaltyLogitsProcessor, float(s.repetition_penalty)),
+            (s.no_repeat_ngram_size, hf.NoRepeatNGramLogitsProcessor, s.no_repeat_ngram_size),
+            (s.bad_words, hf.NoBadWordsLogitsProcessor, [list(w) for w in s.bad_words]),
+        ]
+        after = [
+            (s.temperature not in (0, 1), hf.TemperatureLogitsWarper, float(s.temperature)),
+            (0 < s.top_k < vocab, hf.TopKLogitsWarper, s.top_k),
+            (s.top_p < 1, hf.TopPLogitsWarper, s.top_p),
+            (s.min_p > 0, hf.MinPLogitsWarper, s.min_p),
+            (s.typical_p < 1, hf.TypicalLogitsWarper, s.typical_p),
+        ]
+        self.processors: list[Any] = [make(value) for on, make, value in before if on]
+        self.processors += s.logits_processors
+        self.warpers: list[Any] = [make(value) for on, make, value in after if on]
         counted = s.presence_penalty or s.frequency_penalty
         self.greedy = s.temperature == 0
         self.plain = not (self.processors or counted or s.logit_bias or (s.min_new_tokens and self.stops))
@@ -74,7 +62,7 @@ class Sampler:
         if self.processors:
             ids = torch.tensor([[*self.prompt, *output]], dtype=torch.long, device=row.device)
             for processor in self.processors:
-                scores = processor(ids, scores[None])[0]  # type: ignore[operator]
+                scores = processor(ids, scores[None])[0]
             if scores.shape != row.shape:
                 raise BadConfig(f"a logits processor returned shape {tuple(scores.shape)} for {tuple(row.shape)}")
         if (s.presence_penalty or s.frequency_penalty) and output:
@@ -95,7 +83,7 @@ class Sampler:
             return p
         scores = scores[None]
         for warper in self.warpers:
-            scores = warper(None, scores)  # type: ignore[operator]
+            scores = warper(None, scores)
         p = scores[0].softmax(-1)
         if not bool(torch.isfinite(p[0])):
             raise BadConfig("the sampling options leave no token possible at some position")

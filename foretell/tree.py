@@ -9,9 +9,11 @@ ones, and whether to draw a child never depends on which token it turned out to 
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -25,29 +27,22 @@ class Law:
         self.probs, self.ids = probs, ids
 
     def prob(self, token: int) -> float:
-        if self.ids is None:
-            return float(self.probs[token]) if token < len(self.probs) else 0.0
-        return float(self.probs[self.ids == token].sum())
+        at: Any = slice(token, token + 1) if self.ids is None else self.ids == token
+        return float(self.probs[at].sum())
 
     def dense(self, vocab: int) -> torch.Tensor:
         """(vocab,) of the same dtype; tokens the drafter does not have get 0."""
         if self.ids is None and len(self.probs) == vocab:
             return self.probs
-        full = self.probs.new_zeros(vocab)
-        if self.ids is None:
-            full[: min(vocab, len(self.probs))] = self.probs[:vocab]
-        else:
-            full[self.ids] = self.probs
-        return full
+        full = self.probs.new_zeros(max(vocab, len(self.probs)))
+        full[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+        return full[:vocab]
 
     def without(self, tokens: Iterable[int]) -> Law:
         """The law of a draw that is known not to be one of `tokens`, renormalised."""
         gone = torch.tensor(list(tokens), dtype=torch.long, device=self.probs.device)
         probs = self.probs.clone()
-        if self.ids is None:
-            probs[gone] = 0
-        else:
-            probs[torch.isin(self.ids, gone)] = 0
+        probs[gone if self.ids is None else torch.isin(self.ids, gone)] = 0
         return Law(probs / probs.sum(), self.ids)
 
 
@@ -151,9 +146,10 @@ class TokenTree:
         if len(self) <= size:
             return self
         assert not self.drawn, "a drawn tree must not be pruned afterwards"
-        small = TokenTree(self.tokens[0])
-        for node in range(1, size):
-            small.add(self.parents[node], self.tokens[node], None, self.values[node], self.sources[node])
+        small = copy.copy(self)
+        for name in ("tokens", "parents", "depths", "laws", "values", "sources"):
+            setattr(small, name, getattr(self, name)[:size])
+        small.tries = [[t for t in tries if t < size] for tries in self.tries[:size]]
         return small
 
     def check(self) -> None:

@@ -1,0 +1,1 @@
+"""Numeric kernels: pure functions of tensors, each with a slow twin in the tests."""

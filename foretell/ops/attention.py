@@ -1,0 +1,26 @@
+"""Attention of one job's nodes over one cache's rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+           softcap: float | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+    """q (H, n, D) over k, v (KV, L, D), mask additive (n, L) or None -> (n, H, D)."""
+    if softcap is None and sinks is None:
+        out = F.scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale, enable_gqa=len(q) != len(k))
+        return out[0].transpose(0, 1)
+    heads, new, width = q.shape
+    scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        sink = sinks.reshape(-1, 1, 1).expand(-1, new, 1)
+        p = torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32)[..., :-1].to(q.dtype)
+    else:
+        p = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
