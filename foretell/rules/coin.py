@@ -37,13 +37,12 @@ class Coin(Rule):
         while True:
             p, children = target.p(node), tree.tries[node]
             tokens = [tree.tokens[c] for c in children]
-            heads = p[tokens]
-            none = (1 - heads.sum()).clamp_min(0)
-            choice = rng.sample(torch.cat([heads, none[None]]), "accept", position, tree.depths[node]) if children else 0
+            rest = p.clone()
+            rest[tokens] = 0
+            laws = torch.cat([p[tokens], rest.sum()[None]])  # not 1 - the sum: rounding could then choose an empty rest
+            choice = rng.sample(laws, "accept", position, tree.depths[node]) if children else 0
             outcome.tested += [(c, i == choice) for i, c in enumerate(children)]
             if choice == len(children):
-                rest = p.clone()
-                rest[tokens] = 0
                 outcome.token = rng.sample(rest / rest.sum(), "target", position + tree.depths[node])
                 return outcome
             node = children[choice]
