@@ -1,0 +1,78 @@
+"""Token recycling: what it learns and the trees it grows; its exactness is in test_laws.py."""
+
+from __future__ import annotations
+
+import torch
+
+from foretell.drafter import Step
+from foretell.drafters.token_recycling import TokenRecycling
+from foretell.engine import Context, Engine, Request
+from foretell.models.toy import Toy
+from foretell.strategy import Speculative
+from foretell.types import Outcome, Reply, Sampling
+from tests import laws
+
+SPECS = ["token-recycling:k=2,depth=2"]
+
+
+def context(drafter: TokenRecycling, prompt: list[int], engine: Engine | None = None, tenant: str = "") -> Context:
+    engine = engine or Engine({"target": Toy(8)})
+    return Context(engine, Request(prompt, Speculative(drafter), Sampling(max_new_tokens=40), tenant=tenant))
+
+
+def test_the_prompts_own_bigrams_are_the_first_candidates() -> None:
+    drafter = TokenRecycling()
+    ctx = context(drafter, [1, 2, 1, 3, 1])
+    tree = drafter.propose(ctx, drafter.start(ctx), 50)
+    tree.check()
+    assert [tree.tokens[c] for c in tree.tries[0]] == [3, 2], "the most recent continuation comes first"
+    assert not tree.drawn
+
+
+def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
+    drafter = TokenRecycling(k=2)
+    ctx = context(drafter, [1, 2, 1])
+    store = drafter.start(ctx)
+    tree = drafter.propose(ctx, store, 4)
+    rows = torch.zeros(len(tree), 8)
+    for node in range(len(tree)):
+        rows[node, [(node + 3) % 8, (node + 4) % 8]] = torch.tensor([2.0, 1.0])
+    path = [1]
+    reply, outcome = Reply(rows, {}, list(range(len(tree)))), Outcome(path, 5, [(1, True)])
+    drafter.observe(ctx, store, Step(tree, reply, outcome, [2, 5]))
+    last = {}
+    for node in [*range(len(tree)), 0, *path]:
+        last[tree.tokens[node]] = [(node + 3) % 8, (node + 4) % 8]
+    assert {t: store.rows[t][:2] for t in last} == last
+
+
+def test_trees_keep_to_size_depth_and_distinct_children() -> None:
+    for k, nodes, depth, budget in ((1, 80, 3, 99), (8, 5, 6, 99), (8, 80, 2, 99), (8, 80, 6, 7)):
+        drafter = TokenRecycling(k=k, nodes=nodes, depth=depth)
+        strategy = Speculative(drafter, nodes=budget - 1)
+        engine = Engine({"target": Toy(8, copy=2.0)})
+        live = engine.add(Request([1, 2, 3, 1], strategy, Sampling(max_new_tokens=30, temperature=1.0)))
+        laws.finish(engine, live)
+        ctx = context(drafter, live.ctx.tokens, engine)
+        tree = drafter.propose(ctx, drafter.start(ctx), budget)
+        tree.check()
+        assert 1 < len(tree) <= min(nodes + 1, budget) and max(tree.depths) <= depth
+        assert all(len(tries) <= k for tries in tree.tries)
+
+
+def test_the_store_is_shared_in_a_tenant_and_not_beyond() -> None:
+    engine, drafter = Engine({"target": Toy(8, copy=1.0)}), TokenRecycling()
+    a, b, c = (context(drafter, [i, i + 1], engine, tenant) for i, tenant in ((1, "x"), (3, "x"), (5, "y")))
+    assert drafter.start(a) is drafter.start(b) and drafter.start(a) is not drafter.start(c)
+    assert 5 not in drafter.start(a).rows
+
+
+def test_what_one_request_learns_speeds_up_the_next() -> None:
+    engine = Engine({"target": Toy(8, copy=1.0, sharpness=6.0)})
+    strategy = Speculative(TokenRecycling(), nodes=24)
+    steps = []
+    for _ in range(2):
+        live = engine.add(Request([1, 2], strategy, Sampling(max_new_tokens=40)))
+        laws.finish(engine, live)
+        steps.append(live.ctx.stats.steps)
+    assert steps[1] <= steps[0] and live.ctx.stats.mat > 1.2

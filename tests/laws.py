@@ -1,0 +1,461 @@
+"""The laws of the project as functions: each takes a strategy and raises AssertionError where it breaks a claim.
+
+test_laws.py runs them on every method the registry finds, test_slips.py on methods broken on purpose. What is expected
+never comes from the engine: `reference` works from the toy model's own rows, by the chain rule and plain loops.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretell import registry
+from foretell.cache import Cache
+from foretell.engine import Engine, Live, Request
+from foretell.errors import BadConfig
+from foretell.model import Model
+from foretell.models.toy import Toy
+from foretell.rng import Enumerator
+from foretell.strategies.plain import Plain
+from foretell.strategy import Speculative, Strategy
+from foretell.tree import TokenTree
+from foretell.types import Ask, Sampling
+
+EXACT = 1e-9
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """A tokenizer's part: one letter a token."""
+    return "".join(LETTERS[t] for t in tokens)
+
+
+class Grammar:
+    """A processor that depends on the path: the token that is (sum of all tokens so far) modulo V is forbidden."""
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        scores[0, int(ids.sum()) % scores.shape[-1]] = -torch.inf
+        return scores
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A sampling with the ends of the texts."""
+
+    sampling: Sampling
+    eos: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> Callable[[Sequence[int]], str] | None:
+        return spell if self.sampling.stop else None
+
+
+SETTINGS = {
+    "plain": Setting(Sampling(temperature=1.0)),
+    "temperature": Setting(Sampling(temperature=0.6)),
+    "top-p": Setting(Sampling(temperature=1.3, top_p=0.8)),
+    "top-k, min-p": Setting(Sampling(temperature=1.0, top_k=2, min_p=0.2)),
+    "penalties": Setting(Sampling(temperature=1, repetition_penalty=1.7, presence_penalty=0.8, frequency_penalty=0.4)),
+    "grammar": Setting(Sampling(temperature=1.0, logits_processors=(Grammar(),))),
+    "bias, ends": Setting(Sampling(temperature=1.0, logit_bias={1: 0.75, 2: -0.5}, min_new_tokens=2), eos=(2,)),
+    "end": Setting(Sampling(temperature=1.0, stop=("ab",), stop_token_ids=(2,))),
+}
+
+
+# --- what is expected: plain loops over the toy model's rows
+
+
+def row(toy: Toy, tokens: Sequence[int]) -> list[float]:
+    """Logits after `tokens`, asked of the toy model's hash without engine, cache or mask."""
+    return list(toy.row(np.array(tokens, dtype=np.float64), np.arange(len(tokens), dtype=np.float64)))
+
+
+def expected_law(toy: Toy, prompt: Sequence[int], output: Sequence[int], setting: Setting) -> list[float]:
+    """The law (V,) of the token after `output`, worked out token by token."""
+    s, scores = setting.sampling, row(toy, [*prompt, *output])
+    for t in {*prompt, *output}:
+        scores[t] = scores[t] / s.repetition_penalty if scores[t] > 0 else scores[t] * s.repetition_penalty
+    for processor in s.logits_processors:
+        scores = processor(torch.tensor([[*prompt, *output]]), torch.tensor([scores], dtype=torch.float64))[0].tolist()
+    for t, n in Counter(output).items():
+        scores[t] -= s.presence_penalty + n * s.frequency_penalty
+    for t, bias in s.logit_bias.items():
+        scores[t] += bias
+    if len(output) < s.min_new_tokens:
+        for t in (*setting.eos, *s.stop_token_ids):
+            scores[t] = -math.inf
+    if s.temperature == 0:
+        best = scores.index(max(scores))
+        return [float(t == best) for t in range(len(scores))]
+    scores = [x / s.temperature for x in scores]
+    if s.top_k:
+        least = sorted(scores)[-s.top_k]
+        scores = [x if x >= least else -math.inf for x in scores]
+    p = _softmax(scores)
+    if s.top_p < 1:
+        mass, kept = 0.0, set()
+        for t in sorted(range(len(p)), key=lambda t: -p[t]):
+            if mass < s.top_p:
+                kept.add(t)
+            mass += p[t]
+        p = _softmax([x if t in kept else -math.inf for t, x in enumerate(scores)])
+    if s.min_p:
+        p = [x if x >= s.min_p * max(p) else 0.0 for x in p]
+    return [x / sum(p) for x in p]
+
+
+def _softmax(scores: Sequence[float]) -> list[float]:
+    weights = [math.exp(x - max(scores)) for x in scores]
+    return [w / sum(weights) for w in weights]
+
+
+def ended(output: Sequence[int], setting: Setting) -> bool:
+    s = setting.sampling
+    stops = (*(() if s.ignore_eos else setting.eos), *s.stop_token_ids)
+    return bool(output) and (output[-1] in stops or len(output) >= s.max_new_tokens
+                             or any(stop in spell(output) for stop in s.stop))  # fmt: skip
+
+
+def reference(toy: Toy, prompt: Sequence[int], setting: Setting) -> dict[tuple[int, ...], float]:
+    """The law of whole outputs that plain decoding has, by the chain rule."""
+    total: dict[tuple[int, ...], float] = {}
+    stack: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    while stack:
+        output, weight = stack.pop()
+        if ended(output, setting):
+            total[output] = weight
+            continue
+        law = expected_law(toy, prompt, output, setting)
+        stack += [((*output, t), weight * p) for t, p in enumerate(law) if p > 0]
+    return total
+
+
+# --- the world a method is run in
+
+
+def world(strategy: Strategy, vocab: int = 3, seed: int = 5, copy: float = 0.5, **toy: Any) -> dict[str, Model]:
+    """A target, and for every other model the strategy asks a relative that agrees with it in part."""
+    models: dict[str, Model] = {"target": Toy(vocab, seed, copy=copy, **toy)}
+    for i, name in enumerate(strategy.models):
+        models[name] = Toy(vocab, seed, noise=0.6 + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
+    return models
+
+
+def finish(engine: Engine, *lives: Live) -> None:
+    """Runs the engine dry and raises what went wrong in these requests."""
+    for _ in engine.run():
+        pass
+    for live in lives:
+        if live.error is not None:
+            raise live.error.__cause__ or live.error
+
+
+def generate(strategy: Strategy, prompt: Sequence[int], setting: Setting, models: Mapping[str, Model]) -> Live:
+    engine = Engine(models, setting.eos)
+    live = engine.add(Request(prompt, strategy, setting.sampling, text=setting.text))
+    finish(engine, live)
+    return live
+
+
+WIDE = 24  # outcomes of two tokens above which three would take too long
+
+
+@dataclass
+class Law:
+    """The enumerated law of a strategy's outputs, and what its drafts came to over all outcomes."""
+
+    outputs: dict[tuple[int, ...], float] = field(default_factory=dict)
+    outcomes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def distance(self, other: Mapping[tuple[int, ...], float]) -> float:
+        """The largest difference of any output's probability."""
+        keys = {*self.outputs, *other}
+        return max(abs(self.outputs.get(k, 0.0) - other.get(k, 0.0)) for k in keys)
+
+
+def warmed(strategy: Strategy, models: Mapping[str, Model], setting: Setting) -> dict[Any, Any]:
+    """What the engine's shared stores hold after two texts; only a drafter that learns leaves anything there."""
+    engine = Engine(models, setting.eos)
+    vocab = models["target"].vocab
+    lives = []
+    for seed in range(2):
+        sampling = Sampling(max_new_tokens=12, temperature=1.0, seed=seed)
+        lives.append(engine.add(Request([t % vocab for t in (0, 1, 2, seed)], strategy, sampling)))
+    finish(engine, *lives)
+    return engine.stores
+
+
+def enumerate_law(strategy: Strategy, prompt: Sequence[int], setting: Setting, models: Mapping[str, Model],
+                  warm: bool = True) -> Law:  # fmt: skip
+    """Runs the engine once for every outcome of every draw."""
+    stores = warmed(strategy, models, setting) if warm else {}
+    law = Law()
+
+    def once(door: Enumerator) -> tuple[int, ...]:
+        engine = Engine(models, setting.eos)
+        engine.stores = copy.deepcopy(stores)
+        live = engine.add(Request(prompt, strategy, setting.sampling, text=setting.text, rng=door))
+        finish(engine, live)
+        law.drafted += live.ctx.stats.drafted
+        law.accepted += live.ctx.stats.accepted
+        return tuple(live.ctx.output)
+
+    for weight, output in Enumerator.walk(once):
+        law.outcomes += 1
+        law.outputs[output] = law.outputs.get(output, 0.0) + weight
+    return law
+
+
+# --- the laws
+
+PROMPT = (0, 1, 2, 0, 1, 2, 0)
+
+
+def check_law(strategy: Strategy, setting: Setting | str = "plain", tokens: int = 0, warm: bool = True,
+              drafts: bool = True, prompt: Sequence[int] = PROMPT, **toy: Any) -> Law:  # fmt: skip
+    """The first tokens have plain decoding's law, to 1e-9, and it was drafting that produced them.
+
+    `tokens` 0: two, and then three unless there are too many outcomes.
+    """
+    setting = SETTINGS[setting] if isinstance(setting, str) else setting
+    if not tokens:
+        law = check_law(strategy, setting, 2, warm, drafts, prompt, **toy)
+        return law if law.outcomes > WIDE else check_law(strategy, setting, 3, warm, drafts, prompt, **toy)
+    setting = replace(setting, sampling=replace(setting.sampling, max_new_tokens=tokens))
+    models = world(strategy, **toy)
+    law = enumerate_law(strategy, prompt, setting, models, warm)
+    target = models["target"]
+    assert isinstance(target, Toy)
+    assert abs(sum(law.outputs.values()) - 1) < EXACT, "the outcomes' probabilities do not sum to 1"
+    error = law.distance(reference(target, prompt, setting))
+    assert error <= EXACT, f"the law of the first {tokens} tokens is off by {error:.2e}"
+    if drafts:
+        assert law.drafted, "nothing was drafted: the law was not put to the test"
+        assert 0 < law.accepted < law.drafted, f"{law.accepted} of {law.drafted} accepted: one side was not tested"
+    return law
+
+
+GREEDY = [
+    Setting(Sampling(max_new_tokens=14)),
+    Setting(Sampling(max_new_tokens=14, repetition_penalty=1.3, frequency_penalty=0.3)),
+    Setting(Sampling(max_new_tokens=14, no_repeat_ngram_size=3)),
+    Setting(Sampling(max_new_tokens=14, logits_processors=(Grammar(),), logit_bias={3: 1.5})),
+    Setting(Sampling(max_new_tokens=14, stop_token_ids=(5,), stop=("ab",), min_new_tokens=3)),
+]
+
+
+def prompts(count: int, vocab: int) -> list[list[int]]:
+    """Of 1 to 9 tokens, with repetitions, the same every time."""
+    draw = np.random.default_rng(7)
+    return [draw.integers(0, vocab, 1 + i % 9).tolist() for i in range(count)]
+
+
+@cache
+def _plain_greedy(count: int, seed: int) -> list[list[int]]:
+    return _greedy([Plain()], count, seed)[0]
+
+
+def _greedy(strategies: Sequence[Strategy], count: int, seed: int) -> tuple[list[list[int]], int, int]:
+    models = {k: m for s in strategies for k, m in world(s, 16, seed, copy=2.0).items()}
+    engine = Engine(models, (7,))
+    lives = []
+    for i, prompt in enumerate(prompts(count, 16)):
+        setting = GREEDY[i % len(GREEDY)]
+        lives.append(engine.add(Request(prompt, strategies[i % len(strategies)], setting.sampling, text=setting.text)))
+    finish(engine, *lives)
+    stats = [live.ctx.stats for live in lives]
+    return [live.ctx.output for live in lives], sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+
+
+def check_greedy(strategies: Sequence[Strategy], count: int = 200, seed: int = 3) -> None:
+    """At temperature 0 the tokens are plain decoding's, prompt by prompt. The prompts go round the strategies."""
+    outputs, drafted, accepted = _greedy(strategies, count, seed)
+    for i, (got, want) in enumerate(zip(outputs, _plain_greedy(count, seed), strict=True)):
+        assert got == want, f"prompt {i}: {got} where plain decoding gives {want}"
+    if not all(isinstance(s, Plain) for s in strategies):
+        assert 0 < accepted < drafted, f"{accepted} of {drafted} accepted: one side was not tested"
+
+
+def check_batch(strategies: Sequence[Strategy], vocab: int = 8) -> None:
+    """Each request gives the same tokens alone and among others, and again with the same seed."""
+    models = {k: m for s in strategies for k, m in world(s, vocab, copy=1.5).items()}
+    samplings = [
+        Sampling(temperature=1.0, max_new_tokens=11, seed=3),
+        Sampling(temperature=0.0, max_new_tokens=17),
+        Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, max_new_tokens=6, seed=11),
+        Sampling(temperature=1.0, max_new_tokens=9, stop_token_ids=(3,), seed=3),
+        Sampling(temperature=1.2, max_new_tokens=1, seed=4),
+    ]
+    texts = prompts(len(strategies) * len(samplings), vocab)
+    requests = [Request(texts[i], strategies[i % len(strategies)], samplings[i % len(samplings)], tenant=str(i))
+                for i in range(len(texts))]  # fmt: skip
+    alone = []
+    for request in requests:
+        engine = Engine(models)
+        live = engine.add(request)
+        finish(engine, live)
+        alone.append(live.ctx.output)
+    engine = Engine(models)
+    lives = []
+    for k, request in enumerate(requests):  # some join while others are on their way
+        lives.append(engine.add(request))
+        if k % 3 == 0:
+            engine.step()
+    finish(engine, *lives)
+    for i, (live, want) in enumerate(zip(lives, alone, strict=True)):
+        assert live.ctx.output == want, f"request {i}: {live.ctx.output} in the batch, {want} alone"
+
+
+def check_seeds(strategy: Strategy, seeds: Sequence[int] = range(12), vocab: int = 8) -> None:
+    """The tokens are those plain decoding draws with the same seed."""
+    accepted = 0
+    for seed in seeds:
+        setting = Setting(Sampling(temperature=0.8, seed=seed, max_new_tokens=20), eos=(5,))
+        models = world(strategy, vocab, copy=2.5)
+        live, plain = (generate(s, [1, 2, 3, 1, 2], setting, models) for s in (strategy, Plain()))
+        assert live.ctx.output == plain.ctx.output, f"seed {seed}: {live.ctx.output}, not {plain.ctx.output}"
+        accepted += live.ctx.stats.accepted
+    assert accepted or isinstance(strategy, Plain), "nothing was ever accepted: not put to the test"
+
+
+def check_cache(cache: Cache, model: Model, tokens: Sequence[int]) -> None:
+    """What the cache keeps of `tokens` is what a fresh prefill of them writes, and it answers as that does."""
+    cache.commit(tokens)
+    assert cache.length <= len(tokens) - 1, "rows of tokens that were never committed"
+    fresh = model.cache()
+    whole, _ = fresh.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
+    with torch.inference_mode():
+        want = model.forward([whole])[0].logits
+        for ours, theirs in zip((*cache.k, *cache.v), (*fresh.k, *fresh.v), strict=True):
+            assert torch.equal(ours[:, : cache.length], theirs[:, : cache.length]), "stale rows in the cache"
+        cache.branch = 0
+        job, _ = cache.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
+        got = model.forward([job])[0].logits
+    assert torch.equal(got, want), "the cache answers otherwise than a fresh prefill"
+
+
+def check_close(strategy: Strategy, temperature: float, tokens: int = 12, vocab: int = 6) -> None:
+    """Closed after any number of engine steps, every cache is that of a fresh prefill and no rows are left behind."""
+    k, going = 0, True
+    while going:
+        models = world(strategy, vocab, copy=2.5)
+        engine = Engine(models)
+        live = engine.add(Request([1, 2, 3, 1, 2], strategy, Sampling(max_new_tokens=tokens, temperature=temperature)))
+        for _ in range(k):
+            engine.step()
+            going = bool(engine.live)
+            if not going:
+                break
+            caches = dict(live.caches)
+        if k and going:
+            shared = [c.sharers for c in caches.values()]
+            text = list(live.ctx.tokens)
+            engine.end(live)
+            assert caches, "no cache was ever made"
+            assert all(count == [0] for count in shared), "a closed request still holds rows"
+            for (name, _), held in caches.items():
+                check_cache(held, models[name], text)
+        assert not going or k == 0 or (not engine.live and not live.caches), "a closed request is still in the engine"
+        k += 1
+    assert k > 3, "it ended before it could be interrupted"
+
+
+def check_cost(strategy: Strategy, cost: str, fields: Mapping[str, Any], exact: bool, steps: int = 5) -> None:
+    """Forwards by model over some steps are what the card says: `target 1, draft length` with a field's name.
+
+    `exact` False: an option lets the method stop early, so of the models that draft there may be fewer.
+    """
+    declared = dict(part.split() for part in cost.split(", "))
+    want = {model: steps * int(fields.get(count, count)) for model, count in declared.items()}
+    engine = Engine(world(strategy, 8, copy=1.5))
+    live = engine.add(Request([1, 2, 3, 1, 2], strategy, Sampling(max_new_tokens=400, temperature=1.0)))
+    commits = 0
+    while commits < steps:
+        before = dict(live.ctx.stats.calls)
+        commits += sum(bool(event.tokens) for event in engine.step())
+    engine.end(live)
+    assert before.keys() == want.keys() and before["target"] == want["target"], f"{before} forwards, not {want}"
+    for model, count in before.items():
+        assert count == want[model] or (not exact and count < want[model]), f"{before} forwards, not {want}"
+
+
+def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
+    """Nothing follows an end, whichever kind, and the reason is told. Returns how many ends fell inside a draft."""
+    inside = 0
+    for seed in range(30):
+        sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=8, stop=("bd",), stop_token_ids=(0,))
+        setting = Setting(sampling, (2,) if seed % 2 else ())
+        prompt = [1, 3, 2, 1, 0, 1, 1, 3, 2, 1, seed % vocab]
+        models = world(strategy, vocab, seed=seed, copy=1.0)
+        engine = Engine(models, setting.eos)
+        live = engine.add(Request(prompt, strategy, setting.sampling, text=setting.text))
+        events = list(engine.run())
+        output = live.ctx.output
+        firsts = [n for n in range(1, len(output) + 1) if ended(output[:n], setting)]
+        assert firsts[:1] == [len(output)], f"{output} goes on after its end"
+        early = ended(output, replace(setting, sampling=replace(setting.sampling, max_new_tokens=99)))
+        assert live.reason == ("stop" if early else "length"), f"{output} ended by {live.reason}"
+        assert [t for e in events for t in e.tokens] == output, "the events are not the output"
+        assert [e.done for e in events if e.done] == [live.reason], "an end is told once"
+        last = next(e for e in reversed(events) if e.tokens)
+        inside += bool(early and last.sources[-1] != "target")
+        assert all(len(e.sources) == len(e.tokens) for e in events), "every token has one source"
+    return inside
+
+
+# --- what the registry finds
+
+
+def variants(name: str) -> list[str]:
+    """The method with its defaults, and the specs that its test file lists as SPECS."""
+    path = registry.files()[registry.kind_of(name), name]
+    test = Path(__file__).parent / path.parent.name / f"test_{path.stem}.py"
+    found = [name]
+    for node in ast.parse(test.read_text("utf-8")).body if test.exists() else []:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "SPECS" for t in node.targets):
+            found += ast.literal_eval(node.value)
+    return found
+
+
+def claiming(*guarantees: str, kind: str = "drafter") -> list[str]:
+    """Specs of every method of the kind whose card claims one of these."""
+    names = [n for n in registry.names(kind) if registry.card(n, kind).guarantee.split(":")[0] in guarantees]
+    return [spec for name in names for spec in variants(name)]
+
+
+def build(spec: str, rule: str = "default", nodes: int = 6) -> Strategy:
+    """The spec with a fixed number of nodes, so that no timing decides which tree is verified."""
+    if registry.kind_of(spec.partition(":")[0]) != "drafter":
+        return registry.resolve(spec)[1]
+    extra = f"rule={rule}" + ("" if "nodes=" in spec else f",nodes={nodes}")
+    return registry.resolve(f"{spec}{',' if ':' in spec else ':'}{extra}")[1]
+
+
+@cache
+def rules_for(spec: str, exact: bool | None = True) -> list[str]:
+    """The rules that take this drafter's trees (None: exact and lossy ones), the default first."""
+    fitting = ["default"] if exact is not False else []
+    for rule in registry.names("rule"):
+        if exact is None or registry.load(rule, "rule").exact == exact:
+            strategy = build(spec, rule)
+            assert isinstance(strategy, Speculative)
+            try:
+                generate(strategy, PROMPT, Setting(Sampling(temperature=1.0, max_new_tokens=10)), world(strategy))
+            except BadConfig as error:
+                assert "cannot verify" in str(error) and rule in str(error), error
+                continue
+            fitting.append(rule)
+    return fitting

@@ -1,0 +1,166 @@
+"""Every method the registry finds is held to what its card claims; no method is named here.
+
+A method's own test file may list more specs of it as SPECS, which then come under the same laws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from foretell import registry
+from foretell.engine import Engine, Request
+from foretell.errors import BadConfig, Unsupported
+from foretell.models.toy import Toy
+from foretell.strategies.plain import Plain
+from foretell.strategy import Speculative, Strategy
+from foretell.types import Sampling
+from tests import laws
+
+DRAFTERS = laws.claiming("exact")
+EXACT = [*DRAFTERS, *laws.claiming("exact", kind="strategy")]
+PAIRS = [(spec, rule) for spec in DRAFTERS for rule in laws.rules_for(spec)]
+LOSSY = [(spec, rule) for spec in DRAFTERS for rule in laws.rules_for(spec, exact=False)]
+
+
+def test_there_is_something_to_hold_to_the_laws() -> None:
+    assert DRAFTERS and PAIRS and LOSSY and "plain" in EXACT
+    for rule in registry.names("rule"):
+        assert any(rule == r for _, r in PAIRS + LOSSY), f"no drafter's trees suit the rule {rule!r}: it went untested"
+
+
+@pytest.mark.parametrize("setting", laws.SETTINGS)
+@pytest.mark.parametrize(("spec", "rule"), [p for p in PAIRS if p[1] != "default"])
+def test_exact_law(spec: str, rule: str, setting: str) -> None:
+    laws.check_law(laws.build(spec, rule), setting)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_exact_law_of_the_default_rule(spec: str, warm: bool) -> None:
+    laws.check_law(laws.build(spec), "plain", warm=warm)
+    laws.check_law(laws.build(spec, nodes=3), "penalties", warm=warm, vocab=4, tokens=2)
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_exact_law_of_three_tokens(spec: str) -> None:
+    laws.check_law(laws.build(spec), "plain", tokens=3)
+
+
+@pytest.mark.parametrize("setting", laws.SETTINGS)
+@pytest.mark.parametrize("spec", laws.claiming("exact", kind="strategy"))
+def test_exact_law_of_strategies(spec: str, setting: str) -> None:
+    laws.check_law(laws.build(spec), setting, tokens=3, drafts=False)
+
+
+@pytest.mark.parametrize("spec", [*DRAFTERS, *laws.claiming("greedy"), "plain"])
+def test_greedy_tokens_are_those_of_plain_decoding(spec: str) -> None:
+    rules = laws.rules_for(spec, exact=None) if spec != "plain" else ["default"]
+    laws.check_greedy([laws.build(spec, rule) for rule in rules])
+
+
+@pytest.mark.parametrize("spec", EXACT)
+def test_alone_as_in_a_mixed_batch(spec: str) -> None:
+    others = [s for s in EXACT if s != spec][:3]
+    laws.check_batch([laws.build(spec, nodes=5), *(laws.build(s, nodes=5) for s in others)])
+
+
+def test_what_requests_share_changes_no_token() -> None:
+    """Requests of one tenant share stores; with the walk the tokens stay those of each seed."""
+    for spec in DRAFTERS:
+        if "walk" in laws.rules_for(spec):
+            strategy = laws.build(spec, "walk")
+            models = laws.world(strategy, 8, copy=2.0)
+            engine = Engine(models)
+            samplings = [Sampling(temperature=0.9, seed=seed, max_new_tokens=24) for seed in range(5)]
+            lives = [engine.add(Request([1, 2, 3, 1, s.seed], strategy, s)) for s in samplings]
+            laws.finish(engine, *lives)
+            for live, s in zip(lives, samplings, strict=True):
+                plain = laws.generate(Plain(), [1, 2, 3, 1, s.seed], laws.Setting(s), {"target": models["target"]})
+                assert live.ctx.output == plain.ctx.output, f"{spec}, seed {s.seed}"
+
+
+@pytest.mark.parametrize("spec", [*DRAFTERS, "plain"])
+def test_walk_gives_the_tokens_of_the_seed(spec: str) -> None:
+    laws.check_seeds(laws.build(spec, "walk") if spec != "plain" else laws.build(spec))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("spec", EXACT)
+def test_nothing_follows_an_end(spec: str, temperature: float) -> None:
+    inside = laws.check_ends(laws.build(spec), temperature)
+    assert spec == "plain" or inside, "no text ended inside a draft: the case was not tested"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("spec", EXACT)
+def test_closed_at_any_step_the_caches_are_valid_and_nothing_leaks(spec: str, temperature: float) -> None:
+    laws.check_close(laws.build(spec), temperature)
+
+
+def parts(strategy: Strategy) -> dict[str, Any]:
+    """The hyper-parameters a card's cost may name."""
+    inner = strategy.drafter if isinstance(strategy, Speculative) else strategy
+    return dataclasses.asdict(inner)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("spec", EXACT)
+def test_cost_is_what_the_card_says(spec: str) -> None:
+    strategy = laws.build(spec, nodes=40)
+    name, _, options = spec.partition(":")
+    laws.check_cost(strategy, registry.card(name).cost, parts(strategy), exact=not options)
+
+
+@pytest.mark.parametrize("spec", EXACT)
+def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec: str) -> None:
+    strategy = laws.build(spec)
+    models = laws.world(strategy)
+    for name in strategy.models:
+        left = {k: m for k, m in models.items() if k != name}
+        with pytest.raises(Unsupported) as caught:
+            Engine(left).add(Request([1, 2], strategy, name=spec))
+        for part in (spec, "toy", repr(name), "load"):
+            assert part in str(caught.value), f"{caught.value}: does not tell {part!r}"
+        assert not any(m.calls for m in left.values())
+    for need in strategy.needs:
+        models["target"].caps = frozenset({"tree", "layers"}) - {need}
+        with pytest.raises(Unsupported, match=need):
+            Engine(models).add(Request([1, 2], strategy, name=spec))
+
+
+@pytest.mark.parametrize(("spec", "rule"), LOSSY)
+def test_lossy_rules_say_so_and_are_greedy_at_temperature_zero(spec: str, rule: str) -> None:
+    card = registry.card(rule, "rule")
+    kind, _, change = card.guarantee.partition(":")
+    assert kind == "lossy" and len(change.split()) > 3, "what changes must be told"
+    with pytest.raises(AssertionError, match="the law of the first"):
+        laws.check_law(laws.build(spec, rule), "plain")
+    laws.check_greedy([laws.build(spec, rule)], 40)
+
+
+@pytest.mark.parametrize("rule", registry.names("rule"))
+def test_rule_and_card_agree_on_exactness(rule: str) -> None:
+    assert registry.load(rule, "rule").exact == (registry.card(rule, "rule").guarantee == "exact")
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_trees_no_rule_takes_are_refused_by_name(spec: str) -> None:
+    fitting = laws.rules_for(spec, exact=None)
+    for rule in registry.names("rule"):
+        if rule not in fitting:
+            strategy = laws.build(spec, rule)
+            engine = Engine(laws.world(strategy))
+            live = engine.add(Request(laws.PROMPT, strategy, Sampling(temperature=1.0), name=spec))
+            list(engine.run())
+            assert isinstance(live.error, BadConfig) and rule in str(live.error) and "needs" in str(live.error)
+            assert live.reason == "error" and not engine.live
+
+
+def test_a_toy_model_tells_a_wrong_world_apart() -> None:
+    """The laws have power only if the toy's rows depend on every visible token and position."""
+    toy = Toy(8)
+    base = laws.row(toy, [1, 2, 3, 4])
+    for other in ([1, 2, 3], [1, 2, 3, 5], [2, 1, 3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4, 4]):
+        assert laws.row(toy, other) != base
