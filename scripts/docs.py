@@ -1,8 +1,8 @@
 """Writes everything in the documentation that the code already says: `python scripts/docs.py [--check]`.
 
 From the methods' cards: a page a method, the index of methods, the site's navigation and the README's table. From the
-modules' docstrings: the README's tree. `--check` writes nothing and fails where a file differs. Nothing here imports
-torch, so it runs anywhere in well under a second.
+modules' docstrings: the README's tree. From the command line: its options. `--check` writes nothing and fails where a
+file differs. Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import typer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -20,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from size import HEART  # noqa: E402
 
 from foretell import registry  # noqa: E402
+from foretell.cli import app  # noqa: E402
 from foretell.registry import Card  # noqa: E402
 
 TITLES = {
@@ -46,17 +50,25 @@ def cards() -> list[Card]:
     return [registry.card(name, kind) for kind, name in sorted(pairs, key=lambda p: (list(TITLES).index(p[0]), p[1]))]
 
 
-def method_class(card: Card) -> ast.ClassDef:
-    module = ast.parse(card.file.read_text("utf-8"))
-    name = registry.class_name(card.name)
+def class_of(path: Path, name: str) -> ast.ClassDef:
+    module = ast.parse(path.read_text("utf-8"))
     return next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
+def method_class(card: Card) -> ast.ClassDef:
+    return class_of(card.file, registry.class_name(card.name))
+
+
 def fields(card: Card) -> list[Field]:
-    """The hyper-parameters as the source has them, with the comment behind each."""
-    text = card.file.read_text("utf-8").splitlines()
+    """The hyper-parameters of a method."""
+    return fields_of(card.file, registry.class_name(card.name))
+
+
+def fields_of(path: Path, name: str) -> list[Field]:
+    """The fields of a dataclass as its source has them, with the comment behind each."""
+    text = path.read_text("utf-8").splitlines()
     found = []
-    for node in method_class(card).body:
+    for node in class_of(path, name).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             # Offsets of `ast` count bytes.
             rest = text[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
@@ -192,6 +204,40 @@ def tree() -> str:
     return "\n".join(["```", *lines, "```"])
 
 
+def commands() -> dict[str, Any]:
+    """Every command of the command line by its full name: `generate`, `train lm`."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, name: str) -> None:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            found[name] = command
+        for key, one in (inner or {}).items():
+            walk(one, f"{name} {key}".strip())
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def options(command: Any, training: bool) -> str:
+    """The table of a command's options; what the command line leaves unsaid is said where the option is defined."""
+    comments = {f.name: f.comment for f in fields_of(ROOT / "foretell" / "train" / "lm.py", "TrainLM")}
+    sampling = {f.name for f in fields_of(ROOT / "foretell" / "types.py", "Sampling")}
+    rows = []
+    for p in command.params:
+        flag = p.default is False
+        plain = p.default is None or isinstance(p.default, bool)
+        default = "" if plain and not p.required else "required" if p.required else f"`{p.default}`"
+        meaning = p.help or ("see [Sampling](sampling.md)" if p.name in sampling else "")
+        if training:
+            meaning = p.help or comments[p.name]
+        names = " ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
+        if not any(o.startswith("-") for o in p.opts):
+            names = f"`{p.metavar or p.name.upper()}`"
+        rows.append([names, "off" if flag else "on" if p.default is True else default, meaning])
+    return table(["option", "default", "meaning"], rows)
+
+
 def between(path: Path, name: str, text: str, current: str | None = None) -> str:
     """The file's text with what stands between the markers `name` and `/name` replaced."""
     whole = path.read_text("utf-8") if current is None else current
@@ -203,7 +249,8 @@ def between(path: Path, name: str, text: str, current: str | None = None) -> str
     if not found or not ends:
         raise SystemExit(f"{path}: the markers {opening} and {closing} are missing; put them back")
     indent = before[len(before.rstrip(" ")) :]
-    return f"{before}{opening}\n{text}\n{indent}{closing}{after}"
+    text = f"{text}\n{indent}" if path.suffix == ".yml" else f"\n{text}\n\n"
+    return f"{before}{opening}\n{text}{closing}{after}"
 
 
 def pages() -> dict[Path, str]:
@@ -214,6 +261,10 @@ def pages() -> dict[Path, str]:
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
     wanted[readme] = between(readme, "tree", tree(), between(readme, "methods", readme_table(every)))
+    line = ROOT / "docs" / "cli.md"
+    wanted[line] = line.read_text("utf-8")
+    for name, command in commands().items():
+        wanted[line] = between(line, f"options of {name}", options(command, name == "train lm"), wanted[line])
     site = ROOT / "mkdocs.yml"
     wanted[site] = between(site, "methods", navigation(every))
     return wanted
