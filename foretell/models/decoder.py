@@ -1,15 +1,18 @@
 """A stock, unpatched transformers decoder as a Model.
 
-The model's own modules run on the packed row; attention is registered through transformers' AttentionInterface. Where
-a family has the usual skeleton the loop over its layers is ours too (`Loop`), which gives hidden states, layer subsets
-and entry in the middle; others run whole. What a family really does is measured when it is loaded, never looked up by
-its name, and one that cannot be right is refused before the first forward.
+The model's own modules run on the packed row; attention is registered through transformers' AttentionInterface and
+chosen for the time of a forward, so that the model stays usable by itself. Where a family has the usual skeleton the
+loop over its layers is ours too (`Loop`), which gives hidden states, layer subsets and entry in the middle; others run
+whole. What a family really does is measured when it is loaded, never looked up by its name, and one that cannot be
+right is refused before the first forward.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +20,12 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from foretell.cache import Job, Layout
-from foretell.errors import Unsupported
+from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
 from foretell.tree import TokenTree
+from foretell.types import Ask
 
 Block = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]  # (hidden (1, T, E), rotary, positions) -> hidden
-PROBE = torch.tensor([[1, 3, 2, 0, 3, 1, 2]])
 # Families whose packed forward the project's tests compare with transformers' own; others are tested when loaded.
 PROVEN = frozenset(
     "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo2 smollm3 granite stablelm starcoder2 cohere2 gpt_neox "
@@ -30,57 +33,88 @@ PROVEN = frozenset(
 )
 
 
-def _interface(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_mask: Any,
-               scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-               s_aux: torch.Tensor | None = None, **_: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
-    out = forest_attention(int(module.layer_idx), q[0], k[0], v[0], scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
-    return out[None], None
-
-
-AttentionInterface.register("foretell", _interface)
-AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
+def _attend(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_mask: Any,
+            scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
+            s_aux: torch.Tensor | None = None, **_: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
+    layer: Any = module.layer_idx
+    return forest_attention(layer, q[0], k[0], v[0], scaling, sliding_window, softcap, s_aux)[None], None
 
 
 @dataclass
-class Probe:
-    """Stands for a job while a model is looked at: one chain, nothing stored, shapes noted."""
+class Look:
+    """What a first forward shows of each layer. `reach`: how many positions transformers' mask lets a node see.
 
-    tokens: list[int]
+    `reach` counts up to `span`, the longest text; None where the mask is neither causal nor a window, or not given.
+    """
+
+    span: int
     shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    window: dict[int, int | None] = field(default_factory=dict)
+    reach: dict[int, int | None] = field(default_factory=dict)
 
-    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.shapes[layer] = (k.shape[0], k.shape[-1], v.shape[-1])
-        return k, v
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        n = len(self.tokens)
-        return torch.full((n, n), -torch.inf, dtype=dtype).triu_(1)
+LOOK: ContextVar[Look] = ContextVar("foretell_look")
+
+
+def _look(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_mask: Any,
+          sliding_window: int | None = None, **_: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Notes what the layer hands to attention; attends to nothing."""
+    look, layer = LOOK.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    look.shapes[layer] = (k.shape[1], k.shape[-1], v.shape[-1])
+    look.window[layer] = sliding_window
+    known = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
+    look.reach[layer] = int(attention_mask) if known and int(attention_mask) >= 0 else None
+    return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
+
+
+def _reach(*_: Any, mask_function: Callable[..., torch.Tensor], device: Any = None, **__: Any) -> torch.Tensor:
+    """In place of the mask its reach, (1, 1, 1, 1); -1 where it has none. Asked at the end and in the middle."""
+    span = LOOK.get().span
+    columns, reach = torch.arange(span, device=device), span
+    for row in (span - 1, span // 2):
+        seen = mask_function(0, 0, torch.tensor(row, device=device), columns)
+        reach = int(seen.sum()) if row == span - 1 else reach
+        if not torch.equal(seen.expand(span), (columns <= row) & (columns > row - reach)):
+            reach = -1
+    return torch.full((1, 1, 1, 1), reach, device=device)
+
+
+AttentionInterface.register("foretell", _attend)
+AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
+AttentionInterface.register("foretell-look", _look)
+AttentionMaskInterface.register("foretell-look", _reach)
 
 
 class Loop:
-    """The usual skeleton of a decoder taken apart: embedding, layers, final norm, head. Raises LookupError if unusual."""
+    """The usual skeleton of a decoder taken apart: embedding, layers, final norm, head. Raises LookupError if unusual.
 
-    def __init__(self, hf: PreTrainedModel, probe: Callable[[], torch.Tensor]):
-        body = next((m for m in hf.modules() if isinstance(getattr(m, "layers", None), torch.nn.ModuleList)), None)
-        rotary, norm = getattr(body, "rotary_emb", None), getattr(body, "norm", getattr(body, "final_layer_norm", None))
-        embed, head = hf.get_input_embeddings(), hf.get_output_embeddings()
-        if body is None or rotary is None or norm is None or embed is None or head is None:
+    `windows`: of each layer, positions a node sees back, itself included, None: all. `reference`: logits of `whole()`,
+    a forward of ids (1, T) by the model itself.
+    """
+
+    def __init__(self, hf: PreTrainedModel, windows: Sequence[int | None], ids: torch.Tensor, whole: Callable[[], torch.Tensor]):
+        body: Any = hf.get_decoder()
+        norm = next((getattr(body, n) for n in ("norm", "final_layer_norm", "final_layernorm") if hasattr(body, n)), None)
+        self.rotary, layers = getattr(body, "rotary_emb", None), getattr(body, "layers", ())
+        if norm is None or self.rotary is None or len(layers) != len(windows):
             raise LookupError("not the usual skeleton")
-        self.config = hf.config.get_text_config()
-        self.embed, self.norm, self.head, self.rotary = embed, norm, head, rotary
-        self.layers: Sequence[torch.nn.Module] = body.layers
-        self.kinds: list[str] | None = None
-        if "layer_type" in inspect.signature(rotary.forward).parameters:
-            self.kinds = list(self.config.layer_types)
-        self.scale = 1.0
+        self.config, self.windows = hf.config.get_text_config(), windows
+        self.norm: Any = norm
+        self.embed: Any = hf.get_input_embeddings()
+        self.head: Any = hf.get_output_embeddings()
+        self.layers: Sequence[torch.nn.Module] = layers
+        named = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        self.kinds: list[str] | None = list(self.config.layer_types) if named else None
         seen: list[torch.Tensor] = []
-        hook = self.layers[0].register_forward_pre_hook(
+        hook = layers[0].register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)  # fmt: skip
-        self.reference = probe()
-        hook.remove()
-        plain = embed(PROBE.to(self.reference.device))
-        self.scale = float((seen[0].float() * plain.float()).sum() / plain.float().square().sum())
-        self.blocks: list[Block] = [self._stock(layer) for layer in self.layers]
+        try:
+            self.reference = whole()
+        finally:
+            hook.remove()
+        plain = self.embed(ids).double()
+        self.scale = float((seen[0].double() * plain).sum() / plain.square().sum())
+        self.blocks: list[Block] = [self._stock(layer) for layer in layers]
 
     @staticmethod
     def _stock(layer: torch.nn.Module) -> Block:
@@ -93,11 +127,14 @@ class Loop:
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         h: torch.Tensor = self.embed(ids)
-        return h if abs(self.scale - 1) < 1e-3 else h * torch.tensor(self.scale, dtype=h.dtype, device=h.device)
+        return h if abs(self.scale - 1) < 1e-3 else h * self.scale
 
     def run(self, h: torch.Tensor, positions: torch.Tensor, layers: Sequence[int], taps: Sequence[int],
             hidden: dict[int, torch.Tensor]) -> torch.Tensor:  # fmt: skip
-        """h (1, T, E) through `layers`; `hidden[i]` becomes what enters layer i, len(self.layers): what leaves the last."""
+        """h (1, T, E) through `layers`, in order; `hidden[i]` becomes what enters layer i, or would if it ran.
+
+        i = len(self.layers) is what leaves the last one, before the norm.
+        """
         if self.kinds is None:
             shared = self.rotary(h, positions)
             rotary = [shared] * len(self.layers)
@@ -105,18 +142,18 @@ class Loop:
             each = {kind: self.rotary(h, positions, kind) for kind in dict.fromkeys(self.kinds)}
             rotary = [each[kind] for kind in self.kinds]
         for i in layers:
-            if i in taps:
-                hidden[i] = h[0]
+            hidden.update({t: h[0] for t in taps if t <= i and t not in hidden})
             h = self.blocks[i](h, rotary[i], positions)
-        if taps and max(taps) > max(layers, default=-1):
-            hidden[max(taps)] = h[0]
+        hidden.update({t: h[0] for t in taps if t not in hidden})
         return h
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """(n, E) -> (n, V)."""
         out: torch.Tensor = self.head(self.norm(h))
-        out = out * getattr(self.config, "logit_scale", None) if getattr(self.config, "logit_scale", None) else out
-        out = out / self.config.logits_scaling if getattr(self.config, "logits_scaling", None) else out
+        if scale := getattr(self.config, "logit_scale", None):
+            out = out * scale
+        if scale := getattr(self.config, "logits_scaling", None):
+            out = out / scale
         cap = getattr(self.config, "final_logit_softcapping", None)
         return cap * torch.tanh(out / cap) if cap else out
 
@@ -133,112 +170,132 @@ class Decoder(Model):
         self.hf, self.name = hf.eval(), name
         self.config = hf.config.get_text_config()
         self.device, self.dtype = hf.device, hf.dtype
-        self.vocab = int(hf.get_output_embeddings().weight.shape[0])
-        self.context = self._context()
-        self.before = self.config._attn_implementation
-        self.attach()
-        with torch.inference_mode():
-            self.layout = self._layout()
-            self.loop = self._loop(accelerate)
+        self.loop: Loop | None = None
+        head: Any = hf.get_output_embeddings()
+        if head is None or hf.config.is_encoder_decoder:
+            raise self._refuse("a decoder with a language model head")
+        self.vocab, self.context = int(head.weight.shape[0]), self._context()
+        self.probe = [(1 + 37 * i) % self.vocab for i in range(7)]
+        self.keeps = "logits_to_keep" in inspect.signature(hf.forward).parameters
+        try:
+            with torch.inference_mode():
+                self.layout, windows = self._layout()
+                self.loop = self._loop(windows, accelerate)
+                if self.config.model_type not in PROVEN:
+                    self.self_test()
+        except ForetellError:
+            raise
+        except Exception as error:  # a forward of a family nobody has looked at may raise anything
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise self._refuse(f"the usual forward of a decoder ({reason})") from error
         self.caps = frozenset({"tree"} | ({"layers"} if self.loop else set()))
-        if self.config.model_type not in PROVEN:
-            self.self_test()
 
-    def attach(self) -> None:
-        self.config._attn_implementation = "foretell"
+    def _refuse(self, capability: str) -> Unsupported:
+        model = f"{self.name} (family {self.config.model_type})"
+        return Unsupported.missing("foretell", model, capability, "use transformers' own generate for it")
 
-    def detach(self) -> None:
-        """Gives the transformers model its own attention back."""
-        self.config._attn_implementation = self.before
+    @contextmanager
+    def _attention(self, kind: str = "foretell") -> Iterator[None]:
+        before = self.config._attn_implementation
+        self.config._attn_implementation = kind
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = before
 
     def _context(self) -> int:
-        scaling = getattr(self.config, "rope_parameters", None) or {}
-        if isinstance(scaling, dict) and scaling.get("rope_type") in ("dynamic", "longrope"):
-            # Their frequencies depend on the longest request of a forward, so only the original range is exact.
-            original = scaling.get("original_max_position_embeddings")
-            return int(original or getattr(self.config, "original_max_position_embeddings", None) or self.config.max_position_embeddings)
-        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
-
-    def _refuse(self, capability: str, cure: str = "use transformers' own generate for it") -> Unsupported:
-        self.detach()
-        return Unsupported.missing("foretell", f"{self.name} (family {self.config.model_type})", capability, cure)
+        limit = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        original = getattr(self.config, "original_max_position_embeddings", None)
+        for part in (rope, *rope.values()):  # one rotation, or one for each kind of layer
+            if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
+                # Their frequencies depend on the longest request of a forward, so only the original range is exact.
+                limit = min(limit, int(part.get("original_max_position_embeddings") or original or limit))
+        return limit
 
     def _whole(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (n, V) from the model's own forward. A 4-D mask keeps transformers from building one."""
         skip = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
-        keep: Any = 0 if rows is None else rows
-        out = self.hf(input_ids=ids, position_ids=positions, attention_mask=skip, use_cache=False, logits_to_keep=keep)
-        return out.logits[0]  # type: ignore[no-any-return]
+        keep = {"logits_to_keep": rows} if rows is not None and self.keeps else {}
+        out = self.hf(input_ids=ids, position_ids=positions, attention_mask=skip, use_cache=False, **keep)
+        return out.logits[0] if rows is None or keep else out.logits[0, rows]  # type: ignore[no-any-return]
 
-    def _layout(self) -> Layout:
-        probe = Probe(PROBE[0].tolist())
-        token = STEP.set([probe])
+    def _layout(self) -> tuple[Layout, list[int | None]]:
+        """What each layer stores, and its window; refuses where a layer does not leave all of attention to us."""
+        look = Look(min(self.context, 1 << 20))
+        token = LOOK.set(look)
         try:
-            ids = PROBE.to(self.device)
-            self._whole(ids, torch.arange(ids.shape[1], device=self.device)[None])
-        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
-            raise self._refuse(f"the usual arguments of a decoder ({error})") from error
+            with self._attention("foretell-look"):
+                self.hf(input_ids=torch.tensor([self.probe], device=self.device), use_cache=False)
         finally:
-            STEP.reset(token)
-        count = int(self.config.num_hidden_layers)
-        missing = [i for i in range(count) if i not in probe.shapes]
+            LOOK.reset(token)
+        count = max([int(self.config.num_hidden_layers), *(i + 1 for i in look.shapes)])
+        missing = [str(i) for i in range(count) if i not in look.shapes]
         if missing:
             raise self._refuse(f"attention through transformers' interface in every layer, which layers "
-                               f"{', '.join(map(str, missing[:6]))} do not use (recurrent, or of an older kind)")  # fmt: skip
-        return tuple(probe.shapes[i] for i in range(count))
+                               f"{', '.join(missing[:6])} do not use (recurrent, or of an older kind)")  # fmt: skip
+        for i in range(count):
+            if look.reach[i] is None:
+                raise self._refuse(f"a causal mask or a sliding window, and layer {i} has another")
+            if look.reach[i] != min(look.window[i] or look.span, look.span):
+                raise self._refuse(f"to be told the window of {look.reach[i]} positions, which layer {i} keeps to itself")
+        return tuple(look.shapes[i] for i in range(count)), [look.window[i] for i in range(count)]
 
-    def _loop(self, accelerate: Callable[[Loop], list[Block] | None] | None) -> Loop | None:
-        ids = PROBE.to(self.device)
-        positions = torch.arange(ids.shape[1], device=self.device)[None]
-        token = STEP.set([Probe(ids[0].tolist())])
+    def _close(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 0.05
+        return bool((ours.float() - theirs.float()).abs().max() <= tolerance * theirs.float().abs().max())
 
-        def ours(loop: Loop) -> torch.Tensor:
-            return loop.logits(loop.run(loop.embedded(ids), positions, range(len(loop.layers)), (), {})[0])
+    def _loop(self, windows: list[int | None], accelerate: Callable[[Loop], list[Block] | None] | None) -> Loop | None:
+        """The loop if it gives the logits of the model's own forward, else None: then the model runs whole."""
+        ids = torch.tensor([self.probe], device=self.device)
+        positions = torch.arange(len(self.probe), device=self.device)[None]
+        tree = TokenTree(self.probe[0]).chain(self.probe[1:])
+        job, _ = self.cache().prepare(Ask(tree), self.probe[:1], len(tree))
 
+        def agrees(loop: Loop) -> bool:
+            h = loop.run(loop.embedded(ids), positions, range(len(loop.layers)), (), {})
+            return self._close(loop.logits(h[0]), loop.reference)
+
+        token = STEP.set([job])
         try:
-            loop = Loop(self.hf, lambda: self._whole(ids, positions))
-            tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 0.1
-            if not torch.allclose(ours(loop).float(), loop.reference.float(), atol=tolerance, rtol=tolerance):
-                return None
-            blocks = accelerate(loop) if accelerate else None
-            if blocks is not None:
-                stock, loop.blocks = loop.blocks, blocks
-                if not torch.allclose(ours(loop).float(), loop.reference.float(), atol=tolerance, rtol=tolerance):
+            with self._attention():
+                loop = Loop(self.hf, windows, ids, lambda: self._whole(ids, positions))
+                if not agrees(loop):
+                    return None
+                stock, blocks = loop.blocks, accelerate(loop) if accelerate else None
+                loop.blocks = blocks or stock
+                if blocks and not agrees(loop):
                     loop.blocks = stock
-            return loop
+                return loop
         except (LookupError, AttributeError, TypeError):
-            return None  # it runs whole; `layers` is then a capability it lacks, which methods are told by name
+            return None
         finally:
             STEP.reset(token)
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,
             taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
         hidden: dict[int, torch.Tensor] = {}
-        if self.loop is None:
-            return self._whole(ids, positions, rows.long()), hidden
-        if first.states is None:
-            h = self.loop.embedded(ids)
-        else:
-            h = torch.cat([job.states for job in STEP.get() if job.states is not None])[None]
-        order = range(len(self.layout)) if first.layers is None else first.layers
-        h = self.loop.run(h, positions, order, taps, hidden)[0]
+        with self._attention():
+            if self.loop is None:
+                return self._whole(ids, positions, rows.long()), hidden
+            if first.states is None:
+                h = self.loop.embedded(ids)
+            else:
+                h = torch.cat([job.states for job in STEP.get() if job.states is not None])[None]
+            order = range(len(self.layout)) if first.layers is None else first.layers
+            h = self.loop.run(h, positions, order, taps, hidden)[0]
         if not len(rows):
             return h.new_zeros(0, self.vocab), hidden
         return self.loop.logits(h if len(rows) == len(h) else h[rows]), hidden
 
     def self_test(self) -> None:
-        """A tree's rows must be those of its paths, computed one by one by the model's own attention."""
-        prompt = PROBE[0].tolist()
-        tree = TokenTree(prompt[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
-        rows = self.score(prompt, tree)
-        self.detach()
-        try:
-            for node in range(len(tree)):
-                ids = torch.tensor([prompt + tree.words(node)], device=self.device)
-                with torch.inference_mode():
-                    row = self.hf(input_ids=ids, use_cache=False).logits[0, -1].to(rows.dtype)
-                if float((row - rows[node]).abs().max()) > 0.02 * float(row.abs().max()) + 1e-3:
-                    raise self._refuse("a packed tree to give the rows of its paths, which a self-test found it does not")
-        finally:
-            self.attach()
-
+        """A tree behind a prompt in pieces must give the rows of its paths as the model alone computes them."""
+        tree = TokenTree(self.probe[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
+        cache, done = self.cache(), False
+        while not done:
+            job, done = cache.prepare(Ask(tree), self.probe, 3)
+            reply = self.forward([job])[0]
+        for node, row in enumerate(reply.logits):
+            ids = torch.tensor([self.probe + tree.words(node)], device=self.device)
+            if not self._close(row, self.hf(input_ids=ids, use_cache=False).logits[0, -1]):
+                raise self._refuse("a packed tree to give the rows of its paths, and a self-test found that it does not")

@@ -23,7 +23,7 @@ def blocks(loop: Loop) -> list[Block] | None:
     """A fused block for every layer, or None where a layer has another build."""
     if not all(_fits(layer) for layer in loop.layers):
         return None
-    return [_Fused(layer, i) for i, layer in enumerate(loop.layers)]
+    return [_Fused(layer, i, window) for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True))]
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -57,11 +57,11 @@ def _join(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | No
 class _Fused:
     """One layer: (hidden (1, T, E), (cos, sin) (1, T, D), positions) -> hidden."""
 
-    def __init__(self, layer: nn.Module, index: int):
+    def __init__(self, layer: nn.Module, index: int, window: int | None):
         attention: Any = layer.self_attn
         mlp: Any = layer.mlp
         self.index, self.width = index, int(attention.head_dim)
-        self.scale, self.window = float(attention.scaling), getattr(attention, "sliding_window", None)
+        self.scale, self.window = float(attention.scaling), window
         self.qkv, self.qkv_bias = _join([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out, self.out_bias = attention.o_proj.weight, attention.o_proj.bias
         self.gate_up, self.gate_up_bias = _join([mlp.gate_proj, mlp.up_proj])
