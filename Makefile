@@ -3,7 +3,9 @@
 #   make test    the tests            make check   lint, format, types, generated docs, size of the heart
 #   make docs    the site in site/    make clean   removes everything that these targets made
 
-PYTHON ?= python3
+# The first of these that is new enough; another one: make PYTHON=/path/to/python
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -33,8 +35,7 @@ docs: $(VENV)/.docs
 
 # torch comes first and alone: the others would otherwise choose a build of it with CUDA.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    { echo "error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.11" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one: make PYTHON=/path/to/python" >&2; exit 2; }
 	@echo "set-up, done once: environment in $(VENV)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "set-up, done once: torch (the largest download, a few minutes on a slow line)"
