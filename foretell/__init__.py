@@ -8,13 +8,13 @@ from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece, wrap
-    from foretell.hf import hf
+    from foretell.custom_generate import hf
     from foretell.loading import load
     from foretell.registry import Card
 
 __version__ = "0.1.0"
 __all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
-_WHERE = {"LM": "api", "Output": "api", "Piece": "api", "wrap": "api", "load": "loading", "hf": "hf"}
+_WHERE = {"LM": "api", "Output": "api", "Piece": "api", "wrap": "api", "load": "loading", "hf": "custom_generate"}
 
 
 def __getattr__(name: str) -> Any:
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         value = getattr(import_module(f"foretell.{_WHERE[name]}"), name)
-        globals()[name] = value  # `foretell.hf` is the function, though a module has the same name
+        globals()[name] = value
         return value
     raise AttributeError(f"module 'foretell' has no attribute {name!r}")
 

@@ -68,6 +68,7 @@ class Piece:
     finish_reason: str | None = None
     parts: list[str] = field(default_factory=list)
     error: ForetellError | None = None
+    stats: Stats | None = None  # with the last piece
 
 
 class LM:
@@ -130,7 +131,16 @@ class LM:
             parts = [text.push(self._spoken(live, [token])) for token in event.tokens]
             tail = text.push([], final=True) if event.done else ""
             error = live.error if isinstance(live.error, ForetellError) else None
-            yield Piece("".join(parts) + tail, event.tokens, event.sources, i, event.done, parts, error)
+            yield Piece(
+                "".join(parts) + tail,
+                event.tokens,
+                event.sources,
+                i,
+                event.done,
+                parts,
+                error,
+                live.ctx.stats if event.done else None,
+            )
 
     def _drive(self, lives: list[Live]) -> Iterator[Event]:
         """The events of these requests until all are done, however this is left.

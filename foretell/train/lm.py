@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -51,7 +52,7 @@ class TrainLM:
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise BadConfig(f"hidden={self.hidden} must divide by heads={self.heads}, heads by kv_heads={self.kv_heads}")
+            raise BadConfig(f"hidden={self.hidden} must divide by heads={self.heads}, that by kv_heads={self.kv_heads}")
         if self.batch % self.micro or self.micro % self.context or self.context % self.short_context:
             raise BadConfig("batch must be a multiple of micro, micro of context, context of short_context")
 
@@ -203,7 +204,8 @@ def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher:
     first = run.step
     objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=quiet) as progress, (out / "log.jsonl").open("a") as log:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet) as progress, (out / "log.jsonl").open("a") as log:
         bar = progress.add_task(f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step)
         while run.step < config.steps:
             loss = run.advance(data, master, objective)

@@ -1,0 +1,439 @@
+"""The command line: thin, and quick to start. What is asked for goes to stdout, everything else to stderr.
+
+Exit codes: 0 done; 1 a claim or a request failed; 2 the input was wrong, said in one line; 130 interrupted. Nothing
+here imports torch before it is needed, so that `foretell methods` and `--help` answer at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import json
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+import foretell
+from foretell.errors import BadConfig, ForetellError
+from foretell.types import Sampling
+
+if TYPE_CHECKING:
+    from foretell.api import LM, Output, Piece
+    from foretell.registry import Card
+    from foretell.stats import Stats
+
+ROUNDS = 3  # of --compare
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of sources, in order of appearance
+D = Sampling()
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=foretell.__doc__)
+train_app = typer.Typer(no_args_is_help=True, help="Train the models that foretell needs.")
+app.add_typer(train_app, name="train")
+err = Console(stderr=True, highlight=False)
+
+Model = Annotated[str, typer.Option(help="demo, a folder in transformers' layout, or a hub id.")]
+Draft = Annotated[str | None, typer.Option(help="The same for a smaller relative; demo brings its own.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: as stored.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python files that come with the model.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+
+
+def main() -> None:
+    """The entry point: runs the command and exits."""
+    sys.exit(run())
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; a user's mistake is one line on stderr."""
+    try:
+        code = app(args if args is None else list(args), prog_name="foretell", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except ForetellError as error:
+        return _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        message = error.format_message()  # empty where typer has shown the help already
+        return _fail(f"{message} (see --help)", 2) if message else 2
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+
+
+def _fail(message: str, code: int) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"foretell {foretell.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """foretell: generates faster, and proves that nothing changed."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="The text to continue; - reads stdin.")],
+    model: Model = "demo",
+    draft: Draft = None,
+    method: Annotated[str, typer.Option(help="As `foretell methods` lists, with fields: ngram:n=3,k=10.")] = "auto",
+    max_new_tokens: Annotated[int, typer.Option()] = D.max_new_tokens,
+    min_new_tokens: Annotated[int, typer.Option()] = D.min_new_tokens,
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = D.temperature,
+    top_k: Annotated[int, typer.Option(help="0: off.")] = D.top_k,
+    top_p: Annotated[float, typer.Option()] = D.top_p,
+    min_p: Annotated[float, typer.Option()] = D.min_p,
+    typical_p: Annotated[float, typer.Option()] = D.typical_p,
+    repetition_penalty: Annotated[float, typer.Option()] = D.repetition_penalty,
+    presence_penalty: Annotated[float, typer.Option()] = D.presence_penalty,
+    frequency_penalty: Annotated[float, typer.Option()] = D.frequency_penalty,
+    no_repeat_ngram_size: Annotated[int, typer.Option()] = D.no_repeat_ngram_size,
+    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID=BIAS", help="Repeatable.")] = None,
+    bad_words: Annotated[list[str] | None, typer.Option(help="Never written; repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
+    stop_token_ids: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the model's end.")] = False,
+    seed: Annotated[int, typer.Option()] = D.seed,
+    n: Annotated[int, typer.Option("--n", "-n", help="Samples, of this seed and the following.")] = D.n,
+    logprobs: Annotated[int | None, typer.Option(help="Also of this many best tokens (with --json).")] = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Measure plain decoding beside it.")] = False,
+) -> int:
+    """Continue a text. Drafted tokens are coloured by who proposed them."""
+    given = locals()
+    options = {f.name: given[f.name] for f in dataclasses.fields(Sampling) if f.name in given}
+    options |= {name: options[name] or () for name in ("bad_words", "stop", "stop_token_ids")}
+    options["logit_bias"] = dict(_biases(logit_bias or []))
+    Sampling(**{k: v for k, v in options.items() if k not in ("bad_words", "logit_bias")})  # wrong ones: before loading
+    _known(method)
+    if compare and n > 1:
+        raise BadConfig("--compare measures one sample: leave --n out")
+    text = _stdin() if prompt == "-" else prompt
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code)
+    about = {
+        "schema": "foretell.generate/1", "version": foretell.__version__, "model": model,
+        "dtype": str(lm.models["target"].dtype).removeprefix("torch."), "method": method, "prompt": text,
+    }  # fmt: skip
+    if compare:
+        report = _compare(lm, text, method, options, show=not as_json)
+        if as_json:
+            print(json.dumps(about | report))
+        return 0
+    if as_json or n > 1:
+        with err.status("generating"):
+            out = lm.generate(text, method, **options)
+        if as_json:
+            samples = {"samples": [sample.to_dict() for sample in out.samples]} if n > 1 else {}
+            print(json.dumps(about | out.to_dict() | samples))
+            return 0
+        for k, sample in enumerate(out.samples):
+            print(f"--- sample {k + 1} of {n}, seed {seed + k}", file=sys.stderr)
+            print(sample.text)
+            _say(sample.stats, method)
+        return 0
+    last = _show(text, lm.stream(text, method, **options))
+    if last is not None and last.stats is not None:
+        _say(last.stats, method)
+    return 0
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Only this one, with its whole card.")] = None,
+    as_json: Json = False,
+) -> int:
+    """List the methods, or show the card of one."""
+    from foretell.registry import card
+
+    cards = [card(name)] if name else foretell.methods()
+    if as_json:
+        print(json.dumps({"schema": "foretell.methods/1", "methods": [_plain(c) for c in cards]}, indent=1))
+        return 0
+    console = Console(highlight=False)
+    if name:
+        _card(console, cards[0])
+        return 0
+    table = Table("method", "kind", "guarantee", "what it does", box=None, pad_edge=False)
+    for c in cards:
+        table.add_row(Text(c.name, "bold"), c.kind, c.guarantee, c.summary)
+    console.print(table)
+    return 0
+
+
+@app.command()
+def audit(
+    method: Annotated[str, typer.Option(help="One or several, separated by commas: ngram:n=2,k=4,draft is two.")],
+    model: Model = "demo",
+    draft: Draft = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Instead of the built-in ones.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Of each greedy comparison.")] = 48,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> int:
+    """Check on this machine what methods claim; exit 0 only if every claim held."""
+    from foretell.prompts import read_prompts
+
+    specs = split_specs(method)
+    for spec in specs:
+        _known(spec)
+    chosen = read_prompts(prompts) if prompts else None
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code)
+    from foretell import audit as auditor
+
+    with _progress() as progress:
+        bar = progress.add_task("audit", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+
+        report = auditor.audit(lm, specs, chosen, model=model, max_new_tokens=max_new_tokens, tell=tell)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=1))
+    else:
+        print(report.text())
+    return 0 if report.held else 1
+
+
+def split_specs(text: str) -> list[str]:
+    """`a,b:x=1,y=2,c` -> a, b:x=1,y=2, c: a part with `=` and without `:` belongs to the spec before it."""
+    specs: list[str] = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        if specs and "=" in part and ":" not in part:
+            specs[-1] += f",{part}"
+        else:
+            specs.append(part)
+    if not specs:
+        raise BadConfig("--method is empty: name at least one method")
+    return specs
+
+
+def _fields(path: Path, name: str) -> list[tuple[str, Any]]:
+    """(name, default) of a dataclass's fields, read from its text: importing it would import torch."""
+    module = ast.parse(path.read_text("utf-8"))
+    body = next(n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == name)
+    return [
+        (n.target.id, ast.literal_eval(n.value))
+        for n in body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name) and n.value is not None
+    ]
+
+
+TRAIN_FIELDS = _fields(Path(__file__).parent / "train" / "lm.py", "TrainLM")
+
+
+def train_lm(
+    out: Annotated[Path, typer.Option(help="Folder of the run; the finished model is OUT/model.")],
+    corpus: Annotated[Path, typer.Option(help="Folder for the tokenizer and the tokens of the texts.")],
+    text: Annotated[list[str], typer.Option(metavar="SOURCE", help="stdlib, a folder, a .jsonl or a text file; "
+                                            "SOURCE*3 repeats it. Repeatable.")],
+    teacher: Annotated[str | None, typer.Option(help="Folder of a model with the same tokenizer to distil.")] = None,
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    compiled: Annotated[bool, typer.Option(help="Compile the step; quicker, if a C++ compiler is there.")] = True,
+    **settings: Any,
+) -> int:  # fmt: skip
+    """Train a small language model on text, or distil one. The same command continues an interrupted run."""
+    from foretell.train.lm import TrainLM, train
+
+    config = TrainLM(**settings)
+    _check_teacher(teacher)
+    with _quiet():
+        report = train(corpus, out, config, text, teacher, save_every, compiled)
+    print(f"{out / 'model'}: {report['parameters']:,} parameters, {report['tokens_seen']:,} tokens seen, "
+          f"{report['heldout_bits_per_byte']} bits per byte held out")  # fmt: skip
+    return 0
+
+
+def _with_fields(function: Callable[..., int]) -> Callable[..., int]:
+    """Gives the command one option for each field of TrainLM."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=type(default))
+        for n, default in TRAIN_FIELDS
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in (*own, *more)} | {"return": int}
+    return function
+
+
+train_app.command("lm")(_with_fields(train_lm))
+
+
+# --- what the commands share
+
+
+def _known(spec: str) -> None:
+    """Raises UnknownMethod before anything is loaded."""
+    from foretell.registry import kind_of
+
+    if spec != "auto":
+        kind_of(spec.partition(":")[0])
+
+
+def _biases(pairs: Sequence[str]) -> Iterator[tuple[int, float]]:
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            yield int(token), float(bias)
+        except ValueError:
+            raise BadConfig(f"--logit-bias {pair}: write ID=BIAS, as in 13=-5") from None
+
+
+def _check_teacher(teacher: str | None) -> None:
+    if teacher is not None and not (Path(teacher) / "config.json").is_file():
+        raise BadConfig(f"--teacher {teacher}: no model folder; give one with config.json and .safetensors files")
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"standard input is not text in {error.encoding}; give UTF-8 text") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or logs of transformers; a warning is one line on stderr."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    for message in dict.fromkeys(" ".join(str(w.message).split()) for w in caught):
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def _load(
+    model: str, draft: str | None, device: str | None, dtype: str, revision: str | None, trust_remote_code: bool
+) -> LM:
+    with err.status(f"loading {model}"), _quiet():
+        return foretell.load(
+            model, draft=draft, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True)
+
+
+def _show(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
+    """Writes an answer as it comes; on a terminal behind its prompt, and coloured. Returns the last piece."""
+    console, styles, piece = Console(highlight=False, soft_wrap=True), dict[str, str](), None
+    colours = console.is_terminal
+    if colours:
+        console.print(Text(prompt, "dim"), end="")
+    try:
+        for piece in pieces:
+            if not colours:
+                print(piece.text, end="", flush=True)
+                continue
+            line, shown = Text(), 0
+            for part, source in zip(piece.parts, piece.draft, strict=True):
+                if source != "target":
+                    styles.setdefault(source, COLOURS[len(styles) % len(COLOURS)])
+                line.append(part, styles.get(source))
+                shown += len(part)
+            console.print(line.append(piece.text[shown:]), end="")
+    finally:
+        print()
+    for source, colour in styles.items():
+        err.print(Text(f"drafted by {source}", colour))
+    return piece
+
+
+def _say(stats: Stats, method: str) -> None:
+    """The numbers of one answer, in one line on stderr."""
+    print(
+        f"{method}: {stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, MAT {stats.mat:.2f}, "
+        f"{stats.steps} steps, {stats.accepted} of {stats.drafted} drafted accepted, "
+        f"first token after {1000 * stats.ttft_s:.0f} ms",
+        file=sys.stderr,
+    )
+
+
+def _compare(lm: LM, prompt: str, method: str, options: dict[str, Any], show: bool) -> dict[str, Any]:
+    """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
+    specs = ["plain", method]
+    lm.generate(prompt, "plain", **options)
+    if show:
+        _show(prompt, lm.stream(prompt, method, **options))
+    else:
+        lm.generate(prompt, method, **options)
+    runs: list[list[Output]] = [[], []]
+    with _progress() as progress:
+        bar = progress.add_task("measuring", total=ROUNDS * 2)
+        for _ in range(ROUNDS):
+            for side, spec in enumerate(specs):
+                lm.engine.stores.clear()
+                runs[side].append(lm.generate(prompt, spec, **options))
+                progress.advance(bar)
+    plain, ours = runs[0][-1], runs[1][-1]
+    speeds = [[out.stats.tokens_per_s for out in outs] for outs in runs]
+    ratios = [b / a for a, b in zip(*speeds, strict=True) if a and b]
+    gain = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)} if ratios else None
+    pairs = enumerate(zip(plain.tokens, ours.tokens, strict=False))
+    differs = next((i for i, (a, b) in pairs if a != b), min(len(plain.tokens), len(ours.tokens)))
+    identical = plain.tokens == ours.tokens
+    if show:
+        table = Table("", "tokens/s", "speed-up", "MAT", "identical", box=None, pad_edge=False)
+        table.add_row("plain", f"{statistics.median(speeds[0]):,.1f}", "1.00", "1.00", "")
+        times = f"{gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})" if gain else "too short"
+        same = "yes" if identical else f"no, from token {differs + 1} on"
+        table.add_row(method, f"{statistics.median(speeds[1]):,.1f}", times, f"{ours.stats.mat:.2f}", same)
+        Console(highlight=False).print(table)
+        print(
+            f"{len(ours.tokens)} tokens; medians and range of {ROUNDS} rounds, run in turns, nothing learnt beforehand",
+            file=sys.stderr,
+        )
+    return ours.to_dict() | {
+        "compare": {
+            "rounds": ROUNDS,
+            "plain": {"tokens_per_s": speeds[0], "stats": plain.stats.to_dict(), "tokens": plain.tokens},
+            "method": {"tokens_per_s": speeds[1], "stats": ours.stats.to_dict()},
+            "speed_up": gain,
+            "identical": identical,
+            "first_difference": None if identical else differs,
+        }
+    }
+
+
+def _plain(card: Card) -> dict[str, Any]:
+    return {**{f.name: getattr(card, f.name) for f in dataclasses.fields(card)}, "file": str(card.file)}
+
+
+def _card(console: Console, card: Card) -> None:
+    console.print(Text(card.name, "bold"), f"({card.kind})", card.summary, soft_wrap=True)
+    if card.prose:
+        console.print(f"\n{card.prose}\n", soft_wrap=True, markup=False)
+    for label in ("guarantee", "paper", "cost", "needs", "trains", "differs"):
+        console.print(Text(f"{label}: ", "bold"), getattr(card, label), sep="", soft_wrap=True, markup=False)
+    fields = ", ".join(f"{k}={v}" for k, v in card.defaults.items()) or "none"
+    console.print(Text("fields: ", "bold"), fields, sep="", soft_wrap=True, markup=False)
+    console.print(Text("file: ", "bold"), str(card.file), sep="", soft_wrap=True, markup=False)
