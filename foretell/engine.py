@@ -118,20 +118,15 @@ class Engine:
 
     def add(self, request: Request) -> Live:
         """Takes a request in. Raises Unsupported, PromptTooLong or BadConfig before any forward."""
-        target, name = self.models["target"], request.name
-        if not len(request.prompt):
-            raise BadConfig("the prompt has no tokens: give at least one (a tokenizer's BOS token will do)")
-        if not all(isinstance(t, int) and 0 <= t < target.vocab for t in request.prompt):
-            raise BadConfig(f"the prompt has a token outside the vocabulary (0 to {target.vocab - 1})")
-        if len(request.prompt) >= target.context:
-            raise PromptTooLong(f"the prompt has {len(request.prompt)} tokens and {target.name} holds {target.context} "
-                                "with the answer; shorten it")  # fmt: skip
-        for model in request.strategy.models:
-            if model not in self.models:
-                raise Unsupported.missing(name, target.name, f"a {model!r} model", f"load one: load(..., {model}=...)")
-        for need in request.strategy.needs:
-            if need not in target.caps:
-                raise Unsupported.missing(name, target.name, f"the capability {need!r}", "choose another method")
+        target, name, size = self.models["target"], request.name, len(request.prompt)
+        if not all(isinstance(t, int) and 0 <= t < target.vocab for t in request.prompt) or not size:
+            raise BadConfig(f"a prompt has at least one token, all of the vocabulary (0 to {target.vocab - 1})")
+        if size >= target.context:
+            raise PromptTooLong(f"the prompt has {size} tokens and {target.name} holds {target.context}; shorten it")
+        for model in {*request.strategy.models} - {*self.models}:
+            raise Unsupported.missing(name, target.name, f"a {model!r} model", f"load one: load(..., {model}=...)")
+        for need in {*request.strategy.needs} - target.caps:
+            raise Unsupported.missing(name, target.name, f"the capability {need!r}", "choose another method")
         if request.sampling.stop and request.text is None:
             raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
         ctx = Context(self, request)
