@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece, wrap
     from foretell.custom_generate import hf
     from foretell.loading import load
-    from foretell.registry import Card
+    from foretell.cards import Card
 
 __version__ = "0.1.0"
 __all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
 def methods() -> list[Card]:
     """The card of every method."""
-    from foretell.registry import card
+    from foretell.cards import card
     from foretell.registry import methods as names
 
     return [card(name) for name in names()]

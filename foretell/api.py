@@ -21,7 +21,7 @@ from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
 from foretell.models.decoder import Decoder
 from foretell.models.fused import blocks
-from foretell.registry import resolve
+from foretell.spec import resolve
 from foretell.stats import Stats
 from foretell.strategy import Strategy
 from foretell.text import Detokenizer

@@ -157,42 +157,33 @@ class Cache:
         if self.branch != len(tokens):
             self.commit(tokens)
         pending = len(tokens) - 1 - self.length
-        if pending > chunk:
-            part = list(tokens[self.length : self.length + chunk])
-            self.branch = 0
-            chain = list(range(-1, chunk))
-            return self._job(part, chain[:-1], chain[1:], 0, None, [], -chunk, ask), False
-        whole = [*tokens[self.length : -1], *tree.tokens]
-        parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
-        depths = [*range(pending), *(d + pending for d in tree.depths)]
-        shared = 0
         run = self.all if layers is None else frozenset(layers)
-        if run == self.done and ask.states is None:
-            limit = min(len(self.tokens), len(whole), pending + min(ask.rows or [len(tree)]))
-            while shared < limit and whole[shared] == self.tokens[shared] and parents[shared] == self.parents[shared]:
-                shared += 1
-            shared = pending if shared == len(whole) else shared
-        rows = range(max(0, shared - pending), len(tree)) if ask.rows is None else ask.rows
-        seen = None
-        if not tree.is_chain:
-            seen = torch.ones(len(whole), len(whole), dtype=torch.bool).tril_()
-            seen[pending:, pending:] = ancestors(tuple(tree.parents))
-            seen = seen[shared:]
-        self.branch = len(tokens)
-        wanted = [pending + r - shared for r in rows]
-        return self._job(whole, parents, depths, shared, seen, wanted, shared - pending, ask), True
-
-    def _job(self, whole: list[int], parents: list[int], depths: list[int], shared: int, seen: torch.Tensor | None,
-             rows: list[int], first: int, ask: Ask) -> Job:  # fmt: skip
-        layers, states = ask.layers, ask.states
-        run = self.all if layers is None else frozenset(layers)
-        same = states is not None and self.tokens == whole and self.parents == parents and not run & self.done
+        shared, seen, rows, part = 0, None, ask.rows, pending > chunk
+        if part:
+            whole, parents, depths, rows = [*tokens[self.length :][:chunk]], [*range(-1, chunk - 1)], [*range(chunk)], ()
+        else:
+            whole = [*tokens[self.length : -1], *tree.tokens]
+            parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
+            depths = [*range(pending), *(d + pending for d in tree.depths)]
+            if run == self.done and ask.states is None:
+                end = min(len(self.tokens), len(whole), pending + min(rows or [len(tree)]))
+                while shared < end and (whole[shared], parents[shared]) == (self.tokens[shared], self.parents[shared]):
+                    shared += 1
+                shared = pending if shared == len(whole) else shared
+            rows = range(max(0, shared - pending), len(tree)) if rows is None else rows
+            if not tree.is_chain:
+                seen = torch.ones(len(whole), len(whole), dtype=torch.bool).tril_()
+                seen[pending:, pending:] = ancestors(tuple(tree.parents))
+                seen = seen[shared:]
+        self.branch = 0 if part else len(tokens)
+        same = ask.states is not None and self.tokens == whole and self.parents == parents and not run & self.done
+        before = self.done if same else frozenset()
         self._own(self.length + len(whole))
         # From here until `finish` the rows behind `shared` are in nobody's name: an interrupted forward loses only them.
-        before, self.tokens, self.parents = self.done if same else frozenset(), whole[:shared], parents[:shared]
-        self.next = (whole, parents, run | before)
-        columns = [self.length + d for d in depths]
-        return Job(self, whole[shared:], columns, self.length + shared, seen, rows, first, layers, states)
+        self.tokens, self.parents, self.next = whole[:shared], parents[:shared], (whole, parents, run | before)
+        columns, wanted = [self.length + d for d in depths], [pending + r - shared for r in rows]
+        job = Job(self, whole[shared:], columns, self.length + shared, seen, wanted, shared - pending, layers, ask.states)
+        return job, not part
 
     def finish(self) -> None:
         """The forward of the last job is through: its rows are what they claim to be."""

@@ -30,7 +30,7 @@ from foretell.types import Sampling
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
-    from foretell.registry import Card
+    from foretell.cards import Card
     from foretell.stats import Stats
 
 ROUNDS = 3  # of --compare
@@ -164,7 +164,7 @@ def methods(
     as_json: Json = False,
 ) -> int:
     """List the methods, or show the card of one."""
-    from foretell.registry import card
+    from foretell.cards import card
 
     cards = [card(name)] if name else foretell.methods()
     if as_json:

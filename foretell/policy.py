@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from foretell.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 MARGIN = 1.02  # drafting must promise this much more than not drafting
 PROBE = 32  # steps
-LIMIT = 64  # nodes, unless a number is given
+LIMIT = 80  # nodes, unless a number is given
 RATE = 1 / 16  # of the running means
 
 
@@ -34,14 +36,9 @@ class Costs:
 
     def __call__(self, tokens: int) -> float:
         """Estimated seconds; never falling with size. Sizes never seen cost as on a machine bound by memory."""
-        known = sorted(self.seconds.items()) or [(1, 1.0)]
-        below = [(n, s) for n, s in known if n <= tokens] or [(1, known[0][1])]
-        above = [(n, s) for n, s in known if n > tokens]
-        low, base = below[-1][0], max(s for _, s in below)
-        if not above:
-            return base * (1 + (tokens - low) / 64)
-        high, top = above[0][0], max(base, above[0][1])
-        return base + (top - base) * (tokens - low) / (high - low)
+        sizes, seconds = zip(*sorted(self.seconds.items() or [(1, 1.0)]), strict=True)
+        base = float(np.interp(tokens, sizes, np.maximum.accumulate(seconds)))
+        return base * (1 + max(0, tokens - sizes[-1]) / 64)
 
 
 class Policy:

@@ -48,10 +48,6 @@ class Sampler:
         counted = s.presence_penalty or s.frequency_penalty
         self.greedy = s.temperature == 0
         self.plain = not (self.processors or counted or s.logit_bias or (s.min_new_tokens and self.stops))
-        self.bias = None
-        if s.logit_bias:
-            self.bias = torch.zeros(vocab)
-            self.bias[list(s.logit_bias)] = torch.tensor([float(b) for b in s.logit_bias.values()])
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Processed logits (V,) after the output tokens `output`; temperature and filters not yet applied."""
@@ -68,8 +64,8 @@ class Sampler:
         if (s.presence_penalty or s.frequency_penalty) and output:
             ids, counts = torch.tensor(list(output), device=row.device).unique(return_counts=True)
             scores[ids] -= s.presence_penalty + s.frequency_penalty * counts.to(scores.dtype)
-        if self.bias is not None:
-            scores = scores + self.bias.to(scores)
+        for token, bias in s.logit_bias.items():
+            scores[token] += bias
         if len(output) < s.min_new_tokens and self.stops:
             scores[list(self.stops)] = -torch.inf
         return scores

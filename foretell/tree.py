@@ -38,13 +38,6 @@ class Law:
         full[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
         return full[:vocab]
 
-    def without(self, tokens: Iterable[int]) -> Law:
-        """The law of a draw that is known not to be one of `tokens`, renormalised."""
-        gone = torch.tensor(list(tokens), dtype=torch.long, device=self.probs.device)
-        probs = self.probs.clone()
-        probs[gone if self.ids is None else torch.isin(self.ids, gone)] = 0
-        return Law(probs / probs.sum(), self.ids)
-
 
 class TokenTree:
     """A tree under construction or finished; every list has one entry a node except `tries`, which has one list."""

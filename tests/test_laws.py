@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foretell import registry
+from foretell import cards, registry
 from foretell.engine import Engine, Request
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.toy import Toy
@@ -110,7 +110,7 @@ def parts(strategy: Strategy) -> dict[str, Any]:
 def test_cost_is_what_the_card_says(spec: str) -> None:
     strategy = laws.build(spec, nodes=40)
     name, _, options = spec.partition(":")
-    laws.check_cost(strategy, registry.card(name).cost, parts(strategy), exact=not options)
+    laws.check_cost(strategy, cards.card(name).cost, parts(strategy), exact=not options)
 
 
 @pytest.mark.parametrize("spec", EXACT)
@@ -132,7 +132,7 @@ def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec:
 
 @pytest.mark.parametrize(("spec", "rule"), LOSSY)
 def test_lossy_rules_say_so_and_are_greedy_at_temperature_zero(spec: str, rule: str) -> None:
-    card = registry.card(rule, "rule")
+    card = cards.card(rule, "rule")
     kind, _, change = card.guarantee.partition(":")
     assert kind == "lossy" and len(change.split()) > 3, "what changes must be told"
     with pytest.raises(AssertionError, match="the law of the first"):
@@ -142,7 +142,7 @@ def test_lossy_rules_say_so_and_are_greedy_at_temperature_zero(spec: str, rule: 
 
 @pytest.mark.parametrize("rule", registry.names("rule"))
 def test_rule_and_card_agree_on_exactness(rule: str) -> None:
-    assert registry.load(rule, "rule").exact == (registry.card(rule, "rule").guarantee == "exact")
+    assert registry.load(rule, "rule").exact == (cards.card(rule, "rule").guarantee == "exact")
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import foretell
-from foretell import registry
+from foretell import cards, registry
 from foretell.types import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +91,7 @@ def test_listing_methods_imports_neither_torch_nor_transformers() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_a_method_has_a_full_card_and_a_test_file(kind: str, name: str) -> None:
-    card = registry.card(name, kind)
+    card = cards.card(name, kind)
     for label in registry.LABELS:
         assert getattr(card, label.lower()), f"{name}: {label} is empty"
     assert re.match(r"(exact|greedy)$|(bounded|lossy): \S", card.guarantee), card.guarantee
@@ -103,7 +103,7 @@ def test_a_method_has_a_full_card_and_a_test_file(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_a_method_is_one_frozen_dataclass_with_explained_fields(kind: str, name: str) -> None:
-    card = registry.card(name, kind)
+    card = cards.card(name, kind)
     cls = registry.load(name, kind)
     assert dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     own = docs.fields(card)
@@ -209,9 +209,9 @@ def test_the_documentation_script_does_not_import_torch() -> None:
 
 
 def test_fields_are_read_with_their_comments() -> None:
-    fields = {f.name: f for f in docs.fields(registry.card("ngram"))}
+    fields = {f.name: f for f in docs.fields(cards.card("ngram"))}
     assert (fields["n"].type, fields["n"].default, fields["n"].comment) == ("int", "3", "longest n-gram looked up")
-    assert docs.draws(registry.card("draft")) and not docs.draws(registry.card("ngram"))
+    assert docs.draws(cards.card("draft")) and not docs.draws(cards.card("ngram"))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -260,7 +260,7 @@ def test_the_example_of_a_method_is_right(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "echo.py").write_text(method)
     (tmp_path / "test_echo.py").write_text(tests)
     monkeypatch.setattr(registry, "files", lambda: {("drafter", "echo"): tmp_path / "echo.py"})
-    assert registry.card("echo").defaults == {"k": 8}
+    assert cards.card("echo").defaults == {"k": 8}
     monkeypatch.setitem(sys.modules, "foretell.drafters.echo", None)  # put back as it was afterwards
     del sys.modules["foretell.drafters.echo"]
     assert registry.load("echo", "drafter")().k == 8

@@ -1,30 +1,27 @@
 """Remembers, for every token, the best next tokens of its last row, and drafts the tree they span.
 
 The store holds the top candidates of each token as the target last saw them, learnt from the rows of every verified
-node, also the rejected ones, and shared by all requests. A tree is grown from it best first: each candidate's chance is
-that of its rank, times its parent's. With `template` on, the paper's fixed tree of 80 nodes is filled instead.
+node, also the rejected ones, and shared by all requests. A tree is grown from it best first: a candidate's chance is
+the measured acceptance of its rank, times its parent's.
 
-Paper: Luo et al., Turning Trash into Treasure: Token Recycling, arXiv:2408.08696
+Paper: Luo et al., Turning Trash into Treasure: Accelerating Inference with Token Recycling, arXiv:2408.08696
 Guarantee: exact
 Cost: target 1
 Needs: nothing
 Trains: nothing
-Differs: the tree grows best first under the measured acceptance of each rank, with the paper's fixed tree as an option; tokens never seen have no children rather than eight times token 0; the prompt's own bigrams fill empty rows
+Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80 is the paper's size); a token never seen has no children rather than eight times token 0; rows still empty are filled from the prompt's own pairs
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
 from foretell.tree import TokenTree, grow
 
-# The paper's tree as children per node, level by level: node j of a level has CHILDREN[level][j] children, best first.
-RATE = 1 / 32
+RATE = 1 / 32  # of the running acceptance
 
 
 class Store:
@@ -40,11 +37,10 @@ class TokenRecycling(Drafter):
     """All are counts."""
 
     k: int = 8  # candidates kept of each token
-    nodes: int = 80  # of a tree; the policy drafts fewer where that is faster
     depth: int = 6  # levels
 
     def __post_init__(self) -> None:
-        for name, low, high in (("k", 1, 64), ("nodes", 1, 1024), ("depth", 1, 64)):
+        for name, low, high in (("k", 1, 64), ("depth", 1, 64)):
             if not low <= getattr(self, name) <= high:
                 raise BadConfig.field(f"token-recycling:{name}", getattr(self, name), f"between {low} and {high}")
 
@@ -63,8 +59,7 @@ class TokenRecycling(Drafter):
         def successors(tree: TokenTree, node: int) -> list[tuple[int, float]]:
             return list(zip(rows.get(tree.tokens[node], ()), chance, strict=False))
 
-        size = min(self.nodes + 1, budget)
-        return grow(ctx.tokens[-1], successors, size, min(self.depth, ctx.depth), "token-recycling")
+        return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling")
 
     def observe(self, ctx: Context, state: Store, step: Step) -> None:
         tree, tested = step.tree, dict(step.outcome.tested)

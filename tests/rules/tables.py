@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from foretell.rng import Door, Enumerator
+from foretell.outcomes import Enumerator
+from foretell.rng import Door
 from foretell.sampling import Sampler, Target
 from foretell.tree import Law, TokenTree
 from foretell.types import Outcome, Sampling

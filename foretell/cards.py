@@ -1,0 +1,59 @@
+"""What a method says of itself: its file's docstring, read without importing it.
+
+The prose comes first, then labelled lines of fixed names. Tests, documentation and the command line read cards from here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import BadConfig
+from foretell.registry import class_name, files, kind_of
+
+LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What a method says of itself. `defaults`: its hyper-parameters; `prose`: the text before the labels."""
+
+    name: str
+    kind: str
+    summary: str
+    prose: str
+    guarantee: str
+    paper: str
+    cost: str
+    needs: str
+    trains: str
+    differs: str
+    defaults: dict[str, Any]
+    file: Path
+
+
+def card(name: str, kind: str | None = None) -> Card:
+    """Reads the card; only `defaults` are read from the class by its text. Raises UnknownMethod."""
+    kind = kind or kind_of(name)
+    path = files()[kind, name]
+    module = ast.parse(path.read_text("utf-8"))
+    lines = (ast.get_docstring(module) or "").splitlines()
+    labels: dict[str, str] = {}
+    prose = []
+    for line in lines:
+        label, colon, rest = line.partition(":")
+        if colon and label in LABELS:
+            labels[label.lower()] = rest.strip()
+        elif not labels:
+            prose.append(line)
+    missing = [label for label in LABELS if label.lower() not in labels]
+    if missing:
+        raise BadConfig(f"the card of {name!r} lacks {', '.join(missing)}: {path}")
+    body = next(n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == class_name(name))
+    fields = {}
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            fields[node.target.id] = ast.literal_eval(node.value)
+    return Card(name, kind, prose[0], "\n".join(prose[1:]).strip(), defaults=fields, file=path, **labels)

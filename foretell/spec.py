@@ -1,0 +1,55 @@
+"""Spec strings: `ngram:n=3,k=10`.
+
+The fields are those of the method's dataclass; a drafter also takes `rule` (a verification rule, whose own fields may
+follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`, `draft:rule=typical,epsilon=0.05`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_type_hints
+
+from foretell.drafter import Drafter
+from foretell.errors import BadConfig, UnknownMethod
+from foretell.registry import kind_of, load
+from foretell.strategy import Speculative, Strategy
+
+
+def build(name: str, kind: str, options: dict[str, str]) -> Any:
+    """The dataclass with these fields. Raises BadConfig for a field it lacks or a value that is none of its type."""
+    cls = load(name, kind)
+    hints = get_type_hints(cls)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for key, text in options.items():
+        if key not in known:
+            raise UnknownMethod.near(f"field of {name}", key, [*known, "rule", "nodes"] if kind == "drafter" else known)
+        try:
+            values[key] = text.lower() in ("1", "true", "yes") if known[key] is bool else known[key](text)
+        except ValueError:
+            raise BadConfig.field(f"{name}:{key}", text, f"a value of type {known[key].__name__}") from None
+    return cls(**values)
+
+
+def resolve(spec: str | Drafter | Strategy) -> tuple[str, Strategy]:
+    """(name, strategy) of a spec string or a config object. Raises UnknownMethod or BadConfig."""
+    if not isinstance(spec, str):
+        name = type(spec).__module__.rpartition(".")[2].replace("_", "-")
+        return name, Speculative(spec) if isinstance(spec, Drafter) else spec
+    name, _, rest = spec.partition(":")
+    kind = kind_of(name)
+    options: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
+        options[key.strip()] = value.strip()
+    if kind != "drafter":
+        return name, build(name, kind, options)
+    rule, nodes = options.pop("rule", "default"), options.pop("nodes", "0")
+    if not nodes.isdigit():
+        raise BadConfig.field(f"{name}:nodes", nodes, "a whole number")
+    own = {f.name for f in dataclasses.fields(load(name, kind))}
+    extra = {key: options.pop(key) for key in list(options) if rule != "default" and key not in own}
+    chosen = None if rule == "default" else build(rule, "rule", extra)
+    return name, Speculative(build(name, kind, options), chosen, int(nodes))
