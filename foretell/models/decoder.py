@@ -113,7 +113,10 @@ class Loop:
         finally:
             hook.remove()
         plain = self.embed(ids).double()
-        self.scale = float((seen[0].double() * plain).sum() / plain.square().sum())
+        scale = float((seen[0].double() * plain).sum() / plain.square().sum())
+        # Measured up to rounding: what was meant is a number of the configuration, or the usual root.
+        meant = [1.0, self.config.hidden_size**0.5, *(v for v in vars(self.config).values() if type(v) is float)]
+        self.scale = min(meant, key=lambda v: abs(v - scale))
         self.blocks: list[Block] = [self._stock(layer) for layer in layers]
 
     @staticmethod
@@ -127,7 +130,7 @@ class Loop:
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         h: torch.Tensor = self.embed(ids)
-        return h if abs(self.scale - 1) < 1e-3 else h * self.scale
+        return h if self.scale == 1 else h * self.scale
 
     def run(self, h: torch.Tensor, positions: torch.Tensor, layers: Sequence[int], taps: Sequence[int],
             hidden: dict[int, torch.Tensor]) -> torch.Tensor:  # fmt: skip

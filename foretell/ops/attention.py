@@ -12,7 +12,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     if softcap is None and sinks is None:
         out = F.scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale, enable_gqa=len(q) != len(k))
         return out[0].transpose(0, 1)
-    heads, new, width = q.shape
+    (heads, new, width), wide = q.shape, torch.promote_types(q.dtype, torch.float32)
     scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -20,7 +20,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
         scores = scores + mask
     if sinks is not None:
         sink = sinks.reshape(-1, 1, 1).expand(-1, new, 1)
-        p = torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32)[..., :-1].to(q.dtype)
+        p = torch.cat([scores, sink], -1).softmax(-1, dtype=wide)[..., :-1].to(q.dtype)
     else:
-        p = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        p = scores.softmax(-1, dtype=wide).to(q.dtype)
     return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
