@@ -20,12 +20,13 @@ from foretell.drafters.token_recycling import TokenRecycling
 from foretell.engine import Context, Engine
 from foretell.model import Model
 from foretell.rng import Door, Rng
-from foretell.sampling import Sampler, Target
+from foretell.sampling import Target
 from foretell.strategy import Speculative
 from foretell.tree import Law, TokenTree
 from foretell.types import Commit, Kept, Outcome, Reply, Sampling
 from foretell.verify import Rule, sequential
 from tests import laws
+from tests.rules.tables import without
 
 TREE = "token-recycling"  # its trees branch, so accepted rows are seldom the first ones
 CHAIN = "draft:length=2"
@@ -213,21 +214,14 @@ def test_draws_that_are_not_independent() -> None:
 
 def test_a_filter_that_verification_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The penalties of a node see the committed tokens only, not its own path."""
-    real = Sampler.law
-
-    def law(self: Sampler, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-        return real(self, row, output[: len(output) - law.depth])  # type: ignore[attr-defined]
-
     def p(self: Target, node: int) -> torch.Tensor:
-        law.depth = len(self.paths[node])  # type: ignore[attr-defined]
-        result = law(self.sampler, self.rows[node], [*self.output, *self.paths[node]])
-        law.depth = 0  # type: ignore[attr-defined]
-        return result
+        return self.sampler.law(self.rows[node], self.output)
 
     monkeypatch.setattr(Target, "p", p)
     for setting in ("penalties", "grammar", "bias, ends"):
         caught(laws.check_law, laws.build(TREE), setting)
         caught(laws.check_law, laws.build(CHAIN), setting)
+    caught(laws.check_law, laws.build(TREE), laws.Setting(Sampling(temperature=1.0, min_new_tokens=2), (2,)))
     laws.check_law(laws.build(TREE), "plain")  # nothing there depends on the path
 
 
@@ -289,7 +283,7 @@ def best_two_declared_drawn(ctx: Context, tree: TokenTree) -> TokenTree:
     first, second = law.probs.topk(2).indices.tolist()
     new = TokenTree(tree.tokens[0])
     new.add(0, first, law)
-    new.add(0, second, law.without([first]))
+    new.add(0, second, without(law, [first]))
     return new
 
 
@@ -327,7 +321,7 @@ def without_replacement_declared_with(ctx: Context, tree: TokenTree) -> TokenTre
     first = tree.tokens[tree.tries[0][0]]
     new = TokenTree(tree.tokens[0])
     new.add(0, first, law)
-    new.add(0, ctx.rng.sample(law.without([first]).probs, "draft", len(ctx.output), 99), law)
+    new.add(0, ctx.rng.sample(without(law, [first]).probs, "draft", len(ctx.output), 99), law)
     return new
 
 
@@ -398,20 +392,6 @@ def test_tokens_committed_beyond_an_end(monkeypatch: pytest.MonkeyPatch) -> None
         caught(laws.check_law, laws.build(spec), "end", drafts=False)
         caught(laws.check_ends, laws.build(spec), 1.0)
     caught(laws.check_greedy, [laws.build(TREE)], 40)
-
-
-def test_an_end_that_bans_forget_inside_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """min_new_tokens counted from the committed tokens alone."""
-    real = Target.p
-
-    def p(self: Target, node: int) -> torch.Tensor:
-        path, self.paths = self.paths, [[] for _ in self.paths]
-        result = real(self, node)
-        self.paths = path
-        return result
-
-    monkeypatch.setattr(Target, "p", p)
-    caught(laws.check_law, laws.build(TREE), laws.Setting(Sampling(temperature=1.0, min_new_tokens=2), (2,)))
 
 
 def test_rows_that_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,17 @@ def table(seed: int, vocab: int, zeros: bool = False) -> Table:
     return law
 
 
+def without(law: Law, tokens: list[int]) -> Law:
+    """The dense law of a draw that is known not to be one of `tokens`."""
+    probs = law.probs.clone()
+    probs[tokens] = 0
+    return Law(probs / probs.sum())
+
+
 def target(rows: Table, tree: TokenTree) -> Target:
     logits = torch.stack([rows(tuple(tree.words(n))) for n in range(len(tree))]).log()
     sampler = Sampler(Sampling(temperature=1.0), [tree.tokens[0]], (), logits.shape[-1])
-    return Target(logits, sampler, [], [tree.words(n) for n in range(len(tree))])
+    return Target(logits, sampler, [], tree.words)
 
 
 def enumerate_rule(rule: Verify, tree: TokenTree, rows: Table) -> tuple[Outputs, float]:

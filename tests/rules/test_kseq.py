@@ -7,7 +7,7 @@ import torch
 
 from foretell.rules.kseq import Kseq
 from foretell.tree import Law, TokenTree
-from tests.rules.tables import chain, copies, over_drafts, plain, table
+from tests.rules.tables import chain, copies, over_drafts, plain, table, without
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -41,5 +41,5 @@ def test_only_independent_draws_of_one_law_are_for_it() -> None:
     tree.add(0, 1, law)
     tree.add(0, 1, law)
     assert Kseq().accepts(tree)
-    tree.add(0, 2, law.without([1]))
+    tree.add(0, 2, without(law, [1]))
     assert not Kseq().accepts(tree) and not Kseq().accepts(TokenTree(0).chain([1]))

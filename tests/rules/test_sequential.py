@@ -20,6 +20,7 @@ from tests.rules.tables import (
     over_drafts,
     plain,
     table,
+    without,
 )
 
 
@@ -32,7 +33,7 @@ def without_replacement(draft: Table, count: int, fixed: tuple[int, ...] = ()) -
             token = door.sample(law.probs, "draft", 0, k)
             tree.add(0, token, law)
             if k + 1 < count:
-                law = law.without([token])
+                law = without(law, [token])
         for token in fixed:
             tree.add(0, token)
         return tree
