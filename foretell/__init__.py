@@ -8,9 +8,9 @@ from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece, wrap
+    from foretell.cards import Card
     from foretell.custom_generate import hf
     from foretell.loading import load
-    from foretell.cards import Card
 
 __version__ = "0.1.0"
 __all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]

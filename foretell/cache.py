@@ -93,11 +93,9 @@ class Cache:
         self._allocate()
 
     def _allocate(self) -> None:
-        def make(count: int, heads: int, width: int) -> torch.Tensor:
-            return torch.empty(count, heads, self.capacity, width, dtype=self.dtype, device=self.device)
-
-        self.keys = [make(self.layout.count(s), s[0], s[1]) for s in self.shapes]
-        self.values = [make(self.layout.count(s), s[0], s[2]) for s in self.shapes]
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        self.keys = [like.new_empty(self.layout.count(s), s[0], self.capacity, s[1]) for s in self.shapes]
+        self.values = [like.new_empty(self.layout.count(s), s[0], self.capacity, s[2]) for s in self.shapes]
         groups = [self.shapes.index(s) for s in self.layout]
         order = [groups[:i].count(g) for i, g in enumerate(groups)]
         self.k = [self.keys[g][i] for g, i in zip(groups, order, strict=True)]
@@ -148,19 +146,17 @@ class Cache:
         self.tokens, self.parents, self.done = [], [], frozenset()
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        """The job that answers `ask` on the branch `tokens`, and whether it does so in full.
-
-        Not in full: more than `chunk` tokens are pending, the job is a part of them, and the caller asks again.
-        """
-        tree, layers = ask.tree, ask.layers
+        """The job that answers `ask` on the branch `tokens`; False beside it: it only takes in `chunk` pending ones."""
+        tree = ask.tree
         assert tree.tokens[0] == tokens[-1], "the root of a tree is the last committed token"
         if self.branch != len(tokens):
             self.commit(tokens)
         pending = len(tokens) - 1 - self.length
-        run = self.all if layers is None else frozenset(layers)
+        run = self.all if ask.layers is None else frozenset(ask.layers)
         shared, seen, rows, part = 0, None, ask.rows, pending > chunk
         if part:
-            whole, parents, depths, rows = [*tokens[self.length :][:chunk]], [*range(-1, chunk - 1)], [*range(chunk)], ()
+            whole, depths, rows = [*tokens[self.length :][:chunk]], [*range(chunk)], ()
+            parents = [d - 1 for d in depths]
         else:
             whole = [*tokens[self.length : -1], *tree.tokens]
             parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
@@ -179,11 +175,11 @@ class Cache:
         same = ask.states is not None and self.tokens == whole and self.parents == parents and not run & self.done
         before = self.done if same else frozenset()
         self._own(self.length + len(whole))
-        # From here until `finish` the rows behind `shared` are in nobody's name: an interrupted forward loses only them.
+        # Until `finish` the rows behind `shared` are in nobody's name: an interrupted forward loses only them.
         self.tokens, self.parents, self.next = whole[:shared], parents[:shared], (whole, parents, run | before)
         columns, wanted = [self.length + d for d in depths], [pending + r - shared for r in rows]
-        job = Job(self, whole[shared:], columns, self.length + shared, seen, wanted, shared - pending, layers, ask.states)
-        return job, not part
+        start, first = self.length + shared, shared - pending
+        return Job(self, whole[shared:], columns, start, seen, wanted, first, ask.layers, ask.states), not part
 
     def finish(self) -> None:
         """The forward of the last job is through: its rows are what they claim to be."""

@@ -1,6 +1,6 @@
 """What a method says of itself: its file's docstring, read without importing it.
 
-The prose comes first, then labelled lines of fixed names. Tests, documentation and the command line read cards from here.
+The prose comes first, then labelled lines of fixed names. Tests, documentation and the command line read them.
 """
 
 from __future__ import annotations

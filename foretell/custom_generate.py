@@ -235,8 +235,8 @@ def _given() -> dict[str, Any]:
 def _stream(streamer: Any, outputs: list[list[int]], going: list[bool], sent: int, config: GenerationConfig) -> int:
     """Puts every column (B,) that is complete; returns how many are out."""
     pad = _first(config._pad_token_tensor, config._eos_token_tensor)
-    ready = [len(output) for output, goes in zip(outputs, going, strict=True) if goes]
-    ready = min(ready) if ready else max(map(len, outputs))
+    open_ = [len(output) for output, goes in zip(outputs, going, strict=True) if goes]
+    ready: int = min(open_) if open_ else max(len(output) for output in outputs)
     for column in range(sent, ready):
         streamer.put(torch.tensor([output[column] if column < len(output) else pad for output in outputs]))
     return max(sent, ready)

@@ -1,8 +1,7 @@
 """The loop: collect what live requests ask, run one packed forward, reply, commit, stop.
 
-One request offline, many in a server, a toy model in a test: the same code. Draft models' asks are answered before the
-target's, so that the target's forward holds everybody. The engine knows no method and no tokenizer; a request that
-fails ends with its error and takes nobody along.
+One request offline, many in a server, a toy model in a test: the same code. Draft models' asks are answered first, so
+that the target's forward holds everybody. A request that fails ends with its error and takes nobody along.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from foretell.model import Model
 from foretell.policy import Costs
 from foretell.rng import Door, Rng
 from foretell.sampling import Sampler
-from foretell.stats import Stats
+from foretell.stats import Stats, logprobs
 from foretell.strategy import Strategy
+from foretell.text import stopped
 from foretell.types import Ask, Commit, Drop, Finish, Fork, Kept, Reply, Sampling, Steps
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ CHUNK = 512  # prompt tokens a forward
 
 @dataclass
 class Request:
-    """What to generate. `text(tokens)` decodes output tokens, needed for stop strings only; `tenant` separates stores."""
+    """What to generate. `text(tokens)` decodes, for stop strings; `tenant` separates what requests share."""
 
     prompt: Sequence[int]
     strategy: Strategy
@@ -225,17 +225,14 @@ class Engine:
         for token in commit.tokens:
             branch.append(token)
             kept += 1
-            if token in ctx.sampler.stops or (request.sampling.stop and self._stopped(request, branch[prompt:])):
+            if token in ctx.sampler.stops or stopped(request.text, request.sampling.stop, branch[prompt:]):
                 reason = "stop"
             elif len(branch) >= ctx.limit:
                 reason = "length"
             if reason:
                 break
         if request.sampling.logprobs is not None and commit.branch == 0:
-            for row, token in zip(commit.rows[:kept].log_softmax(-1), commit.tokens, strict=False):
-                top = row.topk(min(request.sampling.logprobs, len(row)))
-                pairs = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-                live.logprobs.append((float(row[token]), pairs))
+            live.logprobs += logprobs(commit.rows[:kept], commit.tokens, request.sampling.logprobs)
         ctx.stats.committed(commit, kept, time.perf_counter() - live.started)
         if commit.branch == 0:
             live.reason = reason
@@ -243,14 +240,6 @@ class Engine:
             live.told += kept
             events.append(Event(live.index, commit.tokens[:kept], list(commit.sources[:kept])))
         return Kept(commit.tokens[:kept], reason)
-
-    @staticmethod
-    def _stopped(request: Request, output: list[int]) -> bool:
-        assert request.text is not None
-        # A stop string can span tokens, each of at least one character: its last token is the newest one.
-        longest = max(len(s.encode()) for s in request.sampling.stop)
-        tail = request.text(output[-longest - 4 :])
-        return any(s in tail for s in request.sampling.stop)
 
     def _answer(self, waiting: list[tuple[Live, int]]) -> None:
         """One forward for the first ask and all like it; a long prompt takes part with a chunk and stays open."""

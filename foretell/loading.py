@@ -5,6 +5,7 @@ Nothing here computes; every way a folder can be wrong ends in one BadModel line
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise BadConfig(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
     name = str(source)
     if name == "demo" and draft is None:
         draft = "demo-draft"
@@ -73,12 +74,24 @@ def _check_files(path: Path) -> None:
         others = [p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
         what = f"only {', '.join(others[:3])}, which can run code when read" if others else "no weights"
         raise BadModel(f"{path}: holds {what}; foretell reads safetensors: convert with save_pretrained()")
+    for index in sorted(path.glob("*.safetensors.index.json")):
+        try:
+            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadModel(f"{index}: damaged ({_line(error)}); fetch it again") from error
+        if missing := sorted(shards - {file.name for file in files}):
+            raise BadModel(f"{path}: lacks {', '.join(missing[:3])} of {len(shards)} shards; fetch them again")
     for file in files:
         try:
             with safe_open(file, "pt") as opened:
                 opened.keys()
         except (SafetensorError, OSError) as error:
-            raise BadModel(f"{file}: damaged or cut off ({error}); fetch it again") from error
+            raise BadModel(f"{file}: damaged or cut off ({_line(error)}); fetch it again") from error
+
+
+def _line(error: Exception) -> str:
+    """What it says, in one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _model(name: str, dtype: str, device: str, revision: str | None,
@@ -90,13 +103,18 @@ def _model(name: str, dtype: str, device: str, revision: str | None,
     if path is None:
         options["revision"] = revision
     try:
-        hf = AutoModelForCausalLM.from_pretrained(path or name, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hf, report = AutoModelForCausalLM.from_pretrained(path or name, output_loading_info=True, **options)
+    except Exception as error:  # transformers raises nearly anything here
         where = "check the folder's files" if path else "check the id and the connection, or give a local folder"
         if "trust_remote_code" in str(error):
             where = "pass trust_remote_code=True if you trust its code"
-        raise BadModel(f"{name}: cannot be loaded ({first}); {where}") from error
+        raise BadModel(f"{name}: cannot be loaded ({_line(error)}); {where}") from error
+    # What a file lacks transformers makes up at random, and what it does not know it leaves out: both with a warning.
+    for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, and its configuration does not,")):
+        if keys := sorted(report[kind]):
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise BadModel(f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
+                           "config.json and the .safetensors files do not belong together")  # fmt: skip
     return hf.to(device).eval(), path
 
 
@@ -105,6 +123,5 @@ def _tokenizer(source: str | Path, revision: str | None, remote: bool) -> PreTra
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=remote)  # type: ignore[no-any-return]
     except Exception as error:  # transformers raises nearly anything here; the model itself is usable without it
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"{source}: no usable tokenizer ({first}); prompts must be token ids", stacklevel=3)
+        warnings.warn(f"{source}: no usable tokenizer ({_line(error)}); prompts must be token ids", stacklevel=3)
         return None

@@ -1,16 +1,14 @@
 """What a model is to the engine: `forward(jobs)`, one packed forest of every request's new nodes.
 
 All jobs lie in one row of T tokens, without padding. A model computes what is local to a token as it likes; attention
-over the packed row is here: each job's keys and values go to that job's own cache, and its nodes see that cache's rows
-under the job's mask. What a model can do is asked of `caps`, never of its class: `tree` (branching jobs), `layers`
-(hidden states, layer subsets, entry in the middle).
+is here: each job's keys and values go to its own cache, and its nodes see that cache's rows under the job's mask. What
+a model can do is asked of `caps`: `tree` (branching jobs), `layers` (hidden states, layer subsets, entry in the middle).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 
@@ -50,10 +48,7 @@ class Model:
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,
             taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
-        """ids, positions (1, T), rows (R,) of the packed row -> logits (R, V) and hidden[i] (T, E) for each tap i.
-
-        `first` is the first job, whose `layers` hold for all; `STEP` has all of them.
-        """
+        """ids, positions (1, T), rows (R,) -> logits (R, V), hidden[i] (T, E) of each tap i. `first`: a job of STEP."""
         raise NotImplementedError
 
     def cache(self) -> Cache:

@@ -1,9 +1,8 @@
 """How many nodes a step should draft: expected tokens against measured time, "none" included.
 
 The engine notes what every forward cost; a policy notes how often the node of each rank was accepted. A deterministic
-tree is then cut to the size n that maximises (1 + sum of acceptance over its first n nodes) / cost(n + 1). Plain steps
-stay the choice while nothing beats them by a margin, and every PROBE steps a whole tree is tried again. Drawn trees
-are not cut: it would bias them, and a timing must not decide which random numbers are used.
+tree is cut to the size n that maximises (1 + acceptance over its first n nodes) / cost(n + 1), 0 unless that wins by a
+margin; every PROBE steps a whole tree is tried again. Drawn trees are not cut: that would bias them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Costs:
         """Estimated seconds; never falling with size. Sizes never seen cost as on a machine bound by memory."""
         sizes, seconds = zip(*sorted(self.seconds.items() or [(1, 1.0)]), strict=True)
         base = float(np.interp(tokens, sizes, np.maximum.accumulate(seconds)))
-        return base * (1 + max(0, tokens - sizes[-1]) / 64)
+        return base * (1.0 + max(0, tokens - int(sizes[-1])) / 64)
 
 
 class Policy:

@@ -36,13 +36,13 @@ def files() -> dict[tuple[str, str], Path]:
     return found
 
 
-def names(kind: str) -> list[str]:
-    return sorted(name for k, name in files() if k == kind)
+def names(*kinds: str) -> list[str]:
+    return sorted(name for k, name in files() if k in kinds)
 
 
 def methods() -> list[str]:
-    """What `method=` takes: drafters and strategies."""
-    return sorted(name for kind, name in files() if kind != "rule")
+    """What `method=` takes."""
+    return names(*(kind for kind in FOLDERS if kind != "rule"))
 
 
 def kind_of(name: str) -> str:

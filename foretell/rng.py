@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 MASK = (1 << 64) - 1
-PURPOSES = {"target": 1, "accept": 2, "residual": 3, "draft": 4, "gumbel": 5}
+PURPOSES = {"target": 1, "accept": 2, "draft": 3, "gumbel": 4}
 
 
 class Door(Protocol):

@@ -7,7 +7,7 @@ temperature, top-k, top-p, min-p, typical-p. It knows no tree and no cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ class Sampler:
     def __init__(self, sampling: Sampling, prompt: Sequence[int], eos: Sequence[int], vocab: int):
         self.sampling, self.prompt, self.vocab = sampling, list(prompt), vocab
         s = sampling
-        self.ends = () if s.ignore_eos else tuple(eos)
-        self.stops = frozenset((*self.ends, *s.stop_token_ids))
+        self.stops = frozenset((*(() if s.ignore_eos else eos), *s.stop_token_ids))
         for name, ids in (("logit_bias", list(s.logit_bias)), ("stop_token_ids", list(s.stop_token_ids)),
                           ("bad_words", [t for word in s.bad_words for t in word])):  # fmt: skip
             for token in ids:
@@ -62,7 +61,7 @@ class Sampler:
             if scores.shape != row.shape:
                 raise BadConfig(f"a logits processor returned shape {tuple(scores.shape)} for {tuple(row.shape)}")
         if (s.presence_penalty or s.frequency_penalty) and output:
-            ids, counts = torch.tensor(list(output), device=row.device).unique(return_counts=True)
+            ids, counts = torch.unique(torch.tensor(list(output), device=row.device), return_counts=True)
             scores[ids] -= s.presence_penalty + s.frequency_penalty * counts.to(scores.dtype)
         for token, bias in s.logit_bias.items():
             scores[token] += bias
@@ -85,24 +84,20 @@ class Sampler:
             raise BadConfig("the sampling options leave no token possible at some position")
         return p
 
-    def best(self, row: torch.Tensor, output: Sequence[int]) -> int:
-        """The greedy token, ties to the lowest id, as everywhere."""
-        return int(self.scores(row, output).argmax())
-
 
 class Target:
-    """The rows of one verified tree, processed lazily: only nodes that verification visits are."""
+    """The rows (N, V) of one tree below `output`, processed when visited; `words(node)`: tokens from the root to it."""
 
-    def __init__(self, rows: torch.Tensor, sampler: Sampler, output: Sequence[int], paths: Sequence[Sequence[int]]):
-        """`rows` (N, V); `output`: tokens already generated; `paths[i]`: the tokens from the root down to node i."""
-        self.rows, self.sampler, self.output, self.paths = rows, sampler, output, paths
-        self.firsts = rows.argmax(-1).tolist() if sampler.greedy and sampler.plain else None
+    def __init__(self, rows: torch.Tensor, sampler: Sampler, output: list[int], words: Callable[[int], list[int]]):
+        self.rows, self.sampler, self.output, self.words = rows, sampler, output, words
+        self.firsts: list[int] | None = rows.argmax(-1).tolist() if sampler.greedy and sampler.plain else None
 
     def p(self, node: int) -> torch.Tensor:
         """The law (V,) of the token after `node`."""
-        return self.sampler.law(self.rows[node], [*self.output, *self.paths[node]])
+        return self.sampler.law(self.rows[node], [*self.output, *self.words(node)])
 
     def best(self, node: int) -> int:
+        """The greedy token after `node`, ties to the lowest id, as everywhere."""
         if self.firsts is not None:
-            return int(self.firsts[node])
-        return self.sampler.best(self.rows[node], [*self.output, *self.paths[node]])
+            return self.firsts[node]
+        return int(self.sampler.scores(self.rows[node], [*self.output, *self.words(node)]).argmax())

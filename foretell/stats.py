@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from foretell.types import Commit
+
+
+def logprobs(rows: torch.Tensor, tokens: list[int], k: int) -> list[tuple[float, list[tuple[int, float]]]]:
+    """Of rows (n, V) and the first n tokens: each token's log-probability and the k best (token, log-probability)."""
+    out = []
+    for row, token in zip(rows.log_softmax(-1), tokens, strict=False):
+        top = row.topk(min(k, len(row)))
+        out.append((float(row[token]), list(zip(top.indices.tolist(), top.values.tolist(), strict=True))))
+    return out
 
 
 @dataclass(slots=True)

@@ -32,15 +32,11 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Speculative(Strategy):
-    """Draft a tree, let the target score all of it in one forward, verify, commit; again.
-
-    `rule` None: walk for deterministic trees, sequential for drawn ones. `nodes`: drafted nodes a step at most, 0: as
-    many as the policy finds worth their cost.
-    """
+    """Draft a tree, let the target score all of it in one forward, verify, commit; again."""
 
     drafter: Drafter
-    rule: Rule | None = None
-    nodes: int = 0
+    rule: Rule | None = None  # None: walk for deterministic trees, sequential for drawn ones
+    nodes: int = 0  # drafted a step at most; 0: as many as the policy finds worth their cost
 
     def __post_init__(self) -> None:
         if not 0 <= self.nodes <= 1024:
@@ -58,22 +54,18 @@ class Speculative(Strategy):
         state = self.drafter.start(ctx)
         policy = Policy(ctx, self.nodes, fixed=bool(self.drafter.models))
         verify = self.rule or default
-        depth = ctx.models["target"].layout
-        taps = tuple(t if t >= 0 else len(depth) + 1 + t for t in self.drafter.taps)
+        layers = len(ctx.models["target"].layout)
+        taps = tuple(t if t >= 0 else layers + 1 + t for t in self.drafter.taps)
         while True:
             tree = yield from self.drafter.steps(ctx, state, policy.budget())
             tree = policy.fit(tree)
             reply: Reply = yield Ask(tree, taps=taps)
-            paths: list[list[int]] = [[]]
-            for node in range(1, len(tree)):
-                paths.append([*paths[tree.parents[node]], tree.tokens[node]])
-            target = Target(reply.logits, ctx.sampler, ctx.output, paths)
+            target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
             outcome = verify(tree, target, ctx.rng, len(ctx.output))
             tokens = [*(tree.tokens[n] for n in outcome.path), outcome.token]
             sources = [*(tree.sources[n] for n in outcome.path), "target"]
             tested = [(tree.depths[n], good) for n, good in outcome.tested]
-            rows = reply.logits[[0, *outcome.path]] if ctx.sampler.sampling.logprobs is not None else reply.logits
-            kept: Kept = yield Commit(tokens, rows, sources=sources, drafted=len(tree) - 1, tested=tested)
+            kept: Kept = yield Commit(tokens, reply.logits[[0, *outcome.path]], 0, sources, len(tree) - 1, tested)
             policy.observe(tree, set(outcome.path))
             self.drafter.observe(ctx, state, Step(tree, reply, outcome, kept.tokens))
             if kept.reason:

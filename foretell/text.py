@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
+def stopped(decode: Callable[[Sequence[int]], str] | None, stops: Sequence[str], tokens: Sequence[int]) -> bool:
+    """Whether a stop string stands at the end of these tokens' text, or was completed by the newest of them."""
+    if not stops or decode is None:
+        return False
+    # It can span tokens, each of at least one byte.
+    tail = decode(tokens[-max(len(s.encode()) for s in stops) - 4 :])
+    return any(s in tail for s in stops)
+
+
 class Detokenizer:
     """Texts of `push` concatenate to the text of all tokens, cut before the first stop string.
 

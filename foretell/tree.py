@@ -3,7 +3,7 @@
 A tree is flat: node 0 is the last committed token, parents stand before their children. `tries[i]` lists the children
 of node i in the order in which verification tries them; a child drawn twice stands there twice but is one node. Each
 node carries the law its token was drawn from, given that the node exists: None for a token chosen by a rule, else a
-`Law`. Two rules keep every tree exact, and `check` asserts them: at a node drawn children come before deterministic
+`Law`. Two rules keep every tree exact: at a node drawn children are tried before deterministic
 ones, and whether to draw a child never depends on which token it turned out to be.
 """
 
@@ -40,7 +40,7 @@ class Law:
 
 
 class TokenTree:
-    """A tree under construction or finished; every list has one entry a node except `tries`, which has one list."""
+    """A tree under construction or finished: a list entry for every node."""
 
     __slots__ = ("tokens", "parents", "depths", "laws", "values", "sources", "tries")
 
@@ -62,11 +62,7 @@ class TokenTree:
         return -1
 
     def add(self, parent: int, token: int, law: Law | None = None, value: float = 0.0, source: str = "") -> int:
-        """Adds a child and returns its node; a token already there is not added again.
-
-        Drawn again (the same law, with replacement) it becomes one more try of the same node. A deterministic child
-        that was there is covered by the node as it is.
-        """
+        """Adds a child and returns its node. A token already there stays one node, drawn again with one more try."""
         node = self.child(parent, token)
         if node >= 0:
             if law is not None:

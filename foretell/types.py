@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when to stop: the same names in Python, on the command line and over HTTP.
-
-    Every field is a function of the path, so it holds inside drafts as well. Raises BadConfig out of range.
-    """
+    """How tokens are chosen and when to stop. Every field is a function of the path, so it holds inside drafts too."""
 
     max_new_tokens: int = 64
     min_new_tokens: int = 0
@@ -59,13 +56,14 @@ class Sampling:
             if name == "logprobs" and value is None:
                 continue
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (whole or kind is float and isinstance(value, float)) or not low <= value <= high:
+            if not (whole or (kind is float and isinstance(value, float))) or not low <= value <= high:
                 what = "a whole number" if kind is int else "a number"
                 raise BadConfig.field(name, value, f"{what} from {low}" + (f" to {high}" if high < HUGE else ""))
         if self.min_new_tokens > self.max_new_tokens:
             raise BadConfig(f"min_new_tokens={self.min_new_tokens} is above max_new_tokens={self.max_new_tokens}")
-        for name, kind in (("stop", str), ("bad_words", list | tuple)):
-            if not all(isinstance(item, kind) and item for item in getattr(self, name)):
+        for name in ("stop", "bad_words"):
+            kinds: Any = str if name == "stop" else (list, tuple)
+            if not all(isinstance(item, kinds) and item for item in getattr(self, name)):
                 raise BadConfig.field(name, getattr(self, name), "a list without empty items")
 
 
@@ -111,8 +109,7 @@ class Reply:
 class Commit:
     """These tokens are final on this branch. Answered with Kept; after a `reason` the branch takes no more.
 
-    `rows` (len(tokens), V) are the target's, for logprobs. `sources`: who proposed each token. `tested`: (depth,
-    accepted) of the nodes verification looked at, and `drafted` how many there were, for the numbers.
+    `rows` (tokens, V): the target's, for logprobs; `sources`: who proposed each token; `tested`: (depth, accepted).
     """
 
     tokens: list[int]

@@ -25,8 +25,7 @@ class Rule:
     exact = True
 
     def accepts(self, tree: TokenTree) -> bool:
-        """Whether the laws and the shape of the tree suit the rule."""
-        return True
+        return True  # of any laws and shape
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         raise NotImplementedError
@@ -36,8 +35,7 @@ class Rule:
         if target.sampler.greedy:
             return walk(tree, target, rng, position)
         if not self.accepts(tree):
-            name = type(self).__name__.lower()
-            raise BadConfig(f"rule {name!r} cannot verify this drafter's trees: it needs {self.needs}")
+            raise BadConfig(f"rule {type(self).__name__!r} cannot verify this drafter's trees: it needs {self.needs}")
         return self.verify(tree, target, rng, position)
 
 

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -89,7 +90,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     lm = foretell.load(args.model, draft=args.draft, dtype=args.dtype)
-    kind, folder = getattr(torch, args.dtype), lm.path
+    kind, folder = getattr(torch, args.dtype), Path(str(lm.path))
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
     small = AutoModelForCausalLM.from_pretrained(args.draft or folder.parent / "demo-draft", dtype=kind).eval()
     contenders = {
@@ -98,9 +99,9 @@ def main() -> None:
         "transformers assisted": stock(hf, args.tokens, assistant=small),
     }
     contenders |= {f"foretell {m}": ours(lm, m, args.tokens) for m in args.methods.split(";")}
-    report: dict[str, dict[str, dict[str, object]]] = {}
+    report: dict[str, dict[str, dict[str, Any]]] = {}
     for name in args.sets.split(","):
-        prompts = [lm.encode(p) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
+        prompts = [lm.encode(str(p)) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
         speeds: dict[str, list[float]] = {c: [] for c in contenders}
         mats: dict[str, list[float]] = {c: [] for c in contenders}
         same: dict[str, int] = dict.fromkeys(contenders, 0)
@@ -137,7 +138,7 @@ def main() -> None:
     print(f"| | {head} |\n|---|" + "---|" * (4 * len(report)))
     for c in contenders:
         cells = [f"{r[c]['tokens_per_s']} | {r[c]['ratio']} ({r[c]['range'][0]} to {r[c]['range'][1]}) | {r[c]['MAT']} | "
-                 f"{r[c]['same_tokens_as_transformers']}" for r in report.values()]  # type: ignore[index] # fmt: skip
+                 f"{r[c]['same_tokens_as_transformers']}" for r in report.values()]  # fmt: skip
         print(f"| {c} | " + " | ".join(cells) + " |")
 
 

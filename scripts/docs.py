@@ -22,9 +22,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from size import HEART  # noqa: E402
 
-from foretell import cards, registry  # noqa: E402
+from foretell import registry  # noqa: E402
 from foretell.cli import app  # noqa: E402
-from foretell.cards import Card  # noqa: E402
+from foretell.cards import LABELS, Card, card  # noqa: E402
 
 TITLES = {
     "drafter": "Drafters",
@@ -47,7 +47,7 @@ class Field:
 def cards() -> list[Card]:
     """Of this package's own methods; those of other packages do not belong into our pages."""
     pairs = sorted(key for key, path in registry.files().items() if path.is_relative_to(ROOT))
-    return [cards.card(name, kind) for kind, name in sorted(pairs, key=lambda p: (list(TITLES).index(p[0]), p[1]))]
+    return [card(name, kind) for kind, name in sorted(pairs, key=lambda p: (list(TITLES).index(p[0]), p[1]))]
 
 
 def class_of(path: Path, name: str) -> ast.ClassDef:
@@ -120,7 +120,7 @@ def command(card: Card) -> str:
 
 def page(card: Card, every: list[Card]) -> str:
     source = card.file.relative_to(ROOT).as_posix()
-    labels = {name: linked(getattr(card, name)) for name in ("kind", *(label.lower() for label in registry.LABELS))}
+    labels = {name: linked(getattr(card, name)) for name in ("kind", *(label.lower() for label in LABELS))}
     labels["source"] = f"`{source}`"
     parts = [MADE.format(source), f"# {card.name}", card.summary, card.prose]
     parts.append(table(["", ""], [[f"**{name.title()}**", text] for name, text in labels.items()]))

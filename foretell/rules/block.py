@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from foretell.rng import Door
 from foretell.sampling import Target
 from foretell.tree import TokenTree

@@ -30,7 +30,7 @@ class Plain(Strategy):
         while True:
             tree = TokenTree(ctx.tokens[-1])
             reply: Reply = yield Ask(tree)
-            target = Target(reply.logits, ctx.sampler, ctx.output, [[]])
+            target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
             outcome = walk(tree, target, ctx.rng, len(ctx.output))
             kept: Kept = yield Commit([outcome.token], reply.logits, sources=["target"])
             if kept.reason:

@@ -1,9 +1,9 @@
 """Text for training: where it comes from, how it is cut into training and held-out parts, and its tokens on disk.
 
 This file knows texts, the tokenizer and two flat files of uint16 token ids. It knows nothing about models.
-A source is `stdlib` or `stdlib-tests` (the Python sources of the running interpreter), a folder, a `.jsonl` file whose rows have
-`text`, or a plain text file; `SOURCE*3` repeats it three times. Whole documents are held out, chosen by the hash of
-their name, so that the choice survives a rebuild on another machine.
+A source is `stdlib` or `stdlib-tests` (the Python sources of the running interpreter), a folder, a `.jsonl` file whose
+rows have `text`, or a plain text file; `SOURCE*3` repeats it three times. Whole documents are held out, chosen by the
+hash of their name, so that the choice survives a rebuild on another machine.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def prepare(out: Path, sources: list[str], vocab_size: int, share: float = 0.01) -> dict[str, object]:
-    """Writes tokenizer.json, train.bin, heldout.bin (uint16), heldout.jsonl and corpus.json into `out`; returns the last."""
+    """Writes tokenizer.json, train.bin, heldout.bin (uint16), heldout.jsonl, corpus.json to `out`; returns the last."""
     out.mkdir(parents=True, exist_ok=True)
     record = out / "corpus.json"
     if record.exists():
