@@ -2,7 +2,7 @@
 
 All jobs lie in one row of T tokens, without padding. A model computes what is local to a token as it likes; attention
 is here: each job's keys and values go to its own cache, and its nodes see that cache's rows under the job's mask. What
-a model can do is asked of `caps`: `tree` (branching jobs), `layers` (hidden states, layer subsets, entry in the middle).
+a model can do is asked of `caps`: `tree` (branching jobs), `layers` (hidden states, subsets, entry in the middle).
 """
 
 from __future__ import annotations
