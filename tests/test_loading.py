@@ -1,0 +1,266 @@
+"""From a folder to a model: the right one, or one BadModel line that says what, where and the cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import foretell
+from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
+from tests import tiny
+
+CODE = "def add(a, b):\n    return a"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole model in one file, with its tokenizer."""
+    return tiny.save(tiny.llama(), tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """The same in several files with an index."""
+    path = tiny.save(tiny.llama(), tmp_path / "sharded")
+    (path / "model.safetensors").unlink()
+    tiny.llama().save_pretrained(path, max_shard_size="30KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+    return path
+
+
+def refusal(source: Any, **options: Any) -> str:
+    """The one line of a load that must fail as the user's error."""
+    with pytest.raises(ForetellError) as caught:
+        foretell.load(source, **options)
+    line = str(caught.value)
+    assert line and "\n" not in line and caught.value.exit_code == 2
+    assert isinstance(caught.value, BadModel | BadConfig | Unsupported)
+    return line
+
+
+def edit(path: Path, **fields: Any) -> None:
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    (path / "config.json").write_text(json.dumps(config | fields), "utf-8")
+
+
+def test_a_folder_gives_its_model(folder: Path) -> None:
+    lm = foretell.load(folder)
+    assert lm.path == folder and lm.tokenizer is not None
+    out = lm.generate(CODE, "plain", max_new_tokens=12)
+    assert out.tokens == tiny.lm().generate(CODE, "plain", max_new_tokens=12).tokens and out.text
+    assert foretell.load(str(folder)).generate(CODE, "plain", max_new_tokens=12).text == out.text
+
+
+def test_shards_give_the_same(folder: Path, sharded: Path) -> None:
+    one, many = (foretell.load(path).generate(CODE, "plain", max_new_tokens=12) for path in (folder, sharded))
+    assert one.tokens == many.tokens
+
+
+def test_a_draft_model_comes_along(folder: Path, tmp_path: Path) -> None:
+    draft = tiny.save(tiny.relative(tiny.llama()), tmp_path / "draft")
+    lm = foretell.load(folder, draft=draft)
+    out = lm.generate(CODE, "draft", max_new_tokens=12)
+    assert out.stats.drafted > 0 and out.tokens == lm.generate(CODE, "plain", max_new_tokens=12).tokens
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+def test_dtypes(folder: Path, name: str) -> None:
+    model = foretell.load(folder, dtype=name).models["target"]
+    assert model.dtype == getattr(torch, name)
+    assert model.score([1, 2, 3]).dtype == (torch.float64 if name == "float64" else torch.float32)
+
+
+def test_dtype_auto_is_what_is_stored(tmp_path: Path) -> None:
+    path = tiny.save(tiny.llama().to(torch.bfloat16), tmp_path / "half")
+    assert foretell.load(path).models["target"].dtype == torch.bfloat16
+
+
+def test_options_that_cannot_be(folder: Path) -> None:
+    assert "dtype='float23'" in refusal(folder, dtype="float23")
+    assert "int8" in refusal(folder, dtype="int8")
+    assert "exact_bits" in refusal(folder, exact_bits=True)
+    assert "device='moon'" in refusal(folder, device="moon")
+
+
+def test_names_that_are_no_folder(folder: Path, tmp_path: Path) -> None:
+    assert "no such folder" in refusal(tmp_path / "nowhere")
+    assert "no such folder" in refusal("nowhere")
+    assert "no such folder" in refusal("a/b/c")
+    assert "a file; give the folder" in refusal(folder / "model.safetensors")
+    assert "GGUF" in refusal("model.gguf")
+    assert "no such folder" in refusal(folder, draft=tmp_path / "nowhere")
+
+
+def without_config(path: Path) -> None:
+    (path / "config.json").unlink()
+
+
+def broken_config(path: Path) -> None:
+    (path / "config.json").write_text("{", "utf-8")
+
+
+def no_family(path: Path) -> None:
+    edit(path, model_type="no_such_family")
+
+
+def wrong_sizes(path: Path) -> None:
+    edit(path, intermediate_size=40)
+
+
+def impossible_sizes(path: Path) -> None:
+    edit(path, num_attention_heads="four")
+
+
+def without_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+
+
+def empty_weights(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"")
+
+
+def cut_off(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def cut_in_the_header(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[:100])
+
+
+def garbled(path: Path) -> None:
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[0:64] = bytes(range(190, 254))
+    (path / "model.safetensors").write_bytes(data)
+
+
+def a_key_short(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def a_key_too_many(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    save_file({**tensors, "model.layers.1.extra.weight": torch.ones(2)}, path / "model.safetensors", {"format": "pt"})
+
+
+def a_layer_more(path: Path) -> None:
+    edit(path, num_hidden_layers=3)
+
+
+def a_layer_less(path: Path) -> None:
+    edit(path, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (without_config, "has no config.json"),
+        (broken_config, "cannot be loaded"),
+        (no_family, "no_such_family"),
+        (wrong_sizes, "cannot be loaded"),
+        (impossible_sizes, "cannot be loaded"),
+        (without_weights, "no weights"),
+        (empty_weights, "model.safetensors: damaged or cut off"),
+        (cut_off, "model.safetensors: damaged or cut off"),
+        (cut_in_the_header, "model.safetensors: damaged or cut off"),
+        (garbled, "model.safetensors: damaged or cut off"),
+        (a_key_short, "the weights lack model.layers.1.mlp.up_proj.weight;"),
+        (a_key_too_many, "model.layers.1.extra.weight;"),
+        (a_layer_more, "the weights lack model.layers.2"),
+        (a_layer_less, "the weights have, and its configuration does not, model.layers.1"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(folder: Path, damage: Callable[[Path], None], says: str) -> None:
+    damage(folder)
+    line = refusal(folder)
+    assert says in line and str(folder) in line
+    assert says in refusal(tiny.save(tiny.llama(), folder.parent / "whole"), draft=folder)
+
+
+def test_damaged_shards(sharded: Path) -> None:
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    data = shards[1].read_bytes()
+    shards[1].write_bytes(data[: len(data) - 8])
+    assert f"{shards[1].name}: damaged or cut off" in refusal(sharded)
+    shards[1].unlink()
+    assert f"lacks {shards[1].name} of {len(shards)} shards" in refusal(sharded)
+    shards[1].write_bytes(data)
+    assert foretell.load(sharded).models["target"].vocab == len(tiny.tokenizer())
+    (sharded / "model.safetensors.index.json").write_text("[]", "utf-8")
+    assert "index.json: damaged" in refusal(sharded)
+
+
+class Bomb:
+    """Runs when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_pickled_weights_are_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    mark = folder / "ran"
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(mark)))
+    assert "only pytorch_model.bin, which can run code" in refusal(folder)
+    assert not mark.exists()
+
+
+def test_without_a_tokenizer_ids_still_work(folder: Path) -> None:
+    for file in folder.glob("token*"):
+        file.unlink()
+    with pytest.warns(UserWarning, match="no usable tokenizer"):
+        lm = foretell.load(folder)
+    assert lm.tokenizer is None and len(lm.generate([1, 2, 3], "plain", max_new_tokens=4, ignore_eos=True).tokens) == 4
+    with pytest.raises(BadModel, match="no tokenizer"):
+        lm.generate(CODE)
+
+
+def test_a_damaged_tokenizer_is_a_missing_one(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{", "utf-8")
+    with pytest.warns(UserWarning, match="no usable tokenizer"):
+        assert foretell.load(folder).tokenizer is None
+
+
+def test_remote_code_runs_only_when_asked_for(folder: Path) -> None:
+    mark = folder / "ran"
+    code = (
+        "from pathlib import Path\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(mark)!r}).touch()\n\n\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n\n\n"
+        "class Mine(LlamaForCausalLM):\n    config_class = MineConfig\n"
+    )
+    (folder / "mine.py").write_text(code, "utf-8")
+    edit(folder, model_type="mine", auto_map={"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.Mine"})
+    assert "pass trust_remote_code=True" in refusal(folder)
+    assert not mark.exists()
+
+
+def test_a_draft_of_another_vocabulary(folder: Path, tmp_path: Path) -> None:
+    small = tiny.llama()
+    small.resize_token_embeddings(64)
+    line = refusal(folder, draft=tiny.save(small, tmp_path / "small"))
+    assert re.search(r"64.*330|64.*\d+", line) and "must be the same" in line
+
+
+def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:
+    script = "import foretell\ntry:\n    foretell.load('nobody/nothing')\nexcept foretell.ForetellError as e:\n    print(repr(e))"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("BadModel(") and done.stdout.count("\n") == 1
+    assert "nobody/nothing" in done.stdout and "give a local folder" in done.stdout
