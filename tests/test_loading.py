@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -255,11 +254,11 @@ def test_a_draft_of_another_vocabulary(folder: Path, tmp_path: Path) -> None:
     small = tiny.llama()
     small.resize_token_embeddings(64)
     line = refusal(folder, draft=tiny.save(small, tmp_path / "small"))
-    assert re.search(r"64.*330|64.*\d+", line) and "must be the same" in line
+    assert "has 64 tokens" in line and "must be the same" in line
 
 
 def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:
-    script = "import foretell\ntry:\n    foretell.load('nobody/nothing')\nexcept foretell.ForetellError as e:\n    print(repr(e))"
+    script = "import foretell as f\ntry:\n    f.load('nobody/nothing')\nexcept f.ForetellError as e:\n    print(repr(e))"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0 and done.stdout.startswith("BadModel(") and done.stdout.count("\n") == 1

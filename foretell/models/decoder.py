@@ -42,15 +42,13 @@ def _attend(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 @dataclass
 class Look:
-    """What a first forward shows of each layer. `reach`: how many positions transformers' mask lets a node see.
+    """What a first forward shows: of each layer what it stores, its window, and how many positions its mask reaches.
 
-    `reach` counts up to `span`, the longest text; None where the mask is neither causal nor a window, or not given.
+    A reach counts up to `span`, the longest text; 0: the mask is neither causal nor a window, or is not handed over.
     """
 
     span: int
-    shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    window: dict[int, int | None] = field(default_factory=dict)
-    reach: dict[int, int | None] = field(default_factory=dict)
+    layers: dict[int, tuple[tuple[int, int, int], int | None, int]] = field(default_factory=dict)
 
 
 LOOK: ContextVar[Look] = ContextVar("foretell_look")
@@ -59,23 +57,22 @@ LOOK: ContextVar[Look] = ContextVar("foretell_look")
 def _look(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention_mask: Any,
           sliding_window: int | None = None, **_: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Notes what the layer hands to attention; attends to nothing."""
-    look, layer = LOOK.get(), int(module.layer_idx)  # type: ignore[arg-type]
-    look.shapes[layer] = (k.shape[1], k.shape[-1], v.shape[-1])
-    look.window[layer] = sliding_window
     known = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
-    look.reach[layer] = int(attention_mask) if known and int(attention_mask) >= 0 else None
+    shape = (k.shape[1], k.shape[-1], v.shape[-1])
+    layer: Any = module.layer_idx
+    LOOK.get().layers[layer] = (shape, sliding_window, int(attention_mask) if known else 0)
     return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
 
 
 def _reach(*_: Any, mask_function: Callable[..., torch.Tensor], device: Any = None, **__: Any) -> torch.Tensor:
-    """In place of the mask its reach, (1, 1, 1, 1); -1 where it has none. Asked at the end and in the middle."""
+    """In place of the mask its reach, (1, 1, 1, 1). Looked for at the end of the longest text and in its middle."""
     span = LOOK.get().span
     columns, reach = torch.arange(span, device=device), span
     for row in (span - 1, span // 2):
         seen = mask_function(0, 0, torch.tensor(row, device=device), columns)
         reach = int(seen.sum()) if row == span - 1 else reach
         if not torch.equal(seen.expand(span), (columns <= row) & (columns > row - reach)):
-            reach = -1
+            reach = 0
     return torch.full((1, 1, 1, 1), reach, device=device)
 
 
@@ -92,22 +89,27 @@ class Loop:
     a forward of ids (1, T) by the model itself.
     """
 
-    def __init__(self, hf: PreTrainedModel, windows: Sequence[int | None], ids: torch.Tensor, whole: Callable[[], torch.Tensor]):
+    def __init__(self, hf: PreTrainedModel, windows: Sequence[int | None], ids: torch.Tensor,
+                 whole: Callable[[], torch.Tensor]):  # fmt: skip
         body: Any = hf.get_decoder()
-        norm = next((getattr(body, n) for n in ("norm", "final_layer_norm", "final_layernorm") if hasattr(body, n)), None)
-        self.rotary, layers = getattr(body, "rotary_emb", None), getattr(body, "layers", ())
+        names = ("norm", "final_layer_norm", "final_layernorm")
+        norm: Any = next((getattr(body, name) for name in names if hasattr(body, name)), None)
+        self.rotary: Any = getattr(body, "rotary_emb", None)
+        layers: Any = getattr(body, "layers", ())
         if norm is None or self.rotary is None or len(layers) != len(windows):
             raise LookupError("not the usual skeleton")
-        self.config, self.windows = hf.config.get_text_config(), windows
-        self.norm: Any = norm
+        self.config, self.windows, self.norm = hf.config.get_text_config(), windows, norm
         self.embed: Any = hf.get_input_embeddings()
         self.head: Any = hf.get_output_embeddings()
         self.layers: Sequence[torch.nn.Module] = layers
         named = "layer_type" in inspect.signature(self.rotary.forward).parameters
         self.kinds: list[str] | None = list(self.config.layer_types) if named else None
         seen: list[torch.Tensor] = []
-        hook = layers[0].register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)  # fmt: skip
+
+        def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            seen.append(args[0] if args else kwargs["hidden_states"])
+
+        hook = layers[0].register_forward_pre_hook(note, with_kwargs=True)
         try:
             self.reference = whole()
         finally:
@@ -232,17 +234,17 @@ class Decoder(Model):
                 self.hf(input_ids=torch.tensor([self.probe], device=self.device), use_cache=False)
         finally:
             LOOK.reset(token)
-        count = max([int(self.config.num_hidden_layers), *(i + 1 for i in look.shapes)])
-        missing = [str(i) for i in range(count) if i not in look.shapes]
-        if missing:
+        count = max([int(self.config.num_hidden_layers), *(i + 1 for i in look.layers)])
+        if missing := [str(i) for i in range(count) if i not in look.layers]:
             raise self._refuse(f"attention through transformers' interface in every layer, which layers "
                                f"{', '.join(missing[:6])} do not use (recurrent, or of an older kind)")  # fmt: skip
-        for i in range(count):
-            if look.reach[i] is None:
+        shapes, windows, reaches = zip(*(look.layers[i] for i in range(count)), strict=True)
+        for i, (window, reach) in enumerate(zip(windows, reaches, strict=True)):
+            if not reach:
                 raise self._refuse(f"a causal mask or a sliding window, and layer {i} has another")
-            if look.reach[i] != min(look.window[i] or look.span, look.span):
-                raise self._refuse(f"to be told the window of {look.reach[i]} positions, which layer {i} keeps to itself")
-        return tuple(look.shapes[i] for i in range(count)), [look.window[i] for i in range(count)]
+            if reach != min(window or look.span, look.span):
+                raise self._refuse(f"to be told the window of {reach} positions, which layer {i} keeps to itself")
+        return shapes, list(windows)
 
     def _close(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 0.05
@@ -301,4 +303,4 @@ class Decoder(Model):
         for node, row in enumerate(reply.logits):
             ids = torch.tensor([self.probe + tree.words(node)], device=self.device)
             if not self._close(row, self.hf(input_ids=ids, use_cache=False).logits[0, -1]):
-                raise self._refuse("a packed tree to give the rows of its paths, and a self-test found that it does not")
+                raise self._refuse("a tree to give the rows of its paths, and a self-test found that it does not")

@@ -11,8 +11,8 @@ VOCAB = 97
 WINDOW = 8
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
-    "tie_word_embeddings": False,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
 }  # fmt: skip
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -31,8 +31,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED, "rope_parameters": ROPES},
     "phi3": {"sliding_window": WINDOW},
     "olmo2": {},
-    "smollm3": {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
-    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0, "attention_multiplier": 0.2},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": WINDOW,
+                "layer_types": MIXED},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0,
+                "attention_multiplier": 0.2},
     "stablelm": {"use_qkv_bias": True, "qk_layernorm": True},
     "starcoder2": {"sliding_window": WINDOW},
     "cohere2": {"sliding_window": WINDOW, "layer_types": MIXED, "logit_scale": 0.25},
@@ -42,10 +44,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "qwen3_moe": {**MOE, "head_dim": 8},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": WINDOW, "layer_types": MIXED},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": WINDOW,
+                "layer_types": MIXED},
     "deepseek_v3": {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
-                    "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
-                    "topk_group": 1, "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1},
+                    "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                    "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24, "n_shared_experts": 1,
+                    "first_k_dense_replace": 1},
     "nanochat": {},
 }  # fmt: skip
 # Families that are not proven, and what it takes to build the kind of layer that matters.
@@ -54,6 +58,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "seed_oss": {},
     "apertus": {},
     "olmo3": {"sliding_window": WINDOW},
+    "falcon_h1": {"head_dim": 8, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
     "helium": {"head_dim": 8},
     "ernie4_5": {"head_dim": 8},
     "gptj": {"rotary_dim": 4},
@@ -61,7 +66,6 @@ OTHERS: dict[str, dict[str, Any]] = {
                     "layer_types": ["chunked_attention"] * 3},
     "qwen2_moe": {**MOE, "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "olmo3": {"sliding_window": WINDOW},
 }  # fmt: skip
 
 
