@@ -207,6 +207,7 @@ class Engine:
             else:
                 live.single = isinstance(message, Ask)
                 live.asks = [message] if isinstance(message, Ask) else list(message)
+                assert all(self.models[a.model] and branches[a.branch][-1] == a.tree.tokens[0] for a in live.asks)
                 live.replies = [None] * len(live.asks)
                 return
         ctx.branches = {0: branches[live.result]}
@@ -237,8 +238,8 @@ class Engine:
         if commit.branch == 0:
             live.reason = reason
         if len(ctx.branches) == 1:  # with several, which of them is the answer is known at the end
-            live.told += kept
-            events.append(Event(live.index, commit.tokens[:kept], list(commit.sources[:kept])))
+            live.told += len(fresh := branch[prompt + live.told :])  # other branches may just have been dropped
+            events.append(Event(live.index, fresh, ["target"] * (len(fresh) - kept) + [*commit.sources[:kept]]))
         return Kept(commit.tokens[:kept], reason)
 
     def _answer(self, waiting: list[tuple[Live, int]]) -> None:

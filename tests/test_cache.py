@@ -212,11 +212,6 @@ def test_layers_of_different_shapes_keep_their_own_rows() -> None:
         assert torch.equal(cache.v[layer][:, :4], want.expand(heads, -1, v))
 
 
-def test_the_root_must_be_the_last_token() -> None:
-    with pytest.raises(AssertionError, match="root of a tree"):
-        Toy(VOCAB).cache().prepare(Ask(TokenTree(1)), [1, 2], 9)
-
-
 def test_the_laws_own_check_tells_a_spoilt_row() -> None:
     toy = Toy(VOCAB)
     cache = toy.cache()
