@@ -87,6 +87,10 @@ def expected_law(toy: Toy, prompt: Sequence[int], output: Sequence[int], setting
     s, scores = setting.sampling, row(toy, [*prompt, *output])
     for t in {*prompt, *output}:
         scores[t] = scores[t] / s.repetition_penalty if scores[t] > 0 else scores[t] * s.repetition_penalty
+    text, n = [*prompt, *output], s.no_repeat_ngram_size
+    for i in range(len(text) - n + 1 if n else 0):
+        if text[i : i + n - 1] == text[len(text) - n + 1 :]:
+            scores[text[i + n - 1]] = -math.inf
     for processor in s.logits_processors:
         scores = processor(torch.tensor([[*prompt, *output]]), torch.tensor([scores], dtype=torch.float64))[0].tolist()
     for t, n in Counter(output).items():

@@ -1,0 +1,144 @@
+"""A method is a file: found by its name, read without being imported, listed nowhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from foretell import registry
+from foretell.cards import card
+from foretell.engine import Request
+from foretell.errors import BadConfig, UnknownMethod
+from foretell.spec import resolve
+from foretell.strategy import Speculative
+from tests import laws
+
+METHOD = '''"""Drafts the last token once more.
+
+Prose.
+
+Paper: none
+Guarantee: exact
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs: in nothing known
+"""
+
+from dataclasses import dataclass
+
+from foretell.drafter import Drafter
+from foretell.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class OnceMore(Drafter):
+    """How often."""
+
+    times: int = 2
+
+    def propose(self, ctx, state, budget):
+        size = min(self.times, budget - 1, ctx.depth)
+        return TokenTree(ctx.tokens[-1]).chain([ctx.tokens[-1]] * size, "once-more")
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Another package's folder of methods, joined by an entry point."""
+    (tmp_path / "their_methods" / "drafters").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(value="their_methods")])
+    registry.files.cache_clear()
+    before = set(sys.modules)
+    yield tmp_path / "their_methods"
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    monkeypatch.undo()
+    registry.files.cache_clear()
+
+
+def test_a_file_is_all_it_takes_to_add_a_drafter(folder: Path) -> None:
+    assert "once-more" not in registry.methods()
+    (folder / "drafters" / "once_more.py").write_text(METHOD, "utf-8")
+    registry.files.cache_clear()
+    assert "once-more" in registry.methods() and registry.kind_of("once-more") == "drafter"
+    found = card("once-more")
+    assert found.summary == "Drafts the last token once more." and found.guarantee == "exact"
+    assert found.defaults == {"times": 2} and found.prose == "Prose."
+    assert not any("once_more" in name for name in sys.modules), "listing and reading a card must not import it"
+    for rule in ("default", "coin", "sequential", "walk"):
+        laws.check_law(laws.build("once-more:times=1", rule), "penalties")
+    laws.check_greedy([laws.build("once-more")], 40)
+    laws.check_cost(laws.build("once-more"), found.cost, {}, exact=True)
+    name, strategy = resolve("once-more:times=3,rule=coin,nodes=7")
+    assert name == "once-more" and isinstance(strategy, Speculative) and strategy.nodes == 7
+    assert strategy.drafter.times == 3  # type: ignore[attr-defined]
+    assert Request([1], strategy).strategy is strategy
+
+
+def test_two_files_of_one_name_are_told(folder: Path) -> None:
+    (folder / "drafters" / "ngram.py").write_text(METHOD, "utf-8")
+    registry.files.cache_clear()
+    with pytest.raises(BadConfig, match="two files claim the drafter 'ngram'"):
+        registry.files()
+
+
+def test_a_card_without_a_label_is_told(folder: Path) -> None:
+    (folder / "drafters" / "once_more.py").write_text(METHOD.replace("Cost: target 1\n", ""), "utf-8")
+    registry.files.cache_clear()
+    with pytest.raises(BadConfig, match="lacks Cost"):
+        card("once-more")
+
+
+def test_a_method_that_cannot_be_imported_stays_out_of_the_way(folder: Path) -> None:
+    (folder / "drafters" / "once_more.py").write_text(METHOD + "\nimport a_module_nobody_has\n", "utf-8")
+    registry.files.cache_clear()
+    assert card("once-more").name in registry.methods()
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError):
+            registry.load("once-more", "drafter")
+
+
+@pytest.mark.parametrize(("kind", "name"), sorted(registry.files()))
+def test_every_card_is_whole_and_names_its_class(kind: str, name: str) -> None:
+    found = card(name, kind)
+    assert found.summary.endswith((".", "?")) and len(found.summary) <= 130
+    assert found.guarantee.split(":")[0] in ("exact", "greedy", "bounded", "lossy")
+    assert all(getattr(found, label) for label in ("paper", "cost", "needs", "trains", "differs"))
+    cls = registry.load(name, kind)
+    assert cls.__doc__ and found.defaults.keys() == cls.__dataclass_fields__.keys()
+    assert {k: getattr(cls(), k) for k in found.defaults} == found.defaults, "a method works with its defaults"
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(UnknownMethod, match="unknown method 'n-gram'; did you mean ngram"):
+        resolve("n-gram")
+    with pytest.raises(UnknownMethod, match="token-recycling"):
+        resolve("token_recycling")
+    with pytest.raises(UnknownMethod, match=r"field of ngram 'kk'.*k"):
+        resolve("ngram:kk=3")
+    with pytest.raises(UnknownMethod, match=r"rule 'sequental'.*sequential"):
+        resolve("ngram:rule=sequental")
+
+
+WRONG = ["ngram:n", "ngram:n=x", "ngram:n=0", "ngram:nodes=-1", "ngram:nodes=2000", "draft:confidence=no"]
+
+
+@pytest.mark.parametrize("spec", WRONG)
+def test_a_bad_spec_is_one_line(spec: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        resolve(spec)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_config_objects_are_specs_too() -> None:
+    from foretell.drafters.ngram import Ngram
+
+    assert resolve(Ngram(n=2)) == ("ngram", Speculative(Ngram(n=2)))
+    assert resolve("ngram:n=2") == ("ngram", Speculative(Ngram(n=2)))
+    assert resolve("plain")[0] == "plain"
