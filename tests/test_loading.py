@@ -258,8 +258,8 @@ def test_a_draft_of_another_vocabulary(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:
-    script = "import foretell as f\ntry:\n    f.load('nobody/nothing')\nexcept f.ForetellError as e:\n    print(repr(e))"
+    script = "import foretell as f\ntry:\n    f.load('nobody/none')\nexcept f.ForetellError as e:\n    print(repr(e))"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0 and done.stdout.startswith("BadModel(") and done.stdout.count("\n") == 1
-    assert "nobody/nothing" in done.stdout and "give a local folder" in done.stdout
+    assert "nobody/none" in done.stdout and "give a local folder" in done.stdout

@@ -2,7 +2,7 @@
 
 The model's own modules run on the packed row; attention is registered through transformers' AttentionInterface and
 chosen for the time of a forward, so that the model stays usable by itself. Where a family has the usual skeleton the
-loop over its layers is ours too (`Loop`), which gives hidden states, layer subsets and entry in the middle; others run
+loop over its layers is ours too (loop.py), which gives hidden states, layer subsets and entry in the middle; others run
 whole. What a family really does is measured when it is loaded, never looked up by its name, and one that cannot be
 right is refused before the first forward.
 """
@@ -22,10 +22,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from foretell.cache import Job, Layout
 from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
+from foretell.models.loop import Block, Loop
 from foretell.tree import TokenTree
 from foretell.types import Ask
 
-Block = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]  # (hidden (1, T, E), rotary, positions) -> hidden
 # Families whose packed forward the project's tests compare with transformers' own; others are tested when loaded.
 PROVEN = frozenset(
     "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo2 smollm3 granite stablelm starcoder2 cohere2 gpt_neox "
@@ -80,87 +80,6 @@ AttentionInterface.register("foretell", _attend)
 AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
 AttentionInterface.register("foretell-look", _look)
 AttentionMaskInterface.register("foretell-look", _reach)
-
-
-class Loop:
-    """The usual skeleton of a decoder taken apart: embedding, layers, final norm, head. Raises LookupError if unusual.
-
-    `windows`: of each layer, positions a node sees back, itself included, None: all. `reference`: logits of `whole()`,
-    a forward of ids (1, T) by the model itself.
-    """
-
-    def __init__(self, hf: PreTrainedModel, windows: Sequence[int | None], ids: torch.Tensor,
-                 whole: Callable[[], torch.Tensor]):  # fmt: skip
-        body: Any = hf.get_decoder()
-        names = ("norm", "final_layer_norm", "final_layernorm")
-        norm: Any = next((getattr(body, name) for name in names if hasattr(body, name)), None)
-        self.rotary: Any = getattr(body, "rotary_emb", None)
-        layers: Any = getattr(body, "layers", ())
-        if norm is None or self.rotary is None or len(layers) != len(windows):
-            raise LookupError("not the usual skeleton")
-        self.config, self.windows, self.norm = hf.config.get_text_config(), windows, norm
-        self.embed: Any = hf.get_input_embeddings()
-        self.head: Any = hf.get_output_embeddings()
-        self.layers: Sequence[torch.nn.Module] = layers
-        named = "layer_type" in inspect.signature(self.rotary.forward).parameters
-        self.kinds: list[str] | None = list(self.config.layer_types) if named else None
-        seen: list[torch.Tensor] = []
-
-        def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            seen.append(args[0] if args else kwargs["hidden_states"])
-
-        hook = layers[0].register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            self.reference = whole()
-        finally:
-            hook.remove()
-        plain = self.embed(ids).double()
-        scale = float((seen[0].double() * plain).sum() / plain.square().sum())
-        # Measured up to rounding: what was meant is a number of the configuration, or the usual root.
-        meant = [1.0, self.config.hidden_size**0.5, *(v for v in vars(self.config).values() if type(v) is float)]
-        self.scale = min(meant, key=lambda v: abs(v - scale))
-        self.blocks: list[Block] = [self._stock(layer) for layer in layers]
-
-    @staticmethod
-    def _stock(layer: torch.nn.Module) -> Block:
-        def block(h: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-            out = layer(h, attention_mask=None, position_ids=positions, position_embeddings=rotary,
-                        past_key_values=None, use_cache=False)  # fmt: skip
-            return out[0] if isinstance(out, tuple) else out
-
-        return block
-
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        h: torch.Tensor = self.embed(ids)
-        return h if self.scale == 1 else h * self.scale
-
-    def run(self, h: torch.Tensor, positions: torch.Tensor, layers: Sequence[int], taps: Sequence[int],
-            hidden: dict[int, torch.Tensor]) -> torch.Tensor:  # fmt: skip
-        """h (1, T, E) through `layers`, in order; `hidden[i]` becomes what enters layer i, or would if it ran.
-
-        i = len(self.layers) is what leaves the last one, before the norm.
-        """
-        if self.kinds is None:
-            shared = self.rotary(h, positions)
-            rotary = [shared] * len(self.layers)
-        else:
-            each = {kind: self.rotary(h, positions, kind) for kind in dict.fromkeys(self.kinds)}
-            rotary = [each[kind] for kind in self.kinds]
-        for i in layers:
-            hidden.update({t: h[0] for t in taps if t <= i and t not in hidden})
-            h = self.blocks[i](h, rotary[i], positions)
-        hidden.update({t: h[0] for t in taps if t not in hidden})
-        return h
-
-    def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """(n, E) -> (n, V)."""
-        out: torch.Tensor = self.head(self.norm(h))
-        if scale := getattr(self.config, "logit_scale", None):
-            out = out * scale
-        if scale := getattr(self.config, "logits_scaling", None):
-            out = out / scale
-        cap = getattr(self.config, "final_logit_softcapping", None)
-        return cap * torch.tanh(out / cap) if cap else out
 
 
 class Decoder(Model):
