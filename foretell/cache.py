@@ -121,8 +121,7 @@ class Cache:
         return twin
 
     def drop(self) -> None:
-        """This cache is done with: its sharers need not copy on its account."""
-        self.sharers[0] -= 1
+        self.sharers[0] -= 1  # the others need not copy on its account
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them; forgets the rest."""
@@ -151,8 +150,9 @@ class Cache:
         if self.branch != len(tokens):
             self.commit(tokens)
         pending = len(tokens) - 1 - self.length
-        run = self.all if ask.layers is None else frozenset(ask.layers)
         shared, seen, rows, part = 0, None, ask.rows, pending > chunk
+        layers, states = (None, None) if part else (ask.layers, ask.states)  # pending rows are kept, so all layers run
+        run = self.all if layers is None else frozenset(layers)
         if part:
             whole, depths, rows = [*tokens[self.length :][:chunk]], [*range(chunk)], ()
             parents = [d - 1 for d in depths]
@@ -160,7 +160,7 @@ class Cache:
             whole = [*tokens[self.length : -1], *tree.tokens]
             parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
             depths = [*range(pending), *(d + pending for d in tree.depths)]
-            if run == self.done and ask.states is None:
+            if run == self.done and states is None:
                 end = min(len(self.tokens), len(whole), pending + min(rows or [len(tree)]))
                 while shared < end and (whole[shared], parents[shared]) == (self.tokens[shared], self.parents[shared]):
                     shared += 1
@@ -171,14 +171,14 @@ class Cache:
                 seen[pending:, pending:] = ancestors(tuple(tree.parents))
                 seen = seen[shared:]
         self.branch = 0 if part else len(tokens)
-        same = ask.states is not None and self.tokens == whole and self.parents == parents and not run & self.done
+        same = states is not None and self.tokens == whole and self.parents == parents and not run & self.done
         before = self.done if same else frozenset()
         self._own(self.length + len(whole))
         # Until `finish` the rows behind `shared` are in nobody's name: an interrupted forward loses only them.
         self.tokens, self.parents, self.next = whole[:shared], parents[:shared], (whole, parents, run | before)
         columns, wanted = [self.length + d for d in depths], [pending + r - shared for r in rows]
         start, first = self.length + shared, shared - pending
-        return Job(self, whole[shared:], columns, start, seen, wanted, first, ask.layers, ask.states), not part
+        return Job(self, whole[shared:], columns, start, seen, wanted, first, layers, states), not part
 
     def finish(self) -> None:
         """The forward of the last job is through: its rows are what they claim to be."""

@@ -66,6 +66,8 @@ def run(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         message = error.format_message()  # empty where typer has shown the help already
         return _fail(f"{message} (see --help)", 2) if message else 2
+    except OSError as error:  # a folder that cannot be written, a full disk
+        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; choose another place", 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
 

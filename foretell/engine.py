@@ -66,8 +66,7 @@ class Context:
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and output of branch 0. Not to be changed."""
-        return self.branches[0]
+        return self.branches[0]  # prompt and output; not to be changed
 
     @property
     def output(self) -> list[int]:
@@ -248,12 +247,13 @@ class Engine:
         model, asked, jobs = self.models[lead.model], {}, []
         for live, i in waiting:
             ask, key = live.asks[i], (lead.model, live.asks[i].branch)
-            alike = (ask.model, ask.layers, ask.taps) == (lead.model, lead.layers, lead.taps)
-            if not alike or (ask.states is None) != (lead.states is None) or (live, ask.branch) in asked:
+            if (ask.model, ask.taps) != (lead.model, lead.taps) or (live, ask.branch) in asked:
                 continue
             if key not in live.caches:
                 live.caches[key] = model.cache()
             job, whole = live.caches[key].prepare(ask, live.ctx.branches[ask.branch], CHUNK)
+            if jobs and (job.layers, job.states is None) != (jobs[0].layers, jobs[0].states is None):
+                continue
             asked[live, ask.branch] = (i, whole)
             jobs.append(job)
         start = time.perf_counter()
