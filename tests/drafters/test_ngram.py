@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.drafters.ngram import Ngram
 from foretell.engine import Context, Engine, Request
+from foretell.errors import BadConfig
 from foretell.models.toy import Toy
 from foretell.strategy import Speculative
 from foretell.types import Sampling
@@ -63,3 +65,9 @@ def test_a_text_that_repeats_is_copied() -> None:
     live = laws.generate(Speculative(Ngram(), nodes=8), [1, 2, 3, 4] * 3, laws.Setting(Sampling(max_new_tokens=40)),
                          {"target": Toy(8, copy=4.0)})  # fmt: skip
     assert live.ctx.stats.mat > 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("n", 0), ("n", 65), ("k", 0), ("k", 1025)])
+def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
+    with pytest.raises(BadConfig, match=f"ngram:{field}={value}: must be between 1 and"):
+        Ngram(**{field: value})

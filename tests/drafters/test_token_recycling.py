@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from foretell.drafter import Step
 from foretell.drafters.token_recycling import TokenRecycling
 from foretell.engine import Context, Engine, Request
+from foretell.errors import BadConfig
 from foretell.models.toy import Toy
 from foretell.strategy import Speculative
 from foretell.types import Outcome, Reply, Sampling
@@ -47,8 +49,8 @@ def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
 
 
 def test_trees_keep_to_size_depth_and_distinct_children() -> None:
-    for k, nodes, depth, budget in ((1, 80, 3, 99), (8, 5, 6, 99), (8, 80, 2, 99), (8, 80, 6, 7)):
-        drafter = TokenRecycling(k=k, nodes=nodes, depth=depth)
+    for k, depth, budget in ((1, 3, 99), (8, 6, 6), (8, 2, 99), (8, 6, 7)):
+        drafter = TokenRecycling(k=k, depth=depth)
         strategy = Speculative(drafter, nodes=budget - 1)
         engine = Engine({"target": Toy(8, copy=2.0)})
         live = engine.add(Request([1, 2, 3, 1], strategy, Sampling(max_new_tokens=30, temperature=1.0)))
@@ -56,7 +58,7 @@ def test_trees_keep_to_size_depth_and_distinct_children() -> None:
         ctx = context(drafter, live.ctx.tokens, engine)
         tree = drafter.propose(ctx, drafter.start(ctx), budget)
         tree.check()
-        assert 1 < len(tree) <= min(nodes + 1, budget) and max(tree.depths) <= depth
+        assert 1 < len(tree) <= budget and max(tree.depths) <= depth
         assert all(len(tries) <= k for tries in tree.tries)
 
 
@@ -76,3 +78,9 @@ def test_what_one_request_learns_speeds_up_the_next() -> None:
         laws.finish(engine, live)
         steps.append(live.ctx.stats.steps)
     assert steps[1] <= steps[0] and live.ctx.stats.mat > 1.2
+
+
+@pytest.mark.parametrize(("field", "value"), [("k", 0), ("k", 65), ("depth", 0), ("depth", 65)])
+def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
+    with pytest.raises(BadConfig, match=f"token-recycling:{field}={value}: must be between 1 and 64"):
+        TokenRecycling(**{field: value})
