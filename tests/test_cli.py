@@ -147,6 +147,10 @@ def test_the_module_is_the_command() -> None:
         (["train", "lm", "--out", "o", "--corpus", "c", "--text", "t", "--heads", "5"], "hidden=384"),
         (["train", "lm", "--out", "{tmp}/o", "--corpus", "{tmp}/c", "--text", "./none"], "--text ./none"),
         (["train", "lm", "--out", "o", "--corpus", "c", "--text", "t", "--teacher", "./none"], "--teacher ./none"),
+        (
+            ["train", "lm", "--out", "{folder}/config.json/o", "--corpus", "{folder}/config.json", "--text", "t"],
+            "config.json",
+        ),
         (["nonsense"], "nonsense"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
