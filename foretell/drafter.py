@@ -35,6 +35,7 @@ class Drafter:
 
     kind = "drafter"
     models: tuple[str, ...] = ()  # models besides the target that it asks
+    needs: tuple[str, ...] = ()  # capabilities of the target: `tree` where it branches, `layers` where it taps
     taps: tuple[int, ...] = ()  # the target's hidden states it wants in Step.reply; negative: from the end
 
     def start(self, ctx: Context) -> Any:

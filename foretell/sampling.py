@@ -67,6 +67,8 @@ class Sampler:
             scores[token] += bias
         if len(output) < s.min_new_tokens and self.stops:
             scores[list(self.stops)] = -torch.inf
+        if not bool((scores > -torch.inf).any()):
+            raise BadConfig("the sampling options leave no token possible at some position")
         return scores
 
     def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
@@ -79,10 +81,7 @@ class Sampler:
         scores = scores[None]
         for warper in self.warpers:
             scores = warper(None, scores)
-        p = scores[0].softmax(-1)
-        if not bool(torch.isfinite(p[0])):
-            raise BadConfig("the sampling options leave no token possible at some position")
-        return p
+        return scores[0].softmax(-1)
 
 
 class Target:

@@ -48,7 +48,7 @@ class Speculative(Strategy):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("layers",) if self.drafter.taps else ()
+        return self.drafter.needs
 
     def run(self, ctx: Context) -> Steps:
         state = self.drafter.start(ctx)

@@ -13,8 +13,9 @@ import torch
 
 from foretell import engine as engine_module
 from foretell.engine import Context, Engine, Live, Request
-from foretell.errors import BadConfig, PromptTooLong, RequestFailed
+from foretell.errors import BadConfig, PromptTooLong, RequestFailed, Unsupported
 from foretell.models.toy import Toy
+from foretell.spec import resolve
 from foretell.strategies.plain import Plain
 from foretell.strategy import Strategy
 from foretell.tree import TokenTree
@@ -324,3 +325,13 @@ def test_logprobs_are_the_targets_own(spec: str) -> None:
         row = torch.tensor(laws.row(toy, live.ctx.tokens[: 5 + n])).log_softmax(-1)
         assert value == pytest.approx(float(row[token]), abs=1e-5)
         assert [t for t, _ in best] == row.topk(3).indices.tolist()
+
+
+@pytest.mark.parametrize("spec", ["token-recycling", "draft:drafts=2"])
+def test_a_model_without_trees_refuses_methods_that_branch(spec: str) -> None:
+    models = {"target": Toy(4), "draft": Toy(4, noise=0.5)}
+    models["target"].caps = frozenset()
+    engine = Engine(models)
+    with pytest.raises(Unsupported, match="tree"):
+        engine.add(Request([1], resolve(spec)[1], name=spec))
+    assert engine.add(Request([1], resolve("ngram")[1])) and not models["target"].calls

@@ -153,3 +153,12 @@ def test_the_ranges_cover_every_field_that_has_one() -> None:
     assert {f.name for f in dataclasses.fields(Sampling)} == {*BAD, *free}
     with pytest.raises(BadConfig, match="min_new_tokens=5 is above max_new_tokens=4"):
         Sampling(min_new_tokens=5, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_possible_is_said_and_not_decided(temperature: float) -> None:
+    sampler = Sampler(Sampling(temperature=temperature, no_repeat_ngram_size=1), [0, 1], [], 3)
+    with pytest.raises(BadConfig, match="no token possible"):
+        sampler.law(torch.zeros(3), [2])
+    with pytest.raises(BadConfig, match="no token possible"):
+        Target(torch.zeros(1, 3), sampler, [2], lambda node: []).best(0)

@@ -34,6 +34,10 @@ class Draft(Drafter):
 
     models = ("draft",)
 
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("tree",) if self.drafts > 1 else ()
+
     def __post_init__(self) -> None:
         if not 1 <= self.length <= 256:
             raise BadConfig.field("draft:length", self.length, "between 1 and 256")
