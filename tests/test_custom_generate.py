@@ -187,9 +187,7 @@ def test_padding_must_be_on_the_left() -> None:
     for mask in (torch.tensor([[1] * inputs["input_ids"].shape[1]] * 2), inputs["attention_mask"].flip(1)):
         mask[0, 1] = 0
         with pytest.raises(Unsupported, match="attention_mask"):
-            model.generate(
-                inputs["input_ids"], attention_mask=mask, max_new_tokens=3, custom_generate=foretell.hf("ngram")
-            )
+            model.generate(inputs["input_ids"], attention_mask=mask, **options)
 
 
 def test_embeddings_and_old_caches_are_refused() -> None:
