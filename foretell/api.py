@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -186,7 +186,7 @@ class LM:
     def _encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        items = cast(list[Any], list(prompt) if isinstance(prompt, Iterable) else [None])
+        items: list[Any] = list(prompt) if isinstance(prompt, Iterable) else [None]
         if items and all(isinstance(m, Mapping) for m in items):
             if self.tokenizer is None or not self.tokenizer.chat_template:
                 raise BadConfig("chat messages need a model whose tokenizer has a chat template; give a text instead")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from foretell.cache import Cache
+from foretell.cache import Cache, Job
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
 from foretell.model import Model
 from foretell.policy import Costs
@@ -244,7 +244,7 @@ class Engine:
     def _answer(self, waiting: list[tuple[Live, int]]) -> None:
         """One forward for the first ask and all like it; a long prompt takes part with a chunk and stays open."""
         lead = waiting[0][0].asks[waiting[0][1]]
-        model, asked, jobs = self.models[lead.model], {}, []
+        model, asked, jobs = self.models[lead.model], dict[tuple[Live, int], tuple[int, bool]](), list[Job]()
         for live, i in waiting:
             ask, key = live.asks[i], (lead.model, live.asks[i].branch)
             if (ask.model, ask.taps) != (lead.model, lead.taps) or (live, ask.branch) in asked:

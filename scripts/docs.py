@@ -23,8 +23,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from size import HEART  # noqa: E402
 
 from foretell import registry  # noqa: E402
-from foretell.cli import app  # noqa: E402
 from foretell.cards import LABELS, Card, card  # noqa: E402
+from foretell.cli import app  # noqa: E402
 
 TITLES = {
     "drafter": "Drafters",

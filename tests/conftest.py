@@ -9,4 +9,3 @@ torch.set_num_threads(1)
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None, max_examples=60,
                           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])  # fmt: skip
 settings.load_profile("fixed")
-

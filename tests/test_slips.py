@@ -214,6 +214,7 @@ def test_draws_that_are_not_independent() -> None:
 
 def test_a_filter_that_verification_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The penalties of a node see the committed tokens only, not its own path."""
+
     def p(self: Target, node: int) -> torch.Tensor:
         return self.sampler.law(self.rows[node], self.output)
 

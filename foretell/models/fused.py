@@ -36,7 +36,7 @@ def _fits(layer: nn.Module) -> bool:
         wanted <= names
         and children == {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
         and all(type(layer.get_submodule(name)) is nn.Linear for name in linears)
-        and all(hasattr(getattr(layer, name), "variance_epsilon") for name in ("input_layernorm", "post_attention_layernorm"))
+        and all(hasattr(m, "variance_epsilon") for m in (layer.input_layernorm, layer.post_attention_layernorm))
         and ("self_attn.q_norm.weight" in names) == ("self_attn.k_norm.weight" in names)
     )
 

@@ -37,13 +37,15 @@ class Toy(Model):
 
     def _noise(self, key: np.uint64, seed: int) -> np.ndarray:
         with np.errstate(over="ignore"):
-            words = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + np.arange(1, self.vocab + 1, dtype=np.uint64) * GOLDEN)
+            steps = np.arange(1, self.vocab + 1, dtype=np.uint64) * GOLDEN
+            words = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
         return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
 
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Logits (V,) of a node that sees these tokens at these positions, the newest last in position."""
         with np.errstate(over="ignore"):
-            parts = mix((tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)) * GOLDEN + GOLDEN)
+            pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
+            parts = mix(pairs * GOLDEN + GOLDEN)
             key = np.uint64(parts.sum(dtype=np.uint64))
         logits = self.sharpness * self._noise(key, self.seed)
         if self.copy:
