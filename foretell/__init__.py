@@ -25,6 +25,14 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"foretell.{_WHERE[name]}"), name)
         globals()[name] = value
         return value
+    if name in (
+        "drafters",
+        "strategies",
+        "rules",
+    ):  # so that foretell.drafters.ngram.Ngram(n=3) needs no further import
+        from importlib import import_module
+
+        return import_module(f"foretell.{name}")
     raise AttributeError(f"module 'foretell' has no attribute {name!r}")
 
 

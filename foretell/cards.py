@@ -10,8 +10,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from foretell import registry
 from foretell.errors import BadConfig
-from foretell.registry import class_name, files, kind_of
 
 LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
 
@@ -36,8 +36,8 @@ class Card:
 
 def card(name: str, kind: str | None = None) -> Card:
     """Reads the card; only `defaults` are read from the class by its text. Raises UnknownMethod."""
-    kind = kind or kind_of(name)
-    path = files()[kind, name]
+    kind = kind or registry.kind_of(name)
+    path = registry.files()[kind, name]
     module = ast.parse(path.read_text("utf-8"))
     lines = (ast.get_docstring(module) or "").splitlines()
     labels: dict[str, str] = {}
@@ -51,7 +51,7 @@ def card(name: str, kind: str | None = None) -> Card:
     missing = [label for label in LABELS if label.lower() not in labels]
     if missing:
         raise BadConfig(f"the card of {name!r} lacks {', '.join(missing)}: {path}")
-    body = next(n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == class_name(name))
+    body = next(n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == registry.class_name(name))
     fields = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:

@@ -46,8 +46,7 @@ def methods() -> list[str]:
 
 
 def kind_of(name: str) -> str:
-    kind = next((k for k, n in files() if n == name and k != "rule"), None)
-    if kind is None:
+    if not (kind := next((k for k, n in files() if n == name and k != "rule"), None)):
         raise UnknownMethod.near("method", name, methods())
     return kind
 
@@ -58,7 +57,9 @@ def load(name: str, kind: str) -> type[Any]:
         raise UnknownMethod.near(kind, name, names(kind))
     path = files()[kind, name]
     module_name = f"foretell.{FOLDERS[kind]}.{path.stem}"
-    if module_name not in sys.modules:
+    if path.is_relative_to(Path(__file__).parent):
+        importlib.import_module(module_name)
+    elif module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec and spec.loader
         module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
@@ -71,5 +72,4 @@ def load(name: str, kind: str) -> type[Any]:
 
 
 def class_name(name: str) -> str:
-    """The dataclass of `token-recycling` is TokenRecycling."""
-    return name.replace("-", " ").title().replace(" ", "")
+    return name.replace("-", " ").title().replace(" ", "")  # token-recycling: TokenRecycling

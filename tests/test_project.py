@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
 METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
-SUPPORT = {"stats", "ops"}  # what the heart and methods may use besides the heart
+SUPPORT = {"stats", "ops", "text"}  # what the heart and methods may use besides the heart
 
 
 def script(name: str) -> ModuleType:
@@ -92,7 +92,7 @@ def test_listing_methods_imports_neither_torch_nor_transformers() -> None:
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_a_method_has_a_full_card_and_a_test_file(kind: str, name: str) -> None:
     card = cards.card(name, kind)
-    for label in registry.LABELS:
+    for label in cards.LABELS:
         assert getattr(card, label.lower()), f"{name}: {label} is empty"
     assert re.match(r"(exact|greedy)$|(bounded|lossy): \S", card.guarantee), card.guarantee
     assert card.summary.endswith("."), f"{name}: the first line of the card is one sentence"
@@ -244,7 +244,7 @@ def test_everything_public_is_explained() -> None:
 
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
     wanted = [*foretell.__all__, *inspect.signature(foretell.load).parameters]
-    wanted += [f.name for cls in (Output, Piece, Stats, registry.Card) for f in dataclasses.fields(cls)]
+    wanted += [f.name for cls in (Output, Piece, Stats, cards.Card) for f in dataclasses.fields(cls)]
     wanted += [name for name, value in vars(Stats).items() if isinstance(value, property)]
     wanted += [n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.ForetellError)]
     missing = [name for name in wanted if not re.search(rf"`(foretell\.)?{name}[`(]", page)]

@@ -1,1 +1,5 @@
 """Strategies other than speculation, one a file."""
+
+from foretell.lazy import submodules
+
+__getattr__ = submodules(__name__)

@@ -48,9 +48,14 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
                 yield f"{path.name}/{file.relative_to(path)}", file.read_text("utf-8", errors="replace")
     elif path.suffix == ".jsonl":
         for number, line in enumerate(path.open(encoding="utf-8")):
-            row = json.loads(line)
-            if "text" not in row:
-                raise BadConfig(f"--text {source}: line {number + 1} has no field `text`")
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise BadConfig(
+                    f"--text {source}: line {number + 1} is no JSON ({error.msg}); mend or remove it"
+                ) from None
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise BadConfig(f"--text {source}: line {number + 1} has no field `text` that is a text")
             yield f"{row.get('source', path.stem)}/{row.get('path', row.get('title', number))}", row["text"]
     else:
         yield path.name, path.read_text("utf-8", errors="replace")

@@ -11,8 +11,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -190,6 +193,25 @@ def export(model: LlamaForCausalLM, corpus: Path, folder: Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Filled by the first Ctrl-C, so that a step is finished and kept; a second one ends the run at once."""
+    caught: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        caught.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher: str | None = None,
           save_every: float = 300.0, compiled: bool = True, quiet: bool = False) -> dict[str, object]:  # fmt: skip
     """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes the report."""
@@ -205,9 +227,13 @@ def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher:
     objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=quiet) as progress, (out / "log.jsonl").open("a") as log:
+    bars = Progress(*columns, console=console, disable=quiet)
+    with bars as progress, (out / "log.jsonl").open("a") as log, interrupts() as stop:
         bar = progress.add_task(f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step)
         while run.step < config.steps:
+            if stop:
+                run.save()
+                raise KeyboardInterrupt
             loss = run.advance(data, master, objective)
             speed = (run.step - first) * config.batch / (time.monotonic() - start)
             progress.update(bar, completed=run.step, description=f"loss {loss:.3f}  {speed:,.0f} tok/s")
