@@ -183,7 +183,7 @@ class Decoder(Model):
         token = STEP.set([job])
         try:
             with self._attention():
-                loop = Loop(self.hf, windows, ids, lambda: self._whole(ids, positions))
+                loop = Loop(self.hf, windows, self.context, ids, lambda: self._whole(ids, positions))
                 if not agrees(loop):
                     return None
                 stock, blocks = loop.blocks, accelerate(loop) if accelerate else None

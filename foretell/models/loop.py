@@ -22,7 +22,7 @@ class Loop:
     a forward of ids (1, T) by the model itself.
     """
 
-    def __init__(self, hf: PreTrainedModel, windows: Sequence[int | None], ids: torch.Tensor,
+    def __init__(self, hf: PreTrainedModel, windows: Sequence[int | None], context: int, ids: torch.Tensor,
                  whole: Callable[[], torch.Tensor]):  # fmt: skip
         body: Any = hf.get_decoder()
         names = ("norm", "final_layer_norm", "final_layernorm")
@@ -31,7 +31,8 @@ class Loop:
         layers: Any = getattr(body, "layers", ())
         if norm is None or self.rotary is None or len(layers) != len(windows):
             raise LookupError("not the usual skeleton")
-        self.config, self.windows, self.norm = hf.config.get_text_config(), windows, norm
+        self.config, self.windows, self.context, self.norm = hf.config.get_text_config(), windows, context, norm
+        self.tables: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
         self.embed: Any = hf.get_input_embeddings()
         self.head: Any = hf.get_output_embeddings()
         self.layers: Sequence[torch.nn.Module] = layers
@@ -67,6 +68,18 @@ class Loop:
         h: torch.Tensor = self.embed(ids)
         return h if self.scale == 1 else h * self.scale
 
+    def rotation(self, h: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
+        """What the rotary module gives for these positions (1, T), looked up in a table of all up to the largest."""
+        needed, table = int(positions.max()) + 1, self.tables.get(kind)
+        if table is None or table[0].shape[1] < needed:
+            # Within the context a position's rotation depends on nothing else, and never beyond it is looked.
+            every = torch.arange(max(needed, min(2 * needed + 256, self.context)), device=h.device)[None]
+            made = self.rotary(h, every, *kind)
+            if not (isinstance(made, tuple) and all(m.ndim == 3 and m.shape[1] == every.shape[1] for m in made)):
+                return self.rotary(h, positions, *kind)
+            table = self.tables[kind] = made
+        return tuple(part[:, positions[0]] for part in table)
+
     def run(self, h: torch.Tensor, positions: torch.Tensor, layers: Sequence[int], taps: Sequence[int],
             hidden: dict[int, torch.Tensor]) -> torch.Tensor:  # fmt: skip
         """h (1, T, E) through `layers`, in order; `hidden[i]` becomes what enters layer i, or would if it ran.
@@ -74,10 +87,9 @@ class Loop:
         i = len(self.layers) is what leaves the last one, before the norm.
         """
         if self.kinds is None:
-            shared = self.rotary(h, positions)
-            rotary = [shared] * len(self.layers)
+            rotary = [self.rotation(h, positions)] * len(self.layers)
         else:
-            each = {kind: self.rotary(h, positions, kind) for kind in dict.fromkeys(self.kinds)}
+            each = {kind: self.rotation(h, positions, kind) for kind in dict.fromkeys(self.kinds)}
             rotary = [each[kind] for kind in self.kinds]
         for i in layers:
             hidden.update({t: h[0] for t in taps if t <= i and t not in hidden})
