@@ -47,16 +47,17 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
             elif file.suffix in SUFFIXES:
                 yield f"{path.name}/{file.relative_to(path)}", file.read_text("utf-8", errors="replace")
     elif path.suffix == ".jsonl":
-        for number, line in enumerate(path.open(encoding="utf-8")):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadConfig(
-                    f"--text {source}: line {number + 1} is no JSON ({error.msg}); mend or remove it"
-                ) from None
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise BadConfig(f"--text {source}: line {number + 1} has no field `text` that is a text")
-            yield f"{row.get('source', path.stem)}/{row.get('path', row.get('title', number))}", row["text"]
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file):
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise BadConfig(
+                        f"--text {source}: line {number + 1} is no JSON ({error.msg}); mend or remove it"
+                    ) from None
+                if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                    raise BadConfig(f"--text {source}: line {number + 1} has no field `text` that is a text")
+                yield f"{row.get('source', path.stem)}/{row.get('path', row.get('title', number))}", row["text"]
     else:
         yield path.name, path.read_text("utf-8", errors="replace")
 

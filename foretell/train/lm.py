@@ -87,17 +87,30 @@ def rate(step: int, config: TrainLM) -> float:
     return min(1.0, (step + 1) / config.warmup, rest)
 
 
-def evaluate(model: torch.nn.Module, data: np.ndarray, total_bytes: int, length: int, limit: int = 131_072) -> float:
-    """Held-out bits per byte over the first `limit` tokens, each window of `length` scored on its own."""
-    losses = []
+def evaluate(model: torch.nn.Module, corpus: Path, length: int = 1024) -> dict[str, float]:
+    """Bits per byte of the held-out documents in windows of `length` tokens, by the first part of their names."""
+    data = np.fromfile(corpus / "heldout.bin", dtype=np.uint16)
+    names, sizes = [], []
+    for line in (corpus / "heldout.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        names.append(row["name"].split("/")[0])
+        sizes.append(len(row["text"].encode()))
+    starts = [*np.flatnonzero(data == 0).tolist(), len(data)]  # every document begins with token 0
+    bits: dict[str, float] = {}
+    totals: dict[str, int] = {}
     model.eval()
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        for start in range(0, min(limit, len(data) - 1) - length, length):
-            ids = torch.from_numpy(data[start : start + length + 1].astype(np.int64))[None]
-            logits = model(input_ids=ids[:, :-1]).logits.float()
-            losses.append(F.cross_entropy(logits[0], ids[0, 1:]).item())
+    for name, size, first, end in zip(names, sizes, starts[:-1], starts[1:], strict=True):
+        nats = 0.0
+        for low in range(first, end - 1, length):
+            ids = torch.from_numpy(data[low : min(low + length + 1, end)].astype(np.int64))[None]
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = model(input_ids=ids[:, :-1]).logits.float()
+            nats += F.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
+        for key in (name, "all"):
+            bits[key] = bits.get(key, 0.0) + nats / math.log(2)
+            totals[key] = totals.get(key, 0) + size
     model.train()
-    return float(np.mean(losses)) / math.log(2) * len(data) / total_bytes
+    return {key: round(value / totals[key], 4) for key, value in sorted(bits.items())}
 
 
 def loss_of(model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.Tensor) -> torch.Tensor:
@@ -218,7 +231,6 @@ def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher:
     info = prepare(corpus, sources, config.vocab_size)
     out.mkdir(parents=True, exist_ok=True)
     data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
-    held = np.memmap(corpus / "heldout.bin", dtype=np.uint16, mode="r")
     master = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval() if teacher else None
     run = Run(out, config, end=0)
     size = sum(p.numel() for p in run.model.parameters())
@@ -243,12 +255,11 @@ def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher:
                 run.save()
                 saved = time.monotonic()
     run.save()
-    bits = evaluate(run.model, held, int(str(info["heldout_bytes"])), 1024)
     export(run.model, corpus, out / "model")
     report: dict[str, object] = {
         "parameters": size,
         "tokens_seen": config.steps * config.batch,
-        "heldout_bits_per_byte": round(bits, 4),
+        "heldout_bits_per_byte": evaluate(run.model, corpus),
         "corpus": info,
         "settings": asdict(config),
         "teacher": teacher and Path(teacher).name,

@@ -1,0 +1,50 @@
+"""Attention against a twin in plain loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from foretell.ops.attention import attend
+
+
+def twin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+         softcap: float | None, sinks: torch.Tensor | None) -> list[list[list[float]]]:  # fmt: skip
+    """(n, H, D): every head and query by itself, one sum at a time."""
+    heads, new, _ = q.shape
+    out: list[list[list[float]]] = []
+    for i in range(new):
+        out.append([])
+        for h in range(heads):
+            group = h // (heads // len(k))
+            scores = []
+            for j in range(k.shape[1]):
+                score = scale * sum(a * b for a, b in zip(q[h, i].tolist(), k[group, j].tolist(), strict=True))
+                score = softcap * math.tanh(score / softcap) if softcap else score
+                scores.append(score + (float(mask[i, j]) if mask is not None else 0.0))
+            weights = [math.exp(s) for s in scores]
+            total = sum(weights) + (math.exp(float(sinks[h])) if sinks is not None else 0.0)
+            row = [sum(w * float(v[group, j, d]) for j, w in enumerate(weights)) / total for d in range(v.shape[-1])]
+            out[-1].append(row)
+    return out
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("softcap", "sunk"), [(None, False), (5.0, False), (None, True), (5.0, True)])
+def test_equals_the_twin(heads: tuple[int, int], new: int, masked: bool, softcap: float | None, sunk: bool) -> None:
+    draw = torch.Generator().manual_seed(7)
+    q = torch.randn(new, heads[0], 4, generator=draw, dtype=torch.float64).transpose(0, 1)
+    k = torch.randn(heads[1], 6, 4, generator=draw, dtype=torch.float64)[:, :5]  # rows of a longer buffer
+    v = torch.randn(heads[1], 6, 3, generator=draw, dtype=torch.float64)[:, :5]
+    mask = None
+    if masked:
+        mask = torch.zeros(new, 5, dtype=torch.float64)
+        mask[0, 1] = mask[-1, 4] = -torch.inf
+    sinks = torch.randn(heads[0], generator=draw, dtype=torch.float64) if sunk else None
+    out = attend(q, k, v, mask, 0.5, softcap, sinks)
+    assert out.shape == (new, heads[0], 3)
+    assert torch.allclose(out, torch.tensor(twin(q, k, v, mask, 0.5, softcap, sinks), dtype=torch.float64), atol=1e-12)

@@ -1,0 +1,94 @@
+"""The trainer: it learns, it resumes to the same weights, its export loads, a student follows its teacher."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import foretell
+from foretell.errors import BadConfig
+from foretell.train import lm
+from foretell.train.lm import TrainLM, interrupts, rate, train
+
+TINY = TrainLM(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32, vocab_size=300, context=32, short_context=16,
+               long_share=0.25, tokens=12 * 64, batch=64, micro=32, warmup=2)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = tmp_path_factory.mktemp("text") / "t.jsonl"
+    rows = [{"text": f"line {i % 3} of the text, and line {i % 3} again\n" * 3, "path": f"d/{i}"} for i in range(300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [str(path)]
+
+
+def run(
+    tmp_path: Path, text: list[str], out: str, config: TrainLM = TINY, teacher: str | None = None
+) -> dict[str, object]:
+    return train(tmp_path / "corpus", tmp_path / out, config, text, teacher, compiled=False, quiet=True)
+
+
+def test_learns_exports_and_resumes_to_the_same_weights(
+    tmp_path: Path, text: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = run(tmp_path, text, "whole")
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == TINY.steps == 12 and losses[-1] < losses[0] - 0.5
+    bits = report["heldout_bits_per_byte"]
+    assert isinstance(bits, dict) and 0 < bits["all"] < 8 and report["tokens_seen"] == TINY.tokens
+
+    advance, done = lm.Run.advance, 0
+
+    def breaks(self: lm.Run, *rest: object) -> float:
+        nonlocal done
+        done += 1
+        if done == 6:
+            signal.raise_signal(signal.SIGINT)  # the step is finished, kept, and only then the run ends
+        return advance(self, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lm.Run, "advance", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, text, "parts")
+    assert int(load_file(tmp_path / "parts" / "state.safetensors")["step"]) == 6
+    run(tmp_path, text, "parts")
+    assert done == 12
+    one, two = (load_file(tmp_path / name / "state.safetensors") for name in ("whole", "parts"))
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+    loaded = foretell.load(tmp_path / "whole" / "model")
+    assert loaded.generate("line 1 of", method="ngram", max_new_tokens=8).tokens
+    with pytest.raises(BadConfig, match="other settings"):
+        run(tmp_path, text, "whole", replace(TINY, seed=1))
+
+    student = replace(TINY, hidden=8, tokens=24 * 64)
+    run(tmp_path, text, "student", student, teacher=str(tmp_path / "whole" / "model"))
+    kl = [json.loads(line)["loss"] for line in (tmp_path / "student" / "log.jsonl").read_text().splitlines()]
+    assert kl[-1] < kl[0]
+    pair = foretell.load(tmp_path / "whole" / "model", draft=tmp_path / "student" / "model")
+    assert pair.generate("line 1 of", method="draft", max_new_tokens=8).stats.calls["draft"] > 0
+
+
+def test_the_rate_rises_holds_and_falls_to_zero() -> None:
+    config = replace(TINY, tokens=64 * 100, warmup=10, decay=0.5)
+    rates = [rate(step, config) for step in range(101)]
+    assert rates[0] == 0.1 and rates[10:51] == [1.0] * 41 and rates[75] == 0.5 and rates[100] == 0
+
+
+@pytest.mark.parametrize("change", [{"heads": 3}, {"kv_heads": 3}, {"batch": 65}, {"micro": 48}, {"context": 24}])
+def test_shapes_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(BadConfig):
+        replace(TINY, **change)
+
+
+def test_the_second_interrupt_ends_at_once() -> None:
+    with interrupts() as caught:
+        signal.raise_signal(signal.SIGINT)
+        assert caught == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
