@@ -316,8 +316,11 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, 
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     target = Decoder(hf, title, blocks)
     second = Decoder(draft, f"{title} (draft)", blocks) if draft is not None else None
-    if second is not None and second.vocab != target.vocab:
-        raise BadConfig(f"the draft model has {second.vocab} tokens, the target {target.vocab}: they must be the same")
+    known = len(tokenizer) if tokenizer is not None else max(target.vocab, second.vocab if second else 0)
+    if second is not None and min(second.vocab, target.vocab) < known:
+        raise BadConfig(
+            f"the draft model has {second.vocab} tokens and the target {target.vocab}: they need one tokenizer"
+        )
     ends = hf.generation_config.eos_token_id if hf.generation_config is not None else hf.config.eos_token_id
     eos = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     return LM(target, tokenizer, second, path, eos)

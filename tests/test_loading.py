@@ -254,7 +254,7 @@ def test_a_draft_of_another_vocabulary(folder: Path, tmp_path: Path) -> None:
     small = tiny.llama()
     small.resize_token_embeddings(64)
     line = refusal(folder, draft=tiny.save(small, tmp_path / "small"))
-    assert "has 64 tokens" in line and "must be the same" in line
+    assert "has 64 tokens" in line and "one tokenizer" in line
 
 
 def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ by prefix, which is a tree drawn with replacement; one draft forward grows all o
 Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts: Miao et al. (SpecInfer), arXiv:2305.09781
 Guarantee: exact
 Cost: target 1, draft length
-Needs: a draft model with the target's tokenizer
+Needs: a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
 Trains: the draft model, best distilled from the target
 Differs: `confidence` may end a chain early, before a token is drawn; the decision sees the law and not the draw
 """
@@ -15,7 +15,9 @@ Differs: `confidence` may end a chain early, before a token is drawn; the decisi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import torch
+import torch.nn.functional as F
 
 from foretell.drafter import Drafter, Drafting
 from foretell.engine import Context
@@ -46,29 +48,32 @@ class Draft(Drafter):
         if not 0 <= self.confidence < 1:
             raise BadConfig.field("draft:confidence", self.confidence, "at least 0 and below 1")
 
-    def steps(self, ctx: Context, state: Any, budget: int) -> Drafting:
-        tokens, position, sampler = ctx.tokens, len(ctx.output), ctx.sampler
-        tree = TokenTree(tokens[-1])
-        room = ctx.models["draft"].context - len(tokens)
+    def start(self, ctx: Context) -> dict[str, int]:
+        return {"known": 0}  # tokens of the text that are sure to be in the draft model's vocabulary
+
+    def steps(self, ctx: Context, state: dict[str, int], budget: int) -> Drafting:
+        tokens, sampler, tree = ctx.tokens, ctx.sampler, TokenTree(ctx.tokens[-1])
+        model, vocab = ctx.models["draft"], ctx.models["target"].vocab
+        if any(token >= model.vocab for token in tokens[state["known"] :]):
+            return tree  # relatives pad their vocabularies differently; this text is beyond the smaller one
+        state["known"] = len(tokens)
         level = {0: 1 if sampler.greedy else self.drafts}  # node -> chains that pass through it
-        count = 0
-        for _ in range(min(self.length, ctx.depth, room, budget - 1)):
+        draws = 0
+        for _ in range(min(self.length, ctx.depth, model.context - len(tokens), budget - 1)):
             reply = yield Ask(tree, model="draft", rows=list(level))
             below: dict[int, int] = {}
             for (node, chains), row in zip(level.items(), reply.logits, strict=True):
-                q = sampler.law(row, [*ctx.output, *tree.words(node)])
-                best, token = (float(t) for t in q.max(-1)) if self.confidence or sampler.greedy else (1.0, 0)
-                if self.confidence and not sampler.greedy and best < self.confidence:
+                row = F.pad(row[:vocab], (0, max(0, vocab - len(row))), value=-torch.inf)
+                if self.confidence and float(row.softmax(-1).max()) < self.confidence:
                     continue
+                q = sampler.law(row, [*ctx.output, *tree.words(node)])
                 if sampler.greedy:
-                    if self.confidence and float(row.softmax(-1)[int(token)]) < self.confidence:
-                        continue
-                    below[tree.add(node, int(token), source="draft")] = 1
+                    below[tree.add(node, int(q.argmax()), source="draft")] = 1
                     continue
                 law = Law(q)
                 for _ in range(chains):
-                    count += 1
-                    drawn = ctx.rng.sample(q, "draft", position, count)
+                    draws += 1
+                    drawn = ctx.rng.sample(q, "draft", len(ctx.output), draws)
                     child = tree.add(node, drawn, law, source="draft")
                     below[child] = below.get(child, 0) + 1
             level = below

@@ -83,3 +83,15 @@ def test_it_stays_within_the_draft_models_context() -> None:
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"draft:{field}={value}.*between|draft:{field}={value}.*at least"):
         Draft(**{field: value})
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("rule", ["default", "block"])
+def test_a_vocabulary_padded_to_another_size_changes_no_law(size: int, rule: str) -> None:
+    models = {"target": Toy(3, 3, copy=0.5), "draft": Toy(size, 5, copy=0.5, name="draft")}
+    setting = laws.Setting(Sampling(max_new_tokens=2, temperature=1.0))
+    law = laws.enumerate_law(laws.build("draft:length=2", rule), [0, 1, 0], setting, models)
+    assert law.distance(laws.reference(models["target"], [0, 1, 0], setting)) < 1e-9 and law.accepted
+    plain = laws.generate(laws.build("plain"), [0, 1, 0], laws.Setting(Sampling(max_new_tokens=20)), models)
+    greedy = laws.generate(laws.build("draft"), [0, 1, 0], laws.Setting(Sampling(max_new_tokens=20)), models)
+    assert greedy.ctx.output == plain.ctx.output
