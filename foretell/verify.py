@@ -35,9 +35,7 @@ class Rule:
         if target.sampler.greedy:
             return walk(tree, target, rng, position)
         if not self.accepts(tree):
-            raise BadConfig(
-                f"rule {type(self).__name__.lower()!r} cannot verify this drafter's trees: it needs {self.needs}"
-            )
+            raise BadConfig(f"rule {type(self).__name__.lower()!r} cannot verify these trees: it needs {self.needs}")
         return self.verify(tree, target, rng, position)
 
 

@@ -47,8 +47,8 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
             elif file.suffix in SUFFIXES:
                 yield f"{path.name}/{file.relative_to(path)}", file.read_text("utf-8", errors="replace")
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file):
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
