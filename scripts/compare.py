@@ -4,8 +4,9 @@
 
 Every prompt is run by every contender in turn, `--rounds` times over, after one warm-up round that is not counted. A
 figure is tokens/s after the first token (prefill and first token left out on both sides); a ratio is taken prompt by
-prompt within one round and its median and range over all of them are printed. Held-out prompts come with the package
-(foretell/assets/prompts: their documents were kept from the embedded model's training).
+prompt within one round, and of all of them the median and the range from the 10th to the 90th percentile are printed.
+What drafters learn is forgotten between rounds. Held-out prompts come with the package (foretell/assets/prompts: their
+documents were kept from the embedded model's training).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import foretell
 from foretell.prompts import read_prompts
 
 PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
-Run = tuple[float, list[int], float]  # tokens/s after the first token, tokens, MAT
+Run = tuple[float, list[int], float, float]  # tokens/s after the first token, tokens, MAT, host milliseconds a step
 
 
 class Clock(BaseStreamer):
@@ -61,7 +62,7 @@ def stock(hf: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None = 
         new = out[0, len(ids) :].tolist()
         # The first call holds the prompt, the second the first tokens; both decoders stream what a step gave at once.
         later, seconds = sum(clock.counts[2:]), clock.times[-1] - clock.times[1]
-        return later / seconds if later else 0.0, new, later / max(1, len(clock.counts) - 2)
+        return later / seconds if later else 0.0, new, later / max(1, len(clock.counts) - 2), 0.0
 
     return run
 
@@ -69,7 +70,8 @@ def stock(hf: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None = 
 def ours(lm: foretell.LM, method: str, tokens: int) -> Callable[[list[int]], Run]:
     def run(ids: list[int]) -> Run:
         out = lm.generate(ids, method=method, max_new_tokens=tokens)
-        return out.stats.tokens_per_s, out.tokens, out.stats.mat
+        host = 1000 * out.stats.host_s / (out.stats.steps + 1)
+        return out.stats.tokens_per_s, out.tokens, out.stats.mat, host
 
     return run
 
@@ -104,17 +106,20 @@ def main() -> None:
         prompts = [lm.encode(str(p)) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
         speeds: dict[str, list[float]] = {c: [] for c in contenders}
         mats: dict[str, list[float]] = {c: [] for c in contenders}
+        hosts: dict[str, list[float]] = {c: [] for c in contenders}
         same: dict[str, int] = dict.fromkeys(contenders, 0)
         for turn in track(range(args.rounds + 1), description=name):
+            lm.engine.stores.clear()  # or a drafter that learns would know this round's texts from the last one
             for ids in prompts:
                 results = {c: run(ids) for c, run in contenders.items()}
                 if turn == 0:
-                    for c, (_, new, _) in results.items():
+                    for c, (_, new, _, _) in results.items():
                         same[c] += new == results["transformers"][1]
                     continue
-                for c, (speed, _, mat) in results.items():
+                for c, (speed, _, mat, host) in results.items():
                     speeds[c].append(speed)
                     mats[c].append(mat)
+                    hosts[c].append(host)
         report[name] = {}
         for c in contenders:
             pairs = zip(speeds[c], speeds["transformers"], strict=True)
@@ -124,6 +129,7 @@ def main() -> None:
                 "ratio": round(statistics.median(ratios), 2),
                 "range": [round(ratios[len(ratios) // 10], 2), round(ratios[-1 - len(ratios) // 10], 2)],
                 "MAT": round(statistics.mean(mats[c]), 2),
+                "host_ms_per_step": round(statistics.median(hosts[c]), 3),
                 "same_tokens_as_transformers": f"{same[c]}/{len(prompts)}",
             }
     document = {
