@@ -2,7 +2,7 @@
 
 The engine notes what every forward cost; a policy notes how often the node of each rank was accepted. A deterministic
 tree is cut to the size n that maximises (1 + acceptance over its first n nodes) / cost(n + 1), 0 unless that wins by a
-margin; every PROBE steps a whole tree is tried again. Drawn trees are not cut: that would bias them.
+margin; every PROBE-th proposal is tried at twice that. Drawn trees are not cut: that would bias them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foretell.engine import Context
 
 MARGIN = 1.02  # drafting must promise this much more than not drafting
-PROBE = 32  # steps
+PROBE = 16  # proposals
 LIMIT = 80  # nodes, unless a number is given
 RATE = 1 / 16  # of the running means
 
@@ -45,29 +45,28 @@ class Policy:
 
     def __init__(self, ctx: Context, nodes: int, fixed: bool = False):
         """`nodes`: how many at most, 0: it decides; `fixed`: trees are verified as they come."""
-        self.ctx, self.nodes, self.fixed, self.step = ctx, nodes, fixed or nodes > 0, 0
+        self.ctx, self.nodes, self.fixed, self.size, self.step = ctx, nodes, fixed or nodes > 0, 8, 0
         self.accepted: list[float] = ctx.shared(list, "policy")
 
     def budget(self) -> int:
-        """Nodes a drafter may propose now, its root counted."""
-        return (self.nodes or LIMIT) + 1
+        """Nodes a drafter may propose now, its root counted: twice what was found best last, so that it can grow."""
+        return (self.nodes or min(LIMIT, max(16, 2 * self.size))) + 1
 
     def fit(self, tree: TokenTree) -> TokenTree:
         """Cuts a deterministic tree to the size worth its cost, which may be the root alone."""
-        self.step += 1
-        if tree.drawn or self.fixed or self.step % PROBE == 1:
+        if tree.drawn or self.fixed or len(tree) == 1:
             return tree
-        costs, size, gain = self.ctx.costs, 1, 1.0
+        self.accepted += tree.values[len(self.accepted) :]
+        costs, self.size, gain = self.ctx.costs, 1, 1.0
         best = MARGIN / costs(1)
         for n in range(1, len(tree)):
-            gain += self.accepted[n] if n < len(self.accepted) else 0.5 * tree.values[n]
+            gain += self.accepted[n]
             if gain / costs(n + 1) > best:
-                best, size = gain / costs(n + 1), n + 1
-        return tree.prune(size)
+                best, self.size = gain / costs(n + 1), n + 1
+        self.step += 1
+        return tree.prune(max(8, 2 * self.size) if self.step % PROBE == 0 else self.size)
 
     def observe(self, tree: TokenTree, path: set[int]) -> None:
         """`path`: the accepted nodes. Every node of a verified tree is decided, so none of it is censored."""
-        for n in range(len(tree)):
-            if n == len(self.accepted):
-                self.accepted.append(float(n in path))
+        for n in range(1, min(len(tree), len(self.accepted))):
             self.accepted[n] += RATE * ((n in path) - self.accepted[n])

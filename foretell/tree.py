@@ -82,7 +82,7 @@ class TokenTree:
     def chain(self, tokens: Iterable[int], source: str = "", at: int = 0) -> TokenTree:
         """Hangs a deterministic chain below node `at`; returns the tree."""
         for token in tokens:
-            at = self.add(at, token, source=source)
+            at = self.add(at, token, value=self.values[at] * 0.75, source=source)
         return self
 
     def path(self, node: int) -> list[int]:

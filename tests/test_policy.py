@@ -24,7 +24,6 @@ def make(seconds: dict[int, float], nodes: int = 0, fixed: bool = False) -> Poli
 
 def settle(policy: Policy, chances: list[float]) -> None:
     policy.accepted[:] = [1.0, *chances]
-    policy.step = 1  # the first step tries a whole tree
 
 
 FLAT, STEEP = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}
@@ -52,11 +51,33 @@ def test_the_size_is_the_best_of_all_sizes(chances: list[float], slope: float, p
         assert speed[size - 1] == pytest.approx(max(speed)) and speed[size - 1] > MARGIN * speed[0] - 1e-9
 
 
-def test_a_whole_tree_is_tried_again_now_and_then() -> None:
+def test_what_is_left_out_is_tried_now_and_then() -> None:
     policy = make(STEEP)
-    policy.accepted[:] = [1.0, 0.1, 0.1, 0.1]
-    sizes = [len(policy.fit(TokenTree(0).chain([1, 2, 3]))) for _ in range(2 * PROBE + 1)]
-    assert [i for i, size in enumerate(sizes) if size == 4] == [0, PROBE, 2 * PROBE] and set(sizes) == {1, 4}
+    policy.accepted[:] = [1.0, *[0.1] * 12]
+    tree = TokenTree(0).chain([1, 2, 3] * 4)
+    sizes = [len(policy.fit(tree)) for _ in range(2 * PROBE + 3)]
+    assert [i for i, size in enumerate(sizes, 1) if size == 8] == [PROBE, 2 * PROBE] and set(sizes) == {1, 8}
+    assert len(policy.fit(TokenTree(0))) == 1 and policy.step == 2 * PROBE + 3, "nothing proposed does not count"
+
+
+def test_a_text_that_becomes_predictable_is_noticed() -> None:
+    policy, tree = make({n: 1 + 0.03 * n for n in (1, 2, 4, 8, 16)}), TokenTree(0).chain([1] * 10)
+    for accepts in (False, True):
+        sizes = []
+        for _ in range(120):
+            cut = policy.fit(tree)
+            sizes.append(len(cut))
+            policy.observe(cut, set(range(1, len(cut))) if accepts else set())
+        assert (sizes[-1] > 8) == accepts and (sizes.count(1) > 60) != accepts
+
+
+def test_the_budget_grows_with_what_is_best() -> None:
+    policy, sizes = make(FLAT), []
+    settle(policy, [1.0] * 80)
+    for _ in range(5):
+        sizes.append(policy.budget())
+        policy.fit(TokenTree(0).chain([1] * (policy.budget() - 1)))
+    assert sizes == sorted(sizes) and sizes[0] == 17 and sizes[-1] == 81
 
 
 def test_drawn_trees_and_given_sizes_are_left_alone() -> None:
@@ -67,13 +88,14 @@ def test_drawn_trees_and_given_sizes_are_left_alone() -> None:
     assert policy.fit(tree) is tree, "cutting drawn nodes would bias them"
     long = TokenTree(0).chain([1] * 9)
     assert make(STEEP, nodes=5).fit(long) is long and make(STEEP, fixed=True).fit(long) is long
-    assert make(FLAT, nodes=5).budget() == 6 and make(FLAT).budget() > 32
+    assert make(FLAT, nodes=5).budget() == 6 and make(FLAT).budget() == 17
 
 
 def test_acceptance_is_learnt_by_rank_and_shared_by_requests_of_a_method() -> None:
     policy = make(FLAT)
     tree = TokenTree(0).chain([1, 2]).chain([3])
     for _ in range(200):
+        policy.fit(tree)
         policy.observe(tree, {1, 2})
     assert policy.accepted[1:] == pytest.approx([1, 1, 0], abs=1e-3)
     again = Policy(policy.ctx, 0)
