@@ -7,7 +7,7 @@ the measured acceptance of its rank, times its parent's.
 Paper: Luo et al., Turning Trash into Treasure: Accelerating Inference with Token Recycling, arXiv:2408.08696
 Guarantee: exact
 Cost: target 1
-Needs: nothing
+Needs: a model that takes trees
 Trains: nothing
 Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80 is the paper's size); a token never seen has no children rather than eight times token 0; rows still empty are filled from the prompt's own pairs
 """

@@ -145,8 +145,10 @@ class Run:
             torch.optim.AdamW(others, lr=config.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         settings = folder / "train.json"
-        if settings.exists() and json.loads(settings.read_text()) != asdict(config):
-            raise BadConfig(f"{folder} holds a run with other settings; repeat them, or choose another --out")
+        if settings.exists():
+            before = json.loads(settings.read_text())
+            if {**before, "tokens": 0} != {**asdict(config), "tokens": 0} or before["tokens"] > config.tokens:
+                raise BadConfig(f"{folder} holds a run with other settings; repeat them, or choose another --out")
         settings.write_text(json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()

@@ -63,8 +63,12 @@ def test_learns_exports_and_resumes_to_the_same_weights(
 
     loaded = foretell.load(tmp_path / "whole" / "model")
     assert loaded.generate("line 1 of", method="ngram", max_new_tokens=8).tokens
-    with pytest.raises(BadConfig, match="other settings"):
-        run(tmp_path, text, "whole", replace(TINY, seed=1))
+    for other in ({"seed": 1}, {"tokens": TINY.tokens - 64}):
+        with pytest.raises(BadConfig, match="other settings"):
+            run(tmp_path, text, "whole", replace(TINY, **other))
+    longer = run(tmp_path, text, "whole", replace(TINY, tokens=TINY.tokens + 2 * 64))
+    steps = [json.loads(line)["step"] for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert steps == [*range(1, 15)] and longer["tokens_seen"] == TINY.tokens + 2 * 64
 
     student = replace(TINY, hidden=8, tokens=24 * 64)
     run(tmp_path, text, "student", student, teacher=str(tmp_path / "whole" / "model"))
