@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-DEMO ?= 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n'
+DEMO ?= 'import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n'
 
 .PHONY: demo test check docs clean
 .DELETE_ON_ERROR:

@@ -1,4 +1,4 @@
-"""The README's table: foretell beside transformers' own generate, greedy, one request, interleaved in one process.
+"""The README's table: foretell beside transformers' own generate, one request, interleaved in one process.
 
     python scripts/compare.py --model demo --threads 2 --json runs/compare.json
 
@@ -49,16 +49,18 @@ class Clock(BaseStreamer):
         pass
 
 
-def stock(hf: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None = None, lookup: int | None = None
-          ) -> Callable[[list[int]], Run]:  # fmt: skip
+def stock(hf: PreTrainedModel, tokens: int, temperature: float, assistant: PreTrainedModel | None = None,
+          lookup: int | None = None) -> Callable[[list[int]], Run]:  # fmt: skip
     """transformers' generate. `lookup`: its prompt lookup with that many tokens; `assistant`: its assisted decoding."""
 
     def run(ids: list[int]) -> Run:
         clock = Clock()
         more = {"prompt_lookup_num_tokens": lookup} if lookup else {"assistant_model": assistant} if assistant else {}
         inputs = torch.tensor([ids])
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        torch.manual_seed(0)
         out = hf.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens,
-                          do_sample=False, streamer=clock, pad_token_id=0, **more)  # fmt: skip
+                          streamer=clock, pad_token_id=0, **how, **more)  # fmt: skip
         new = out[0, len(ids) :].tolist()
         # The first call holds the prompt, the second the first tokens; both decoders stream what a step gave at once.
         later, seconds = sum(clock.counts[2:]), clock.times[-1] - clock.times[1]
@@ -67,9 +69,9 @@ def stock(hf: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None = 
     return run
 
 
-def ours(lm: foretell.LM, method: str, tokens: int) -> Callable[[list[int]], Run]:
+def ours(lm: foretell.LM, method: str, tokens: int, temperature: float) -> Callable[[list[int]], Run]:
     def run(ids: list[int]) -> Run:
-        out = lm.generate(ids, method=method, max_new_tokens=tokens)
+        out = lm.generate(ids, method=method, max_new_tokens=tokens, temperature=temperature)
         host = 1000 * out.stats.host_s / (out.stats.steps + 1)
         return out.stats.tokens_per_s, out.tokens, out.stats.mat, host
 
@@ -84,6 +86,7 @@ def main() -> None:
     parser.add_argument("--methods", default="plain;ngram;token-recycling;draft")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sets", default="code,docs,prose")
     parser.add_argument("--json", type=Path, default=None)
@@ -96,11 +99,11 @@ def main() -> None:
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
     small = AutoModelForCausalLM.from_pretrained(args.draft or folder.parent / "demo-draft", dtype=kind).eval()
     contenders = {
-        "transformers": stock(hf, args.tokens),
-        "transformers prompt lookup": stock(hf, args.tokens, lookup=10),
-        "transformers assisted": stock(hf, args.tokens, assistant=small),
+        "transformers": stock(hf, args.tokens, args.temperature),
+        "transformers prompt lookup": stock(hf, args.tokens, args.temperature, lookup=10),
+        "transformers assisted": stock(hf, args.tokens, args.temperature, assistant=small),
     }
-    contenders |= {f"foretell {m}": ours(lm, m, args.tokens) for m in args.methods.split(";")}
+    contenders |= {f"foretell {m}": ours(lm, m, args.tokens, args.temperature) for m in args.methods.split(";")}
     report: dict[str, dict[str, dict[str, Any]]] = {}
     for name in args.sets.split(","):
         prompts = [lm.encode(str(p)) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
@@ -134,7 +137,7 @@ def main() -> None:
             }
     document = {
         "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
-        "tokens": args.tokens, "rounds": args.rounds, "machine": platform.machine(),
+        "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "machine": platform.machine(),
         "torch": torch.__version__, "transformers": transformers.__version__, "results": report,
     }  # fmt: skip
     if args.json:
