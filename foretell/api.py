@@ -28,7 +28,7 @@ from foretell.text import Detokenizer
 from foretell.types import Sampling
 
 Method = str | Drafter | Strategy
-AUTO = "token-recycling"  # what `auto` stands for
+AUTO = "ngram"  # what `auto` stands for: the quickest on every set of prompts measured so far
 FIELDS = {f.name for f in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping; for the others a list means one value a prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
