@@ -171,6 +171,8 @@ def test_pieces_are_the_whole(method: str, temperature: float) -> None:
     """The random model writes invalid UTF-8 all the time."""
     options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 60, "seed": 4, "ignore_eos": True}
     lm, other = tiny.lm(), tiny.lm()
+    if method != "plain":  # a given size, since one chosen by measured time may draft other tokens of the same text
+        method += ("," if ":" in method else ":") + "nodes=6"
     pieces, out = list(lm.stream(PROSE, method, **options)), other.generate(PROSE, method, **options)
     assert "".join(p.text for p in pieces) == out.text
     assert [t for p in pieces for t in p.tokens] == out.tokens

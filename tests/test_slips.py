@@ -203,7 +203,8 @@ class Shared(Drafter):
                 return real.sample(p, purpose, position, 0 if purpose == "draft" else index)
 
         ctx.rng = Reused()  # type: ignore[assignment]
-        tree = yield from Draft(length=1, drafts=2).steps(ctx, state, budget)
+        draft = Draft(length=1, drafts=2)
+        tree = yield from draft.steps(ctx, draft.start(ctx), budget)
         ctx.rng = real
         return tree
 
@@ -256,7 +257,7 @@ class Twisted(Drafter):
     models = ("draft",)
 
     def steps(self, ctx: Context, state: Any, budget: int) -> Drafting:
-        tree = yield from self.drafter.steps(ctx, state, budget)
+        tree = yield from self.drafter.steps(ctx, self.drafter.start(ctx), budget)
         return self.twist(ctx, tree) if len(tree) > 1 else tree
 
 
