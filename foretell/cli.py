@@ -253,6 +253,7 @@ def train_lm(
     text: Annotated[list[str], typer.Option(metavar="SOURCE", help="stdlib, a folder, a .jsonl or a text file; "
                                             "SOURCE*3 repeats it. Repeatable.")],
     teacher: Annotated[str | None, typer.Option(help="Folder of a model with the same tokenizer to distil.")] = None,
+    init: Annotated[str | None, typer.Option(help="Folder of a model of the same shape to begin with.")] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
     compiled: Annotated[bool, typer.Option(help="Compile the step; quicker, if a C++ compiler is there.")] = True,
     **settings: Any,
@@ -263,7 +264,7 @@ def train_lm(
     config = TrainLM(**settings)
     _check_teacher(teacher)
     with _quiet():
-        report = train(corpus, out, config, text, teacher, save_every, compiled)
+        report = train(corpus, out, config, text, teacher, save_every, compiled, init=init)
     print(f"{out / 'model'}: {report['parameters']:,} parameters, {report['tokens_seen']:,} tokens seen, "
           f"{report['heldout_bits_per_byte']} bits per byte held out")  # fmt: skip
     return 0

@@ -99,7 +99,9 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def prepare(out: Path, sources: list[str], vocab_size: int, share: float = 0.01) -> dict[str, object]:
+def prepare(
+    out: Path, sources: list[str], vocab_size: int, share: float = 0.01, tokenizer: Path | None = None
+) -> dict[str, object]:
     """Writes tokenizer.json, train.bin, heldout.bin (uint16), heldout.jsonl, corpus.json to `out`; returns the last."""
     out.mkdir(parents=True, exist_ok=True)
     record = out / "corpus.json"
@@ -118,8 +120,11 @@ def prepare(out: Path, sources: list[str], vocab_size: int, share: float = 0.01)
                 kept.append((name, text))
             elif text := without_boilerplate(text, seen):
                 train.append((text, int(times or 1)))
-    tokenizer = train_tokenizer((text for text, _ in train), vocab_size)
-    end = tokenizer.token_to_id(END)
+    if tokenizer is not None:  # of the model that is trained on, or taught from
+        coder = Tokenizer.from_file(str(tokenizer))
+    else:
+        coder = train_tokenizer((text for text, _ in train), vocab_size)
+    end = coder.token_to_id(END)
     counts = {"train": 0, "heldout": 0}
     order = np.random.default_rng(0)
     copies = [text for text, times in train for _ in range(times)]
@@ -127,14 +132,14 @@ def prepare(out: Path, sources: list[str], vocab_size: int, share: float = 0.01)
     for part, texts in (("train", shuffled), ("heldout", [text for _, text in kept])):
         with (out / f"{part}.bin").open("wb") as file:
             for start in range(0, len(texts), 256):
-                for code in tokenizer.encode_batch(texts[start : start + 256]):
+                for code in coder.encode_batch(texts[start : start + 256]):
                     ids = np.array([end, *code.ids], dtype=np.uint16)
                     counts[part] += len(ids)
                     file.write(ids.tobytes())
     with (out / "heldout.jsonl").open("w") as file:
         for name, text in kept:
             file.write(json.dumps({"name": name, "text": text}) + "\n")
-    tokenizer.save(str(out / "tokenizer.json"))
+    coder.save(str(out / "tokenizer.json"))
     info: dict[str, object] = {
         "sources": sources,
         "vocab_size": vocab_size,

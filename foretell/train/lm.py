@@ -228,13 +228,23 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher: str | None = None,
-          save_every: float = 300.0, compiled: bool = True, quiet: bool = False) -> dict[str, object]:  # fmt: skip
-    """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes the report."""
-    info = prepare(corpus, sources, config.vocab_size)
+          save_every: float = 300.0, compiled: bool = True, quiet: bool = False,
+          init: str | None = None) -> dict[str, object]:  # fmt: skip
+    """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes the report.
+
+    `init`: folder of a model of the same shape to begin with. Its tokenizer, or the teacher's, codes the texts.
+    """
+    relative = Path(init or teacher or "") / "tokenizer.json"
+    info = prepare(corpus, sources, config.vocab_size, tokenizer=relative if relative.is_file() else None)
     out.mkdir(parents=True, exist_ok=True)
     data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
     master = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval() if teacher else None
     run = Run(out, config, end=0)
+    if init and not run.step:
+        try:
+            run.model.load_state_dict(AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32).state_dict())
+        except (RuntimeError, OSError, ValueError) as error:
+            raise BadConfig(f"init={init}: cannot begin with it ({str(error).splitlines()[0]})") from error
     size = sum(p.numel() for p in run.model.parameters())
     saved = start = time.monotonic()
     first = run.step

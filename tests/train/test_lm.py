@@ -78,6 +78,20 @@ def test_learns_exports_and_resumes_to_the_same_weights(
     assert pair.generate("line 1 of", method="draft", max_new_tokens=8).stats.calls["draft"] > 0
 
 
+def test_a_run_can_begin_with_a_model(tmp_path: Path, text: list[str]) -> None:
+    run(tmp_path, text, "first")
+    model = str(tmp_path / "first" / "model")
+    config = replace(TINY, tokens=64, warmup=1000)  # one step at next to no rate
+    train(tmp_path / "other", tmp_path / "next", config, text, compiled=False, quiet=True, init=model)
+    tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in ("corpus", "other")]
+    assert tokenizers[0] == tokenizers[1]
+    first = json.loads((tmp_path / "first" / "log.jsonl").read_text().splitlines()[0])["loss"]
+    begun = json.loads((tmp_path / "next" / "log.jsonl").read_text().splitlines()[0])["loss"]
+    assert begun < first - 0.5
+    with pytest.raises(BadConfig, match="cannot begin with it"):
+        train(tmp_path / "corpus", tmp_path / "wide", replace(TINY, hidden=32), text, quiet=True, init=model)
+
+
 def test_the_rate_rises_holds_and_falls_to_zero() -> None:
     config = replace(TINY, tokens=64 * 100, warmup=10, decay=0.5)
     rates = [rate(step, config) for step in range(101)]
