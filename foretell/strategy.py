@@ -65,7 +65,8 @@ class Speculative(Strategy):
             tokens = [*(tree.tokens[n] for n in outcome.path), outcome.token]
             sources = [*(tree.sources[n] for n in outcome.path), "target"]
             tested = [(tree.depths[n], good) for n, good in outcome.tested]
-            kept: Kept = yield Commit(tokens, reply.logits[[0, *outcome.path]], 0, sources, len(tree) - 1, tested)
+            rows = reply.logits if ctx.sampler.sampling.logprobs is None else reply.logits[[0, *outcome.path]]
+            kept: Kept = yield Commit(tokens, rows, 0, sources, len(tree) - 1, tested)
             policy.observe(tree, set(outcome.path))
             self.drafter.observe(ctx, state, Step(tree, reply, outcome, kept.tokens))
             if kept.reason:

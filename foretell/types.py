@@ -109,7 +109,7 @@ class Reply:
 class Commit:
     """These tokens are final on this branch. Answered with Kept; after a `reason` the branch takes no more.
 
-    `rows` (tokens, V): the target's, for logprobs; `sources`: who proposed each token; `tested`: (depth, accepted).
+    `rows` (tokens, V): read for logprobs only; `sources`: who proposed each token; `tested`: (depth, accepted).
     """
 
     tokens: list[int]
