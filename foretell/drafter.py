@@ -35,7 +35,9 @@ class Drafter:
 
     kind = "drafter"
     models: tuple[str, ...] = ()  # models besides the target that it asks
-    needs: tuple[str, ...] = ()  # capabilities of the target: `tree` where it branches, `layers` where it taps
+    needs: tuple[str, ...] = ()  # capabilities of the target: `tree` if it branches, `rows` if it learns from logits
+    draws = False  # its tokens are samples of laws (unless the request is greedy)
+    whole = False  # its trees are verified as they come, never cut to what is worth its cost
     taps: tuple[int, ...] = ()  # the target's hidden states it wants in Step.reply; negative: from the end
 
     def start(self, ctx: Context) -> Any:

@@ -6,6 +6,7 @@ that the target's forward holds everybody. A request that fails ends with its er
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class Context:
         self.stats = Stats(prompt_tokens=len(request.prompt))
         self.branches: dict[int, list[int]] = {0: list(request.prompt)}
         self.limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
-        self._stores = engine.stores
+        self.stores, self.owner = engine.stores, request.strategy
 
     @property
     def tokens(self) -> list[int]:
@@ -77,12 +78,18 @@ class Context:
         """How deep a draft may be: one more token always follows it."""
         return self.limit - len(self.branches[0]) - 1
 
+    def scoped(self, owner: Any) -> Context:
+        """The same request, seen by a part of its method: what the part shares stands under its own config."""
+        part = copy.copy(self)
+        part.owner = owner
+        return part
+
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
-        """What all requests of this engine, tenant and method share; made on first use."""
-        key = (self.request.tenant, self.request.strategy, name)
-        if key not in self._stores:
-            self._stores[key] = make()
-        return self._stores[key]  # type: ignore[no-any-return]
+        """What all requests of this engine and tenant with the same config share; made on first use."""
+        key = (self.request.tenant, self.owner, name)
+        if key not in self.stores:
+            self.stores[key] = make()
+        return self.stores[key]  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False)

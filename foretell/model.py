@@ -43,7 +43,7 @@ class Model:
     layout: Layout
     dtype: torch.dtype
     device: torch.device
-    caps: frozenset[str] = frozenset({"tree"})
+    caps: frozenset[str] = frozenset({"tree", "rows"})
     calls = 0  # forwards so far
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,

@@ -51,6 +51,7 @@ class Speculative(Strategy):
         return self.drafter.needs
 
     def run(self, ctx: Context) -> Steps:
+        ctx = ctx.scoped(self.drafter)
         state = self.drafter.start(ctx)
         policy = Policy(ctx, self.nodes, fixed=bool(self.drafter.models))
         verify = self.rule or default

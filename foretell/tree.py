@@ -42,13 +42,14 @@ class Law:
 class TokenTree:
     """A tree under construction or finished: a list entry for every node."""
 
-    __slots__ = ("tokens", "parents", "depths", "laws", "values", "sources", "tries")
+    __slots__ = ("tokens", "parents", "depths", "laws", "values", "sources", "matches", "tries")
 
     def __init__(self, root: int):
         self.tokens, self.parents, self.depths = [root], [-1], [0]
         self.laws: list[Law | None] = [None]
-        self.values = [1.0]  # estimated chance that verification reaches the node
+        self.values = [1.0]  # the drafter's estimate that verification reaches the node
         self.sources = [""]
+        self.matches = [0]  # tokens of the text that speak for a copied node; 0: not copied
         self.tries: list[list[int]] = [[]]
 
     def __len__(self) -> int:
@@ -61,7 +62,8 @@ class TokenTree:
                 return node
         return -1
 
-    def add(self, parent: int, token: int, law: Law | None = None, value: float = 0.0, source: str = "") -> int:
+    def add(self, parent: int, token: int, law: Law | None = None, value: float = 0.0, source: str = "",
+            match: int = 0) -> int:  # fmt: skip
         """Adds a child and returns its node. A token already there stays one node, drawn again with one more try."""
         node = self.child(parent, token)
         if node >= 0:
@@ -75,14 +77,15 @@ class TokenTree:
         self.laws.append(law)
         self.values.append(value)
         self.sources.append(source)
+        self.matches.append(match)
         self.tries[parent].append(node)
         self.tries.append([])
         return node
 
-    def chain(self, tokens: Iterable[int], source: str = "", at: int = 0) -> TokenTree:
+    def chain(self, tokens: Iterable[int], source: str = "", at: int = 0, match: int = 0) -> TokenTree:
         """Hangs a deterministic chain below node `at`; returns the tree."""
         for token in tokens:
-            at = self.add(at, token, value=self.values[at] * 0.75, source=source)
+            at = self.add(at, token, None, self.values[at] * 0.75, source, match)
         return self
 
     def path(self, node: int) -> list[int]:
@@ -109,7 +112,7 @@ class TokenTree:
         """Hangs the nodes of `other` (same root) into this tree by prefix, deterministic behind drawn ones.
 
         A drawn node of `other` is allowed only where this tree has no drawn children yet; a deterministic sibling of
-        the same token then gives way to it, which changes no law.
+        the same token then gives way to it, which changes no law. What both trees hold has both for its source.
         """
         place = {0: 0}
         taken = {node for node, tries in enumerate(self.tries) if any(self.laws[t] is not None for t in tries)}
@@ -119,9 +122,13 @@ class TokenTree:
                 raise ValueError("both trees drew children of the same node: their laws cannot be combined")
             old = self.child(parent, token)
             if old < 0:
-                old = self.add(parent, token, law, other.values[node], other.sources[node])
-            elif law is not None:
-                self.laws[old] = law
+                old = self.add(parent, token, law, other.values[node], other.sources[node], other.matches[node])
+            else:
+                self.laws[old] = law or self.laws[old]
+                self.values[old] = max(self.values[old], other.values[node])
+                self.matches[old] = max(self.matches[old], other.matches[node])
+                if other.sources[node] not in self.sources[old].split("+"):
+                    self.sources[old] += "+" + other.sources[node]
             place[node] = old
         for node, tries in enumerate(other.tries):
             drawn = [place[t] for t in tries if other.laws[t] is not None]

@@ -125,7 +125,7 @@ def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec:
             assert part in str(caught.value), f"{caught.value}: does not tell {part!r}"
         assert not any(m.calls for m in left.values())
     for need in strategy.needs:
-        models["target"].caps = frozenset({"tree", "layers"}) - {need}
+        models["target"].caps = frozenset({"tree", "rows", "layers"}) - {need}
         with pytest.raises(Unsupported, match=need):
             Engine(models).add(Request([1, 2], strategy, name=spec))
 

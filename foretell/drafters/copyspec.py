@@ -53,4 +53,4 @@ class Copyspec(Drafter):
         state.done = len(tokens)
         place = state.first.get(tuple(tokens[-self.gamma :]))
         size = min(self.copy, budget - 1, ctx.depth)
-        return tree if place is None or size < 1 else tree.chain(tokens[place : place + size], "copyspec")
+        return tree if place is None or size < 1 else tree.chain(tokens[place : place + size], "copyspec", match=self.gamma)

@@ -35,6 +35,7 @@ class Draft(Drafter):
     confidence: float = 0.0  # a chain ends where the draft model's best token is less likely than this
 
     models = ("draft",)
+    draws = whole = True
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -14,27 +14,13 @@ Differs: the most recent place is copied from rather than the first; fewer than 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from foretell.drafter import Drafter
 from foretell.engine import Context
 from foretell.errors import BadConfig
+from foretell.ops.lookup import Index
 from foretell.tree import TokenTree
-
-
-@dataclass
-class Index:
-    """`places[n-1]`: n-gram -> position behind its last occurrence, of the first `done` tokens."""
-
-    places: list[dict[tuple[int, ...], int]]
-    done: int = field(default=0)
-
-    def extend(self, tokens: list[int]) -> None:
-        """Indexes every n-gram that ends before the last token, whose continuation is thus known."""
-        for end in range(max(1, self.done), len(tokens)):
-            for n, places in enumerate(self.places[:end], 1):
-                places[tuple(tokens[end - n : end])] = end
-        self.done = len(tokens)
 
 
 @dataclass(frozen=True)
@@ -51,14 +37,11 @@ class Ngram(Drafter):
             raise BadConfig.field("ngram:k", self.k, "between 1 and 1024")
 
     def start(self, ctx: Context) -> Index:
-        return Index([{} for _ in range(self.n)])
+        return Index(self.n)
 
     def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
-        tokens = ctx.tokens
+        tokens, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
         state.extend(tokens)
+        place, n = state.longest(tokens)
         size = min(self.k, budget - 1, ctx.depth)
-        for n in range(min(self.n, len(tokens)), 0, -1):
-            place = state.places[n - 1].get(tuple(tokens[-n:]))
-            if place is not None and size > 0:
-                return TokenTree(tokens[-1]).chain(tokens[place : place + size], "ngram")
-        return TokenTree(tokens[-1])
+        return tree if n == 0 or size < 1 else tree.chain(tokens[place : place + size], "ngram", match=n)

@@ -39,7 +39,7 @@ class TokenRecycling(Drafter):
     k: int = 8  # candidates kept of each token
     depth: int = 6  # levels
 
-    needs = ("tree",)
+    needs = ("tree", "rows")
 
     def __post_init__(self) -> None:
         for name, low, high in (("k", 1, 64), ("depth", 1, 64)):

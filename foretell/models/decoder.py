@@ -112,7 +112,7 @@ class Decoder(Model):
         except Exception as error:  # a forward of a family nobody has looked at may raise anything
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise self._refuse(f"the usual forward of a decoder ({reason})") from error
-        self.caps = frozenset({"tree"} | ({"layers"} if self.loop else set()))
+        self.caps = frozenset({"tree", "rows"} | ({"layers"} if self.loop else set()))
 
     def _refuse(self, capability: str) -> Unsupported:
         model = f"{self.name} (family {self.config.model_type})"

@@ -129,7 +129,7 @@ def test_a_loop_that_differs_from_the_model_is_not_used() -> None:
     hf = tiny("llama")
     hf.model.register_forward_hook(lambda module, args, out: out.__setitem__("last_hidden_state", out[0].flip(-1)))
     model = Decoder(hf)
-    assert model.loop is None and model.caps == {"tree"}
+    assert model.loop is None and model.caps == {"tree", "rows"}
 
 
 def test_faster_layers_are_used_only_if_they_agree() -> None:

@@ -52,4 +52,4 @@ def test_noise_makes_a_relative_and_copy_makes_texts_repeat() -> None:
 def test_rows_are_float64_and_the_same_every_time() -> None:
     rows = Toy(5, seed=9).score([1, 2, 3])
     assert rows.dtype == torch.float64 and torch.equal(rows, Toy(5, seed=9).score([1, 2, 3]))
-    assert Toy(5).caps == {"tree"}
+    assert Toy(5).caps == {"tree", "rows"}

@@ -1,0 +1,36 @@
+"""Where the last few tokens of a text stood before: an index of n-grams, kept up to date in constant time a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Index:
+    """For every n-gram of 1 to `n` tokens the position behind its most recent (or first) occurrence.
+
+    An n-gram at the very end has nothing behind it yet; it is taken in with the next token.
+    """
+
+    def __init__(self, n: int, first: bool = False):
+        self.places: list[dict[tuple[int, ...], int]] = [{} for _ in range(n)]
+        self.first, self.done = first, 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Takes in what `tokens`, the whole text, has more than last time."""
+        for end in range(max(1, self.done), len(tokens)):
+            for n, places in enumerate(self.places[:end], 1):
+                key = tuple(tokens[end - n : end])
+                if not (self.first and key in places):
+                    places[key] = end
+        self.done = max(self.done, len(tokens))
+
+    def find(self, tokens: Sequence[int], n: int) -> int:
+        """The position behind an earlier occurrence of the last `n` of `tokens`, or -1."""
+        return self.places[n - 1].get(tuple(tokens[-n:]), -1) if n <= len(tokens) else -1
+
+    def longest(self, tokens: Sequence[int], least: int = 1) -> tuple[int, int]:
+        """(position, n) of the longest of the last n, ..., `least` tokens that stood before, or (-1, 0)."""
+        for n in range(len(self.places), least - 1, -1):
+            if (place := self.find(tokens, n)) >= 0:
+                return place, n
+        return -1, 0
