@@ -6,20 +6,24 @@ from collections.abc import Sequence
 
 
 class Index:
-    """For every n-gram of 1 to `n` tokens the position behind its most recent (or first) occurrence.
+    """For every n-gram of `least` to `n` tokens the position behind its most recent (or first) occurrence.
 
-    An n-gram at the very end has nothing behind it yet; it is taken in with the next token.
+    An n-gram at the very end has nothing behind it yet; it is taken in with the next token. With `every`, the
+    positions behind all occurrences are remembered: each leads to the one before it.
     """
 
-    def __init__(self, n: int, first: bool = False):
+    def __init__(self, n: int, first: bool = False, least: int = 1, every: bool = False):
         self.places: list[dict[tuple[int, ...], int]] = [{} for _ in range(n)]
-        self.first, self.done = first, 0
+        self.older: list[dict[int, int]] = [{} for _ in range(n)]  # position -> the one before it, of the same n-gram
+        self.first, self.least, self.every, self.done = first, least, every, 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes in what `tokens`, the whole text, has more than last time."""
         for end in range(max(1, self.done), len(tokens)):
-            for n, places in enumerate(self.places[:end], 1):
+            for n, places in enumerate(self.places[self.least - 1 : end], self.least):
                 key = tuple(tokens[end - n : end])
+                if self.every and key in places:
+                    self.older[n - 1][end] = places[key]
                 if not (self.first and key in places):
                     places[key] = end
         self.done = max(self.done, len(tokens))
@@ -34,3 +38,12 @@ class Index:
             if (place := self.find(tokens, n)) >= 0:
                 return place, n
         return -1, 0
+
+    def all(self, tokens: Sequence[int], n: int, most: int) -> list[int]:
+        """The positions behind the `most` most recent occurrences of the last `n` of `tokens`, the newest first."""
+        assert self.every and not self.first, "only an index of every place knows them"
+        found, place = [], self.find(tokens, n)
+        while place >= 0 and len(found) < most:
+            found.append(place)
+            place = self.older[n - 1].get(place, -1)
+        return found
