@@ -160,8 +160,9 @@ class Cache:
             whole = [*tokens[self.length : -1], *tree.tokens]
             parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
             depths = [*range(pending), *(d + pending for d in tree.depths)]
-            if run == self.done and states is None:
-                end = min(len(self.tokens), len(whole), pending + min(rows or [len(tree)]))
+            if run == self.done:
+                known = len(whole) - (0 if states is None else len(states))  # states are those of the last nodes
+                end = min(len(self.tokens), known, pending + min(rows or [len(tree)]))
                 while shared < end and (whole[shared], parents[shared]) == (self.tokens[shared], self.parents[shared]):
                     shared += 1
                 shared = pending if shared == len(whole) else shared

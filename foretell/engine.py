@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 
 from foretell.cache import Cache, Job
+from foretell.costs import Costs
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
 from foretell.model import Model
-from foretell.policy import Costs
 from foretell.rng import Door, Rng
 from foretell.sampling import Sampler
 from foretell.stats import Stats, logprobs
@@ -63,7 +63,8 @@ class Context:
         self.stats = Stats(prompt_tokens=len(request.prompt))
         self.branches: dict[int, list[int]] = {0: list(request.prompt)}
         self.limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
-        self.stores, self.owner = engine.stores, request.strategy
+        self.stores, self.owner, self.live = engine.stores, request.strategy, engine.live
+        self.timed = False  # whether measured time may decide what is drafted
 
     @property
     def tokens(self) -> list[int]:
@@ -106,6 +107,7 @@ class Live:
     single: bool = True  # the strategy yielded one Ask, not a list
     reason: str | None = None  # why branch 0 ended
     result: int = 0  # the branch that is the result
+    answers: Sequence[tuple[list[int], float, str]] = ()  # see Finish
     told: int = 0  # output tokens that events have carried
     error: BaseException | None = None
     logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
@@ -208,7 +210,7 @@ class Engine:
                 for key in [k for k in live.caches if k[1] == message.branch]:
                     live.caches.pop(key).drop()
             elif isinstance(message, Finish):
-                live.result, live.reason = message.branch, message.reason
+                live.result, live.reason, live.answers = message.branch, message.reason, message.answers
                 break
             else:
                 live.single = isinstance(message, Ask)
@@ -268,7 +270,8 @@ class Engine:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)  # or the seconds would be those of launching it
         seconds = time.perf_counter() - start
-        self.costs[lead.model].note(sum(len(job.tokens) for job in jobs), seconds)
+        rows = sum(job.start for job in jobs) // len(jobs)
+        self.costs[lead.model].note(sum(len(job.tokens) for job in jobs), seconds, rows)
         for live in dict.fromkeys(live for live, _ in asked):
             live.ctx.stats.called(lead.model, seconds)
         for ((live, _), (i, whole)), reply in zip(asked.items(), replies, strict=True):

@@ -5,6 +5,7 @@ ForetellError
 │   └── UnknownMethod    no such method; the nearest names are suggested            exit 2
 ├── Unsupported      this method or option cannot run on this model: capability and cure   exit 2
 ├── BadModel         the model's files are missing, damaged or unsafe to read       exit 2
+├── BadFile          another file (a store, a datastore, a recording) is damaged or of another kind   exit 2
 ├── PromptTooLong    the prompt does not fit into the model's context               exit 2
 └── RequestFailed    one request of a batch broke (say, in the user's own logits processor)  exit 1
 """
@@ -49,6 +50,10 @@ class Unsupported(ForetellError):
 
 class BadModel(ForetellError):
     """A model folder or file cannot be used."""
+
+
+class BadFile(ForetellError):
+    """A file that is not a model's cannot be used."""
 
 
 class PromptTooLong(ForetellError):

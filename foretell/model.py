@@ -51,6 +51,10 @@ class Model:
         """ids, positions (1, T), rows (R,) -> logits (R, V), hidden[i] (T, E) of each tap i. `first`: a job of STEP."""
         raise NotImplementedError
 
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """What enters layer 0 for these tokens, (n, E). Models with the capability `layers` have it."""
+        raise NotImplementedError
+
     def cache(self) -> Cache:
         return Cache(self.layout, self.dtype, self.device)
 

@@ -1,8 +1,11 @@
-"""How many nodes a step should draft: expected tokens against measured time, "none" included.
+"""How much a step should draft: expected tokens against measured time, "nothing" included.
 
-The engine notes what every forward cost; a policy notes how often the node of each rank was accepted. A deterministic
-tree is cut to the size n that maximises (1 + acceptance over its first n nodes) / cost(n + 1), 0 unless that wins by a
-margin; every PROBE-th proposal is tried at twice that. Drawn trees are not cut: that would bias them.
+The engine knows what forwards cost (costs.py). Of every kind of node, told apart by its source, its rank, its depth and
+the length of the match behind it, the policy counts how often it was accepted once its parent was; a drafter's own
+estimate is what it starts from. Only nodes that verification tested count, so no estimate is censored. A deterministic
+tree is cut, best first, to the size n that maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless that wins by
+a margin; now and then twice that is tried. Drawn trees are never cut: that would bias them. A drafter that gains less
+time than it takes is asked more rarely, so that asking in vain costs about one percent.
 """
 
 from __future__ import annotations
@@ -11,62 +14,82 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretell.costs import Worth
 from foretell.tree import TokenTree
+from foretell.types import Outcome
 
 if TYPE_CHECKING:
     from foretell.engine import Context
 
-MARGIN = 1.02  # drafting must promise this much more than not drafting
-PROBE = 16  # proposals
+START, STAY = 1.05, 1.02  # drafting must promise this much more than not drafting: to begin, to go on
+PROBE = 16  # every so many proposals a larger tree is tried
 LIMIT = 80  # nodes, unless a number is given
-RATE = 1 / 16  # of the running means
-
-
-class Costs:
-    """Seconds of a forward by its number of tokens: running means at powers of two, interpolated between them."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[int, float] = {}
-
-    def note(self, tokens: int, seconds: float) -> None:
-        """One forward. An outlier counts at most twice the mean, so a hiccup does not end drafting."""
-        old = self.seconds.get(size := 1 << (tokens - 1).bit_length(), seconds)
-        self.seconds[size] = old + RATE * 2 * (min(seconds, 2 * old) - old)
-
-    def __call__(self, tokens: int) -> float:
-        """Estimated seconds; never falling with size. Sizes never seen cost as on a machine bound by memory."""
-        sizes, seconds = zip(*sorted(self.seconds.items() or [(1, 1.0)]), strict=True)
-        base = float(np.interp(tokens, sizes, np.maximum.accumulate(seconds)))
-        return base * (1.0 + max(0, tokens - int(sizes[-1])) / 64)
+PRIOR = 4.0  # trials a drafter's own estimate counts for
+KEEP = 1 - 1 / 64  # what a trial leaves of the weight of earlier ones
+Key = tuple[str, int, int]
 
 
 class Policy:
-    """The budget of one request; acceptance by rank is shared by all requests of the same drafter."""
+    """The sizes of one request's drafts; what it learns is shared by all requests of the same drafter."""
 
-    def __init__(self, ctx: Context, nodes: int, fixed: bool = False):
-        """`nodes`: how many at most, 0: it decides; `fixed`: trees are verified as they come."""
-        self.ctx, self.nodes, self.fixed, self.size, self.step = ctx, nodes, fixed or nodes > 0, 8, 0
-        self.accepted: list[float] = ctx.shared(list, "policy")
+    def __init__(self, ctx: Context, nodes: int, whole: bool = False):
+        """`nodes`: how many at most, 0: it decides; `whole`: trees are verified as they come, or not asked for."""
+        self.ctx, self.nodes, self.whole, self.size, self.step = ctx, nodes, whole, 8, 0
+        self.chances: dict[Key, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
+        self.worth = ctx.shared(Worth, "worth")
+        self.keys: list[Key] = []
+        self.spent = -1.0  # seconds the last draft took beyond a plain step; below 0: none was asked for
 
     def budget(self) -> int:
-        """Nodes a drafter may propose now, its root counted: twice what was found best last, so that it can grow."""
+        """Nodes a drafter may propose now, its root counted: twice what was best last. 1: it is not to be asked."""
+        self.spent, self.keys = -1.0, []
+        if not self.nodes and not self.worth.due():
+            return 1
         return (self.nodes or min(LIMIT, max(16, 2 * self.size))) + 1
 
-    def fit(self, tree: TokenTree) -> TokenTree:
-        """Cuts a deterministic tree to the size worth its cost, which may be the root alone."""
-        if tree.drawn or self.fixed or len(tree) == 1:
-            return tree
-        self.accepted += tree.values[len(self.accepted) :]
-        costs, self.size, gain = self.ctx.costs, 1, 1.0
-        best = MARGIN / costs(1)
-        for n in range(1, len(tree)):
-            gain += self.accepted[n]
-            if gain / costs(n + 1) > best:
-                best, self.size = gain / costs(n + 1), n + 1
-        self.step += 1
-        return tree.prune(max(8, 2 * self.size) if self.step % PROBE == 0 else self.size)
+    def estimate(self, tree: TokenTree) -> list[float]:
+        """The chance of each node to be reached; notes the kinds of the nodes."""
+        values, self.keys = [1.0] * len(tree), [("", 0, 0)] * len(tree)
+        for parent, tries in enumerate(tree.tries):
+            ranks: dict[str, int] = {}
+            for node in tries:
+                source, match, depth = tree.sources[node], tree.matches[node], tree.depths[node]
+                rank = ranks[source] = ranks.get(source, -1) + 1
+                # Along a copy what counts is how long it has held: before the draft and in it.
+                key = self.keys[node] = source, rank, (match + depth - 1).bit_length() if match else -min(depth, 8)
+                trials, accepted = self.chances.get(key, (0.0, 0.0))
+                own = min(1.0, tree.values[node] / max(tree.values[parent], 1e-9))
+                values[node] = values[parent] * (PRIOR * own + accepted) / (PRIOR + trials)
+        return values
 
-    def observe(self, tree: TokenTree, path: set[int]) -> None:
-        """`path`: the accepted nodes. Every node of a verified tree is decided, so none of it is censored."""
-        for n in range(1, min(len(tree), len(self.accepted))):
-            self.accepted[n] += RATE * ((n in path) - self.accepted[n])
+    def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        """Cuts a deterministic tree, whose drafting took `seconds`, to what is worth its cost, maybe the root alone."""
+        others = len(self.ctx.live) - 1  # each brings a token and takes one more place in the forward
+        line = self.ctx.costs.line(others + len(tree), len(self.ctx.tokens))[max(0, others) :]
+        if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
+            values = self.estimate(tree)
+            order = sorted(range(1, len(tree)), key=lambda n: -values[n])
+            count = self.nodes or self._best(np.array([values[n] for n in order]), line, max(0, others))
+            nodes = sorted(order[:count])
+            tree, self.keys = tree.keep(nodes), [self.keys[n] for n in (0, *nodes)]
+        self.spent = seconds + float(line[len(tree) - 1] - line[0])
+        self.unit = float(line[0])
+        return tree
+
+    def _best(self, values: np.ndarray, line: np.ndarray, others: int) -> int:
+        """How many nodes of these values, best first, make the most of a forward's time."""
+        speed = (others + 1 + np.concatenate(([0.0], values.cumsum()))) / line
+        best = int(speed.argmax())
+        if speed[best] < speed[0] * (STAY if self.size else START):
+            best = 0
+        self.size, self.step = best, self.step + 1
+        return max(8, 2 * best) if self.step % PROBE == 0 else best
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learns from what became of the last tree."""
+        for node, accepted in outcome.tested if self.keys else ():
+            entry = self.chances.setdefault(self.keys[node], [0.0, 0.0])
+            entry[0] = KEEP * entry[0] + 1
+            entry[1] = KEEP * entry[1] + accepted
+        if self.spent >= 0 and not self.nodes:
+            self.worth.note(len(outcome.path), self.spent, self.unit)

@@ -52,7 +52,7 @@ class Stats:
         else:
             self.steps += 1
         self.drafted += commit.drafted
-        self.accepted += min(kept, len(commit.tokens) - 1)
+        self.accepted += min(kept, len(commit.tokens) - 1, commit.drafted)
         for depth, good in commit.tested:
             while len(self.by_depth) < depth:
                 self.by_depth.append([0, 0])

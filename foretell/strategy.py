@@ -4,6 +4,7 @@ its own over a model; closing it at any point leaves every cache valid. `Specula
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from foretell.drafter import Drafter, Step
 from foretell.errors import BadConfig
 from foretell.policy import Policy
 from foretell.sampling import Target
+from foretell.tree import TokenTree
 from foretell.types import Ask, Commit, Kept, Reply, Steps
 from foretell.verify import Rule, default
 
@@ -52,14 +54,17 @@ class Speculative(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         ctx = ctx.scoped(self.drafter)
+        ctx.timed = not self.nodes
         state = self.drafter.start(ctx)
-        policy = Policy(ctx, self.nodes, fixed=bool(self.drafter.models))
+        policy = Policy(ctx, self.nodes, self.drafter.whole)
         verify = self.rule or default
         layers = len(ctx.models["target"].layout)
         taps = tuple(t if t >= 0 else layers + 1 + t for t in self.drafter.taps)
         while True:
-            tree = yield from self.drafter.steps(ctx, state, policy.budget())
-            tree = policy.fit(tree)
+            tree, start = TokenTree(ctx.tokens[-1]), time.perf_counter()
+            if (budget := policy.budget()) > 1:
+                tree = yield from self.drafter.steps(ctx, state, budget)
+                tree = policy.fit(tree, time.perf_counter() - start)
             reply: Reply = yield Ask(tree, taps=taps)
             target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
             outcome = verify(tree, target, ctx.rng, len(ctx.output))
@@ -68,7 +73,7 @@ class Speculative(Strategy):
             tested = [(tree.depths[n], good) for n, good in outcome.tested]
             rows = reply.logits if ctx.sampler.sampling.logprobs is None else reply.logits[[0, *outcome.path]]
             kept: Kept = yield Commit(tokens, rows, 0, sources, len(tree) - 1, tested)
-            policy.observe(tree, set(outcome.path))
+            policy.observe(outcome)
             self.drafter.observe(ctx, state, Step(tree, reply, outcome, kept.tokens))
             if kept.reason:
                 return

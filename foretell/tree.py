@@ -10,8 +10,7 @@ ones, and whether to draw a child never depends on which token it turned out to 
 from __future__ import annotations
 
 import copy
-import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -108,44 +107,18 @@ class TokenTree:
     def is_chain(self) -> bool:
         return all(len(t) <= 1 for t in self.tries)
 
-    def merge(self, other: TokenTree) -> TokenTree:
-        """Hangs the nodes of `other` (same root) into this tree by prefix, deterministic behind drawn ones.
-
-        A drawn node of `other` is allowed only where this tree has no drawn children yet; a deterministic sibling of
-        the same token then gives way to it, which changes no law. What both trees hold has both for its source.
-        """
-        place = {0: 0}
-        taken = {node for node, tries in enumerate(self.tries) if any(self.laws[t] is not None for t in tries)}
-        for node in range(1, len(other)):
-            parent, law, token = place[other.parents[node]], other.laws[node], other.tokens[node]
-            if law is not None and parent in taken:
-                raise ValueError("both trees drew children of the same node: their laws cannot be combined")
-            old = self.child(parent, token)
-            if old < 0:
-                old = self.add(parent, token, law, other.values[node], other.sources[node], other.matches[node])
-            else:
-                self.laws[old] = law or self.laws[old]
-                self.values[old] = max(self.values[old], other.values[node])
-                self.matches[old] = max(self.matches[old], other.matches[node])
-                if other.sources[node] not in self.sources[old].split("+"):
-                    self.sources[old] += "+" + other.sources[node]
-            place[node] = old
-        for node, tries in enumerate(other.tries):
-            drawn = [place[t] for t in tries if other.laws[t] is not None]
-            if drawn:
-                rest = [t for t in self.tries[place[node]] if self.laws[t] is None]
-                self.tries[place[node]] = drawn + rest
-        return self
-
-    def prune(self, size: int) -> TokenTree:
-        """The first `size` nodes. For deterministic trees only: a drawn tree is limited before it is drawn."""
-        if len(self) <= size:
+    def keep(self, nodes: Sequence[int]) -> TokenTree:
+        """The root and these nodes, in order and with their parents. A drawn tree is limited before it is drawn."""
+        chosen = [0, *nodes]
+        if len(chosen) == len(self):
             return self
-        assert not self.drawn, "a drawn tree must not be pruned afterwards"
-        small = copy.copy(self)
-        for name in ("tokens", "parents", "depths", "laws", "values", "sources"):
-            setattr(small, name, getattr(self, name)[:size])
-        small.tries = [[t for t in tries if t < size] for tries in self.tries[:size]]
+        assert not self.drawn, "a drawn tree must not be cut afterwards"
+        small, place = copy.copy(self), {old: new for new, old in enumerate(chosen)}
+        for name in ("tokens", "depths", "laws", "values", "sources", "matches"):
+            values = getattr(self, name)
+            setattr(small, name, [values[i] for i in chosen])
+        small.parents = [-1, *(place[self.parents[i]] for i in nodes)]
+        small.tries = [[place[t] for t in self.tries[i] if t in place] for i in chosen]
         return small
 
     def check(self) -> None:
@@ -160,36 +133,6 @@ class TokenTree:
             assert len(set(tokens)) == len(tokens), f"node {node} has the same child twice"
             seen.update(tries)
         assert seen == set(range(len(self))), "a node is nobody's child"
-
-
-def grow(root: int, successors: Callable[[TokenTree, int], Sequence[tuple[int, float]]], size: int,
-         depth: int = 64, source: str = "") -> TokenTree:  # fmt: skip
-    """The best deterministic tree of `size` nodes, root included: best first by the product of acceptances.
-
-    `successors(tree, node)` gives (token, chance that it is accepted if `node` is), best first. The N largest values
-    are closed under parents, so any prefix of the nodes is the best tree of its own size.
-    """
-    tree = TokenTree(root)
-    options = {0: successors(tree, 0)}
-    heap: list[tuple[float, int, int, int]] = []  # -value, insertion order, parent, rank
-    count = 0
-
-    def push(parent: int, rank: int) -> None:
-        nonlocal count
-        if rank < len(options[parent]) and tree.depths[parent] < depth:
-            count += 1
-            heapq.heappush(heap, (-tree.values[parent] * options[parent][rank][1], count, parent, rank))
-
-    push(0, 0)
-    while heap and len(tree) < size:
-        value, _, parent, rank = heapq.heappop(heap)
-        before = len(tree)
-        node = tree.add(parent, options[parent][rank][0], value=-value, source=source)
-        push(parent, rank + 1)
-        if len(tree) > before:
-            options[node] = successors(tree, node)
-            push(node, 0)
-    return tree
 
 
 @lru_cache(maxsize=512)

@@ -84,7 +84,8 @@ class Ask:
     The engine prepends whatever committed tokens the model's cache lacks. Asking again with a tree that extends the
     last one (same leading nodes) computes the new nodes only, so a drafter grows its tree level by level.
     `rows`: nodes whose logits are wanted, None for all new ones. `taps`: hidden states wanted, i = entering layer i.
-    `layers`: run only these, in order. `states` (new nodes, E): enter layers[0] with these instead of embeddings.
+    `layers`: run only these, in order. `states` (new nodes, E): enter layers[0] with these instead of embeddings. A
+    node whose state is no token's has token -1, so that its rows are never taken for those of a token.
     """
 
     tree: TokenTree
@@ -149,6 +150,7 @@ class Finish:
 
     branch: int = 0
     reason: str = "stop"
+    answers: Sequence[tuple[list[int], float, str]] = ()  # all found: (tokens, score, reason), the result first
 
 
 Message = Ask | Commit | Fork | Drop | Finish | list[Ask]

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
 METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
-SUPPORT = {"stats", "ops", "text"}  # what the heart and methods may use besides the heart
+SUPPORT = {"stats", "ops", "text", "costs"}  # what the heart and methods may use besides the heart
 
 
 def script(name: str) -> ModuleType:

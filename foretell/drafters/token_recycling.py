@@ -14,22 +14,59 @@ Differs: the tree grows best first under the measured acceptance of each rank, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
-from foretell.tree import TokenTree, grow
+from foretell.ops.trees import grow
+from foretell.tree import TokenTree
 
 RATE = 1 / 32  # of the running acceptance
+ROW = 200  # bytes of an entry besides its candidates
 
 
 class Store:
-    """`rows[token]`: candidates, best first. `chance[rank]`: how often the candidate of that rank was accepted."""
+    """`rows[token]`: candidates, best first. `chance[rank]`: how often the candidate of that rank was accepted.
+
+    Bounded by the vocabulary: k candidates for every token.
+    """
 
     def __init__(self, k: int):
+        self.k = k
         self.rows: dict[int, list[int]] = {}
-        self.chance = [0.5 * 0.4**rank for rank in range(k)]
+        self.chance = [0.4 * 0.4**rank for rank in range(k)]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.rows) * (ROW + 8 * self.k)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""
+        rows = [row + [-1] * (self.k - len(row)) for row in self.rows.values()]
+        return {
+            "tokens": torch.tensor(list(self.rows), dtype=torch.int32),
+            "rows": torch.tensor(rows, dtype=torch.int32).reshape(-1, self.k),
+            "chance": torch.tensor(self.chance, dtype=torch.float64),
+        }
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if missing := {"tokens", "rows", "chance"} - tensors.keys():
+            raise ValueError(f"lacks {', '.join(sorted(missing))}")
+        tokens, rows, chance = tensors["tokens"], tensors["rows"], tensors["chance"]
+        if tokens.ndim != 1 or rows.shape != (len(tokens), self.k) or chance.shape != (self.k,):
+            raise ValueError(f"the shapes of tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)} do not fit")
+        if len(tokens) and (int(tokens.min()) < 0 or int(rows.min()) < -1 or bool((rows[:, 0] < 0).any())):
+            raise ValueError("a token is negative or a row empty")
+        if not bool(((chance >= 0) & (chance <= 1)).all()):
+            raise ValueError("a chance is not between 0 and 1")
+        self.rows = {
+            token: [t for t in row if t >= 0] for token, row in zip(tokens.tolist(), rows.tolist(), strict=True)
+        }
+        self.chance = chance.tolist()
 
 
 @dataclass(frozen=True)
@@ -64,14 +101,14 @@ class TokenRecycling(Drafter):
         return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling")
 
     def observe(self, ctx: Context, state: Store, step: Step) -> None:
-        tree, tested = step.tree, dict(step.outcome.tested)
-        ranks = {node: rank for tries in tree.tries for rank, node in enumerate(tries)}
-        for node, accepted in tested.items():
-            rank = ranks[node]
-            state.chance[rank] += RATE * (accepted - state.chance[rank])
+        tree, rows = step.tree, state.rows
+        for node, accepted in step.outcome.tested:
+            row = rows.get(tree.tokens[tree.parents[node]], ())
+            if tree.tokens[node] in row:  # whoever proposed it
+                rank = row.index(tree.tokens[node])
+                state.chance[rank] += RATE * (accepted - state.chance[rank])
         state.chance.sort(reverse=True)
         best = step.reply.logits.topk(min(self.k, step.reply.logits.shape[-1])).indices.tolist()
         # Accepted nodes last: where a token stands twice in a tree, what really happened is remembered.
-        path = [0, *step.outcome.path]
-        for node in [*range(len(tree)), *path]:
-            state.rows[tree.tokens[node]] = best[node]
+        for node in [*range(len(tree)), 0, *step.outcome.path]:
+            rows[tree.tokens[node]] = best[node]

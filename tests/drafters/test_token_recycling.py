@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretell.drafter import Step
-from foretell.drafters.token_recycling import TokenRecycling
+from foretell.drafters.token_recycling import Store, TokenRecycling
 from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
 from foretell.models.toy import Toy
@@ -84,3 +84,29 @@ def test_what_one_request_learns_speeds_up_the_next() -> None:
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
     with pytest.raises(BadConfig, match=f"token-recycling:{field}={value}: must be between 1 and 64"):
         TokenRecycling(**{field: value})
+
+
+def test_a_store_is_written_and_read() -> None:
+    store = Store(3)
+    assert store.nbytes == 0
+    store.rows, store.chance = {5: [1, 2, 3], 1: [4]}, [0.5, 0.25, 0.125]
+    again = Store(3)
+    again.restore(store.tensors())
+    assert (again.rows, again.chance) == (store.rows, store.chance) and again.nbytes == store.nbytes > 0
+    empty = Store(3)
+    empty.restore(Store(3).tensors())
+    assert empty.rows == {}
+
+
+@pytest.mark.parametrize("change", [
+    {"rows": torch.zeros(2, 2, dtype=torch.int32)}, {"tokens": torch.tensor([1, -2])},
+    {"chance": torch.tensor([2.0, 0, 0])}, {"rows": torch.full((2, 3), -1, dtype=torch.int32)}, {"tokens": None},
+])  # fmt: skip
+def test_a_store_that_does_not_fit_is_refused(change: dict[str, torch.Tensor | None]) -> None:
+    store = Store(3)
+    store.rows = {5: [1, 2, 3], 1: [4]}
+    tensors = {k: v for k, v in (store.tensors() | change).items() if v is not None}
+    fresh = Store(3)
+    with pytest.raises(ValueError):
+        fresh.restore(tensors)
+    assert fresh.rows == {}

@@ -1,0 +1,94 @@
+"""Several drafters in one tree: `suffix+token-recycling`.
+
+Every part proposes its own tree; the trees are merged by prefix, a drawn one first, and the policy keeps the nodes most
+likely to be accepted under one budget, whoever proposed them: what two parts agree on is a kind of node of its own.
+A part that wins less time than it takes is asked more rarely. Each keeps its stores and its state as if it were alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretell.costs import Worth
+from foretell.drafter import Drafter, Drafting, Step
+from foretell.engine import Context
+from foretell.errors import BadConfig
+from foretell.ops.trees import merge
+from foretell.tree import TokenTree
+
+
+@dataclass
+class Part:
+    """A part of a composition in one request."""
+
+    drafter: Drafter
+    ctx: Context
+    state: Any
+    worth: Worth
+    sources: set[str] = field(default_factory=set)  # of its last proposal
+    seconds: float = -1.0  # which took so long; below 0: it was not asked
+
+
+@dataclass(frozen=True)
+class Composition(Drafter):
+    """Built by spec.resolve from `a+b`."""
+
+    parts: tuple[Drafter, ...]
+
+    def __post_init__(self) -> None:
+        if sum(part.draws for part in self.parts) > 1:
+            raise BadConfig("of the drafters joined by '+' at most one may draw its tokens: choose one of them")
+        if len(set(self.parts)) < len(self.parts):
+            raise BadConfig("a drafter is joined with itself by '+': name it once")
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(model for part in self.parts for model in part.models))
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(("tree", *(need for part in self.parts for need in part.needs))))
+
+    @property
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(tap for part in self.parts for tap in part.taps))
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return any(part.draws for part in self.parts)
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return any(part.whole for part in self.parts)
+
+    def start(self, ctx: Context) -> list[Part]:
+        parts = []
+        for drafter in sorted(self.parts, key=lambda d: not d.draws):
+            scope = ctx.scoped(drafter)
+            worth = ctx.scoped((self, drafter)).shared(Worth, "worth")
+            parts.append(Part(drafter, scope, drafter.start(scope), worth))
+        return parts
+
+    def steps(self, ctx: Context, state: list[Part], budget: int) -> Drafting:
+        tree, uncut = TokenTree(ctx.tokens[-1]), self.whole or self.draws
+        for part in state:
+            room = budget - (len(tree) - 1 if uncut else 0)  # what is not cut afterwards has to fit now
+            part.seconds = -1.0
+            if room <= 1 or (ctx.timed and not part.worth.due()):
+                continue
+            start = time.perf_counter()
+            mine = yield from part.drafter.steps(part.ctx, part.state, room)
+            part.sources = set(mine.sources[1:])
+            tree = merge(tree, mine) if len(tree) > 1 else mine
+            part.seconds = time.perf_counter() - start
+        return tree
+
+    def observe(self, ctx: Context, state: list[Part], step: Step) -> None:
+        firsts = [step.tree.sources[node].partition("+")[0] for node in step.outcome.path]  # who proposed it first
+        unit = float(ctx.costs.line(1, len(ctx.tokens))[0])
+        for part in state:
+            if part.seconds >= 0:
+                part.worth.note(sum(source in part.sources for source in firsts), part.seconds, unit)
+            part.drafter.observe(part.ctx, part.state, step)

@@ -1,0 +1,170 @@
+"""What a forward costs on this machine: measured once, kept on disk, followed while it runs.
+
+`profile` measures a model's forward for 1 to 64 tokens behind two lengths of text, and keeps the numbers in a file of
+the user's cache folder, one for every model, dtype, device, number of threads and version. `Costs` starts from them,
+or from nothing, and follows what every forward of the engine takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from foretell.tree import TokenTree
+from foretell.types import Ask
+
+if TYPE_CHECKING:
+    from foretell.model import Model
+
+RATE = 1 / 8  # of the running means
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
+ROWS = (64, 1024)  # rows before them
+PRICE = 0.01  # share of the time that asking in vain may take
+ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
+
+
+class Costs:
+    """Seconds of a forward by its tokens: running means at powers of two, interpolated between them.
+
+    `seconds[size]` is with no rows to look back on, `slope[size]` what each row adds (0 until a profile says more).
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+        self.slope: dict[int, float] = {}
+
+    def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
+        """One forward behind `rows` rows. An outlier counts at most twice the mean: a hiccup does not end drafting."""
+        size = 1 << (tokens - 1).bit_length()
+        seconds = max(seconds - self.slope.get(size, 0.0) * rows, 0.1 * seconds)
+        old = self.seconds.get(size, seconds)
+        self.seconds[size] = old + RATE * (min(seconds, 2 * old) - old)
+
+    def line(self, size: int, rows: int = 0) -> np.ndarray:
+        """Estimated seconds (size,) of 1, 2, ..., `size` tokens; never falling.
+
+        Sizes beyond all seen cost as on a machine bound by memory.
+        """
+        known = sorted(self.seconds) or [1]
+        seconds = [self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known]
+        tokens = np.arange(1, size + 1)
+        beyond = np.maximum(0, tokens - known[-1]) / 64
+        return np.asarray(np.interp(tokens, known, np.maximum.accumulate(seconds)) * (1 + beyond))
+
+
+class Worth:
+    """Whether asking somebody pays: tokens gained against seconds spent, both running means of one asking."""
+
+    def __init__(self) -> None:
+        self.gain, self.spent, self.wait = 1.0, 0.0, 0
+
+    def due(self) -> bool:
+        """Whether to ask in this step."""
+        self.wait -= 1
+        return self.wait < 0
+
+    def note(self, gained: float, spent: float, unit: float) -> None:
+        """An asking took `spent` seconds and won `gained` tokens, of `unit` seconds each without it."""
+        self.gain += (gained - self.gain) / 8
+        self.spent += (spent - self.spent) / 8
+        self.wait = 0 if self.gain * unit >= self.spent else min(32, int(self.spent / (PRICE * unit)))
+
+
+@torch.inference_mode()
+def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total: None) -> dict[int, list[float]]:
+    """Medians of seconds, one for each of ROWS, by number of tokens; `tell(done, total)` after every forward.
+
+    The configurations take turns, so that a slow second of the machine falls on all of them. The first round warms up
+    and does not count, except where a forward is so slow that it is the only one.
+    """
+    from foretell.cache import Cache
+
+    rows = [min(r, model.context // 2) for r in ROWS]
+    sizes = [n for n in SIZES if n + max(rows) <= model.context]
+    caches = {r: Cache(model.layout, model.dtype, model.device, max(256, r + SIZES[-1])) for r in rows}
+    for cache in caches.values():
+        for part in (*cache.keys, *cache.values):
+            part.zero_()  # what lies in fresh memory can be numbers that are slow to work with
+    seen: dict[tuple[int, int], list[float]] = {(n, r): [] for n in sizes for r in rows}
+    begin, total = time.perf_counter(), ROUNDS * len(seen)
+    for turn in range(ROUNDS):
+        for k, (n, r) in enumerate(seen):
+            caches[r].length, caches[r].tokens, caches[r].parents, caches[r].branch = r, [], [], 0
+            tree = TokenTree(0).chain(i % model.vocab for i in range(1, n))
+            job, _ = caches[r].prepare(Ask(tree), [0] * (r + 1), n)
+            start = time.perf_counter()
+            model.forward([job])
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            seen[n, r].append(time.perf_counter() - start)
+            tell(turn * len(seen) + k + 1, total)
+        if time.perf_counter() - begin > SECONDS:
+            break
+    return {n: [statistics.median(seen[n, r][1:] or seen[n, r]) for r in rows] for n in sizes}
+
+
+def identity(model: Model) -> str:
+    """What a profile is valid for, in words."""
+    from foretell import __version__
+
+    inner = getattr(model, "model", None)
+    size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else _processor()
+    return " | ".join(map(str, (
+        type(inner or model).__name__, size, model.vocab, len(model.layout), *sorted(set(model.layout)), model.dtype,
+        device, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}", f"foretell {__version__}",
+    )))  # fmt: skip
+
+
+def _processor() -> str:
+    """The processor's name; what the platform module says where no file tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def folder() -> Path:
+    """$FORETELL_CACHE, else the user's cache folder."""
+    given = os.environ.get("FORETELL_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretell"
+
+
+def profile(model: Model, fresh: bool = False, tell: Callable[[int, int], None] = lambda done, total: None) -> Costs:
+    """The costs of this model here: read from the cache folder, else (or when `fresh`) measured and kept there."""
+    about = identity(model)
+    path = folder() / "costs" / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
+    rows = [min(r, model.context // 2) for r in ROWS]
+    try:
+        document = {} if fresh else json.loads(path.read_text("utf-8"))
+        seconds = {int(n): [float(x) for x in pair] for n, pair in document["seconds"].items()}
+        if document["about"] != about or document["rows"] != rows or not seconds:
+            raise ValueError
+        if any(len(pair) != len(rows) or min(pair) <= 0 for pair in seconds.values()):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        seconds = measure(model, tell)
+        document = {"schema": "foretell.costs/1", "about": about, "rows": rows, "seconds": seconds}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(f".{os.getpid()}.part")
+            part.write_text(json.dumps(document, indent=1), "utf-8")
+            os.replace(part, path)
+        except OSError:
+            pass  # a folder that cannot be written costs the next start a measurement, nothing else
+    costs = Costs()
+    for n, (near, far) in seconds.items():
+        costs.slope[n] = max(0.0, (far - near) / max(1, rows[1] - rows[0]))
+        costs.seconds[n] = max(near - costs.slope[n] * rows[0], 0.1 * near)
+    return costs

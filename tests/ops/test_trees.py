@@ -1,0 +1,67 @@
+"""Trees grown best first and trees merged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretell.ops.trees import grow, merge
+from foretell.tree import Law, TokenTree
+from tests.test_tree import Path, closure, content, paths, planted
+
+
+@given(paths, paths)
+def test_merging_fixed_trees_is_the_union_of_their_texts(a: list[Path], b: list[Path]) -> None:
+    merged = merge(planted(a), planted(b))
+    assert content(merged) == list(dict.fromkeys([*closure(a), *closure(b)]))
+
+
+@given(st.dictionaries(st.integers(0, 4), st.lists(st.tuples(st.integers(0, 4), st.floats(0.01, 1)), max_size=4,
+                       unique_by=lambda x: x[0])), st.integers(1, 12), st.integers(0, 4))  # fmt: skip
+def test_growing_best_first_finds_the_best_tree_of_every_size(table: dict[int, list[tuple[int, float]]], size: int,
+                                                              depth: int) -> None:  # fmt: skip
+    table = {token: sorted(options, key=lambda o: -o[1]) for token, options in table.items()}
+    tree = grow(0, lambda tree, node: table.get(tree.tokens[node], ()), size, depth, "me")
+    tree.check()
+    every: list[float] = []
+    stack = [(0, 1.0, 0)]
+    while stack:
+        token, value, level = stack.pop()
+        for following, chance in table.get(token, ()) if level < depth else ():
+            every.append(value * chance)
+            stack.append((following, value * chance, level + 1))
+    assert tree.values[1:] == pytest.approx(sorted(every, reverse=True)[: size - 1])
+    assert max(tree.depths) <= depth and set(tree.sources[1:]) <= {"me"}
+
+
+def test_drawn_children_come_before_fixed_ones_after_a_merge() -> None:
+    law = Law(torch.tensor([0.2, 0.3, 0.5]))
+    drawn = TokenTree(9)
+    drawn.add(drawn.add(0, 2, law), 0, law)
+    drawn.add(0, 1, law)
+    drawn.add(0, 2, law)
+    both = merge(planted([(1, 0), (0, 2), (2,)]), drawn)
+    both.check()
+    names = [both.tokens[t] for t in both.tries[0]]
+    assert names == [2, 1, 2, 0] and [both.laws[t] is law for t in both.tries[0]] == [True, True, True, False]
+    assert set(content(both)) == {(1,), (1, 0), (0,), (0, 2), (2,), (2, 0)}
+    with pytest.raises(ValueError, match="cannot be combined"):
+        merge(both, drawn)
+
+
+def test_values_and_sources_stay_with_their_nodes() -> None:
+    tree = TokenTree(5)
+    for token, value in zip((1, 2, 3), (0.5, 0.25, 0.125), strict=True):
+        tree.add(token - 1, token, value=value, source=f"s{token}")
+    merged = merge(TokenTree(5).chain([7]), tree)
+    where = {merged.tokens[n]: (merged.values[n], merged.sources[n]) for n in range(1, len(merged))}
+    assert {t: where[t] for t in (1, 2, 3)} == {1: (0.5, "s1"), 2: (0.25, "s2"), 3: (0.125, "s3")}
+
+
+def test_what_both_trees_hold_has_both_for_its_source() -> None:
+    merged = merge(TokenTree(5).chain([1, 2], "a", match=2), TokenTree(5).chain([1, 3], "b", match=4))
+    assert dict(zip(merged.tokens, merged.sources, strict=True)) == {5: "", 1: "a+b", 2: "a", 3: "b"}
+    assert dict(zip(merged.tokens, merged.matches, strict=True)) == {5: 0, 1: 4, 2: 2, 3: 4}
+    assert merge(merged, TokenTree(5).chain([1], "a")).sources[1] == "a+b"

@@ -1,0 +1,112 @@
+"""What forwards cost: the running means, and the profile on disk. Real seconds are measured but never compared."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretell import costs as module
+from foretell.costs import Costs, Worth, folder, identity, measure, profile
+from foretell.models.toy import Toy
+
+
+@given(st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.floats(1e-4, 1), max_size=7),
+       st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.floats(0, 1e-5), max_size=7),
+       st.integers(0, 5000))  # fmt: skip
+def test_costs_never_fall_with_size(seconds: dict[int, float], slope: dict[int, float], rows: int) -> None:
+    costs = Costs()
+    costs.seconds, costs.slope = seconds, slope
+    line = costs.line(130, rows)
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(line)) and line[0] > 0 and line.shape == (130,)
+
+
+def test_costs_follow_what_is_noted_and_forgive_a_hiccup() -> None:
+    costs = Costs()
+    for _ in range(100):
+        costs.note(1, 0.010)
+        costs.note(7, 0.014)
+    line = costs.line(8)
+    assert line[0] == pytest.approx(0.010) and line[7] == pytest.approx(0.014) and 0.010 < line[3] < 0.014
+    costs.note(1, 5.0)
+    assert costs.line(1)[0] < 0.0125
+    for _ in range(100):
+        costs.note(1, 0.020)
+    assert costs.line(1)[0] == pytest.approx(0.020, rel=0.01)
+
+
+def test_rows_before_the_tokens_are_taken_into_account() -> None:
+    costs = Costs()
+    costs.seconds, costs.slope = {1: 1.0, 2: 1.0}, {1: 0.001, 2: 0.002}
+    assert costs.line(2, 1000) == pytest.approx([2.0, 3.0]) and costs.line(2) == pytest.approx([1.0, 1.0])
+    for _ in range(100):
+        costs.note(1, 4.0, rows=1000)
+    assert costs.line(1, 1000)[0] == pytest.approx(4.0, rel=0.01) and costs.line(1)[0] == pytest.approx(3.0, rel=0.01)
+
+
+def test_asking_in_vain_is_paid_for_by_waiting() -> None:
+    worth, spent, asked = Worth(), 0.0, 0
+    for _ in range(3000):
+        if worth.due():
+            asked += 1
+            spent += 0.1
+            worth.note(0.0, 0.1, 1.0)
+    assert spent <= 0.012 * 3000 and asked > 100
+    for _ in range(20):
+        worth.note(2.0, 0.1, 1.0)
+    assert worth.due() and worth.due()
+
+
+def test_a_model_is_measured_once_and_the_numbers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "deep" / "folder"))
+    model, told = Toy(5), []
+    first = profile(model, tell=lambda done, total: told.append((done, total)))
+    assert told and told[-1][0] <= told[-1][1] and [d for d, _ in told] == sorted(d for d, _ in told)
+    assert sorted(first.seconds) == [1, 2, 4, 8, 16, 32, 64] and min(first.seconds.values()) > 0
+    (path,) = folder().rglob("*.json")
+    document = json.loads(path.read_text())
+    assert document["about"] == identity(model) and document["schema"] == "foretell.costs/1"
+    calls = model.calls
+    again = profile(model)
+    assert model.calls == calls and again.seconds == first.seconds and again.slope == first.slope
+    profile(model, fresh=True)
+    assert model.calls > calls
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"about": "x"}', '{"about": 1, "rows": 2, "seconds": 3}'])
+def test_a_damaged_profile_is_measured_again(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    profile(Toy(5))
+    (path,) = tmp_path.rglob("*.json")
+    good = json.loads(path.read_text())
+    for damage in (text, json.dumps(good | {"seconds": {"1": [0.1]}}), json.dumps(good | {"seconds": {"1": [-1, 1]}})):
+        path.write_text(damage)
+        model = Toy(5)
+        assert min(profile(model).seconds.values()) > 0 and model.calls, "it was not measured again"
+        assert json.loads(path.read_text())["about"] == good["about"]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "file"))
+    assert profile(Toy(5)).seconds
+
+
+def test_what_changes_the_cost_changes_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = identity(Toy(5))
+    assert base != identity(Toy(6)) and base == identity(Toy(5, 7))
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 99)
+    assert identity(Toy(5)) != base
+
+
+def test_measuring_leaves_short_models_in_their_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Toy(5)
+    model.context = 40
+    seen = measure(model)
+    assert sorted(seen) == [1, 2, 4, 8, 16] and all(len(pair) == 2 for pair in seen.values())
+    assert np.isfinite([x for pair in seen.values() for x in pair]).all()
