@@ -165,11 +165,14 @@ class LM:
                 self.engine.end(live)
                 del self._inbox[live.index]
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text; an empty one is the tokenizer's first token, if it has one."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
+
+        `special`: with the tokens that the tokenizer puts around a prompt.
+        """
         if self.tokenizer is None:
             raise BadModel("this model has no tokenizer: give token ids, or a folder that has tokenizer files")
-        ids = [int(t) for t in self.tokenizer(text)["input_ids"]]
+        ids = [int(t) for t in self.tokenizer(text, add_special_tokens=special)["input_ids"]]
         if not ids:
             first = self.tokenizer.bos_token_id
             if first is None:
@@ -231,7 +234,8 @@ class LM:
             chosen = Sampling(**self._clean({name: values[i] for name, values in columns.items()}))
             if not isinstance(methods[i], str | Drafter | Strategy):
                 raise BadConfig.field("method", methods[i], "a spec like 'ngram:n=3', or a config object")
-            name, strategy = resolve(AUTO if methods[i] == "auto" else methods[i])
+            spec = AUTO if methods[i] == "auto" else methods[i]
+            name, strategy = resolve(spec, lambda text: self.encode(text, special=False))
             try:
                 ids = self._encode(one)
                 self.engine.end(self.engine.add(Request(ids, resolve("plain")[1])))

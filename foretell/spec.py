@@ -2,11 +2,14 @@
 
 The fields are those of the method's dataclass; a drafter also takes `rule` (a verification rule, whose own fields may
 follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`, `draft:rule=typical,epsilon=0.05`.
+A field that holds tokens takes their ids with spaces between, or a text file: `input-guided:source=@essay.txt`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from foretell.drafter import Drafter
@@ -14,8 +17,10 @@ from foretell.errors import BadConfig, UnknownMethod
 from foretell.registry import kind_of, load
 from foretell.strategy import Speculative, Strategy
 
+Encode = Callable[[str], list[int]]
 
-def build(name: str, kind: str, options: dict[str, str]) -> Any:
+
+def build(name: str, kind: str, options: dict[str, str], encode: Encode | None = None) -> Any:
     """The dataclass with these fields. Raises BadConfig for a field it lacks or a value that is none of its type."""
     cls = load(name, kind)
     hints = get_type_hints(cls)
@@ -24,6 +29,9 @@ def build(name: str, kind: str, options: dict[str, str]) -> Any:
     for key, text in options.items():
         if key not in known:
             raise UnknownMethod.near(f"field of {name}", key, [*known, "rule", "nodes"] if kind == "drafter" else known)
+        if known[key] == tuple[int, ...]:
+            values[key] = tokens(f"{name}:{key}", text, encode)
+            continue
         try:
             values[key] = text.lower() in ("1", "true", "yes") if known[key] is bool else known[key](text)
         except ValueError:
@@ -31,8 +39,32 @@ def build(name: str, kind: str, options: dict[str, str]) -> Any:
     return cls(**values)
 
 
-def resolve(spec: str | Drafter | Strategy) -> tuple[str, Strategy]:
-    """(name, strategy) of a spec string or a config object. Raises UnknownMethod or BadConfig."""
+def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
+    """The ids of `1 2 3`, `()` or `@FILE`, whose text is taken as it is, ends of lines too. Raises BadConfig."""
+    if not text.startswith("@"):
+        try:
+            return tuple(int(part) for part in text.strip("()").split())
+        except ValueError:
+            raise BadConfig.field(
+                field, text, "token ids with spaces between, or @ and the name of a text file"
+            ) from None
+    if encode is None:
+        raise BadConfig(f"{field}={text}: there is no tokenizer here to read a text with; give token ids, as in 1 2 3")
+    try:
+        content = Path(text[1:]).read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise BadConfig(f"{field}={text}: cannot be read ({what}); give a UTF-8 text file") from error
+    if not content:
+        raise BadConfig(f"{field}={text}: the file is empty; give one with a text")
+    return tuple(encode(content))
+
+
+def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tuple[str, Strategy]:
+    """(name, strategy) of a spec string or a config object. Raises UnknownMethod or BadConfig.
+
+    `encode`: the tokenizer's text -> ids without special tokens, for fields that name a text file.
+    """
     if not isinstance(spec, str):
         name = type(spec).__module__.rpartition(".")[2].replace("_", "-")
         return name, Speculative(spec) if isinstance(spec, Drafter) else spec
@@ -45,11 +77,11 @@ def resolve(spec: str | Drafter | Strategy) -> tuple[str, Strategy]:
             raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
         options[key.strip()] = value.strip()
     if kind != "drafter":
-        return name, build(name, kind, options)
+        return name, build(name, kind, options, encode)
     rule, nodes = options.pop("rule", "default"), options.pop("nodes", "0")
     if not nodes.isdigit():
         raise BadConfig.field(f"{name}:nodes", nodes, "a whole number")
     own = {f.name for f in dataclasses.fields(load(name, kind))}
     extra = {key: options.pop(key) for key in list(options) if rule != "default" and key not in own}
     chosen = None if rule == "default" else build(rule, "rule", extra)
-    return name, Speculative(build(name, kind, options), chosen, int(nodes))
+    return name, Speculative(build(name, kind, options, encode), chosen, int(nodes))

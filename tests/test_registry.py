@@ -136,6 +136,30 @@ def test_a_bad_spec_is_one_line(spec: str) -> None:
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
+def test_a_field_of_tokens_takes_ids_or_a_text_file(tmp_path: Path) -> None:
+    from foretell.drafters.input_guided import InputGuided
+
+    for text, ids in (("1 2 3", (1, 2, 3)), ("", ()), ("()", ()), (" 7 ", (7,))):
+        assert resolve(f"input-guided:source={text},n=2") == ("input-guided", Speculative(InputGuided(ids, n=2)))
+    file = tmp_path / "a text.txt"
+    file.write_bytes("é\r\n\n".encode())
+    _, strategy = resolve(f"input-guided:source=@{file}", lambda text: [ord(c) for c in text])
+    assert strategy == Speculative(InputGuided((233, 13, 10, 10))), "the text as it stands in the file"
+
+
+def test_a_text_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, what in (("empty", "is empty"), ("binary", "not UTF-8"), ("missing", "No such file"), ("", "cannot be")):
+        with pytest.raises(BadConfig, match=f"input-guided:source=@.*{what}.*; give") as caught:
+            resolve(f"input-guided:source=@{tmp_path / name if name else ''}", lambda text: [1])
+        assert "\n" not in str(caught.value)
+    with pytest.raises(BadConfig, match=r"no tokenizer here.*token ids"):
+        resolve(f"input-guided:source=@{tmp_path / 'binary'}")
+    with pytest.raises(BadConfig, match="input-guided:source='1 x': must be token ids"):
+        resolve("input-guided:source=1 x")
+
+
 def test_config_objects_are_specs_too() -> None:
     from foretell.drafters.ngram import Ngram
 
