@@ -7,6 +7,7 @@ never comes from the engine: `reference` works from the toy model's own rows, by
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import math
 from collections import Counter
@@ -424,13 +425,20 @@ def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
 
 
 def variants(name: str) -> list[str]:
-    """The method with its defaults, and the specs that its test file lists as SPECS."""
+    """The method with its defaults, and the specs that its test file lists as SPECS; {here} is that file's folder.
+
+    Where a method must be told something (the file it copies from), those specs are all there is.
+    """
     path = registry.files()[registry.kind_of(name), name]
     test = Path(__file__).parent / path.parent.name / f"test_{path.stem}.py"
-    found = [name]
+    found = []
+    with contextlib.suppress(BadConfig):
+        resolve(name)
+        found.append(name)
     for node in ast.parse(test.read_text("utf-8")).body if test.exists() else []:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "SPECS" for t in node.targets):
-            found += ast.literal_eval(node.value)
+            found += [spec.replace("{here}", test.parent.as_posix()) for spec in ast.literal_eval(node.value)]
+    assert found, f"{name} cannot do without fields, and {test.name} lists no SPECS: no law would be put to it"
     return found
 
 

@@ -1,0 +1,132 @@
+"""Drafts what followed the text's newest tokens in a corpus: a tree of the most frequent continuations.
+
+A datastore of texts, built once with `foretell datastore`, is mapped into memory and shared by all requests. The
+longest of the last `span`, ..., `least` tokens that stands in it is looked up by binary search in a suffix array. What
+follows its places there, up to `follow` tokens, is counted prefix by prefix, and the most frequent prefixes are the
+tree: a node's value is the share of the places that go on by its path.
+
+Paper: He et al., REST: Retrieval-Based Speculative Decoding, arXiv:2311.08252
+Guarantee: exact
+Cost: target 1
+Needs: a model that takes trees, and a datastore of its tokenizer: foretell datastore TEXT... --tokenizer MODEL --out FILE.safetensors
+Trains: nothing
+Differs: nothing is drafted where nothing matches (the code drafts a fixed token); prefixes of equal counts are cut so that none loses its parent, and `choices` counts nodes; ids above 65535 have room; continuations end with their document; of more than `hits` places those in equal distances in the suffix array are taken; suffixes are ordered by their first 64 tokens, in one array rather than one for every 512 Mi tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.drafter import Drafter
+from foretell.engine import Context
+from foretell.errors import BadConfig
+from foretell.ops.datastore import BUILD, Datastore, load
+from foretell.tree import TokenTree
+
+RANGES = {"choices": (1, 1024), "span": (1, 32), "least": (1, 32), "hits": (1, 1_000_000), "follow": (1, 32)}
+
+
+@dataclass
+class Match:
+    """Where the end of one request's text stands in the datastore."""
+
+    store: Datastore
+    size: int  # of the text when it was last looked up
+    span: int  # at most this many of its last tokens stood there
+
+    def longest(self, tokens: list[int], span: int, least: int) -> tuple[int, int, int]:
+        """(low, high, n): the ranks of the places of the longest n of the last `span`, ..., `least` tokens; n 0: none.
+
+        If n tokens stand somewhere then so do fewer, so the longest is found by bisection, and t more tokens make it
+        longer by t at most: where nothing stood there nothing is searched until `least` tokens are new.
+        """
+        top = min(span, len(tokens), self.span + len(tokens) - self.size)
+        best, low, high, probe = least - 1, 0, 0, top
+        limit = top
+        while best < limit:
+            found = self.store.find(tokens[-probe:])
+            if found[1]:
+                best, (low, high) = probe, found
+            else:
+                limit = probe - 1
+            probe = (best + limit + 1) // 2
+        self.size, self.span = len(tokens), min(best, top)
+        return low, high, best if high else 0
+
+
+def prefixes(store: Datastore, places: np.ndarray, follow: int, size: int) -> list[tuple[int, int, int]]:
+    """(parent, token, count) of the `size` most frequent prefixes of what stands at the sorted `places`.
+
+    Entry i is node i + 1 and parents come before their children; of equal counts the shorter prefix comes first, then
+    the smaller one. Sorted places have equal prefixes side by side, so each prefix is a run in its row.
+    """
+    depths = np.arange(follow)[:, None]
+    block = store.tokens[np.minimum(places + depths, len(store.tokens) - 1)]  # (follow, places); the last one is an end
+    wide = len(places)
+    fresh = np.ones(block.shape, bool)
+    np.not_equal(block[:, 1:], block[:, :-1], out=fresh[:, 1:])
+    np.logical_or.accumulate(fresh, out=fresh)
+    over = np.logical_or.accumulate(block == store.vocab)  # from the document's end on
+    starts = np.flatnonzero(fresh)
+    counts = np.diff(starts, append=block.size)
+    counts[over.ravel()[starts]] = 0
+    # Of the counts that many are 1 that sorting all of them would take longer than the rest.
+    above = np.bincount(counts)[::-1].cumsum()[::-1]  # above[c]: prefixes of at least c places
+    border = max(1, int(np.searchsorted(-above, -size, side="right")) - 1)
+    chosen = np.concatenate([np.flatnonzero(counts > border), np.flatnonzero(counts == border)])[:size]
+    chosen = chosen[np.lexsort((chosen, -counts[chosen]))]
+    parents = np.searchsorted(starts, starts[chosen] - wide, side="right") - 1
+    nodes = {int(run): node for node, run in enumerate(chosen, 1)}
+    tokens = block.ravel()[starts[chosen]].tolist()
+    return [(nodes[p] if s >= wide else 0, token, count)
+            for s, p, token, count in zip(starts[chosen].tolist(), parents.tolist(), tokens, counts[chosen].tolist(),
+                                          strict=True)]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rest(Drafter):
+    """All but `path` are counts."""
+
+    path: str = ""  # the datastore's file
+    choices: int = 64  # nodes of a tree at most
+    span: int = 16  # longest run of tokens looked up
+    least: int = 2  # shortest run of tokens looked up
+    hits: int = 5000  # places whose continuations are counted
+    follow: int = 10  # tokens of a continuation
+
+    needs = ("tree",)
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise BadConfig.field(f"rest:{name}", getattr(self, name), f"between {low} and {high}")
+        if self.least > self.span:
+            raise BadConfig.field("rest:least", self.least, f"at most span={self.span}")
+        if not self.path:
+            raise BadConfig(
+                f"rest:path is not given: build a datastore with {BUILD}, then use rest:path=FILE.safetensors"
+            )
+
+    def start(self, ctx: Context) -> Match:
+        def opened() -> Datastore:
+            store = load(self.path)
+            store.check(ctx.models["target"].vocab, ctx.request.text)
+            return store
+
+        return Match(ctx.shared(opened), 0, self.span)
+
+    def propose(self, ctx: Context, state: Match, budget: int) -> TokenTree:
+        tokens, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
+        size, follow = min(self.choices, budget - 1), min(self.follow, ctx.depth)
+        if size < 1 or follow < 1:
+            return tree
+        low, high, n = state.longest(tokens, self.span, self.least)
+        if not n:
+            return tree
+        places = state.store.places(low, high, self.hits)
+        nodes = [0]
+        for parent, token, count in prefixes(state.store, places + n, follow, size):
+            nodes.append(tree.add(nodes[parent], token, None, count / len(places), "rest", n))
+        return tree
