@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from foretell import stores
+from foretell.costs import ROWS, SIZES, identity, profile
 from foretell.drafter import Drafter
 from foretell.engine import Engine, Event, Live, Request
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
@@ -23,12 +27,12 @@ from foretell.models.decoder import Decoder
 from foretell.models.fused import blocks
 from foretell.spec import resolve
 from foretell.stats import Stats
-from foretell.strategy import Strategy
+from foretell.strategy import Speculative, Strategy
 from foretell.text import Detokenizer
 from foretell.types import Sampling
 
 Method = str | Drafter | Strategy
-AUTO = "ngram"  # what `auto` stands for: the quickest on every set of prompts measured so far
+COLUMNS = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
 FIELDS = {f.name for f in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping; for the others a list means one value a prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
@@ -44,13 +48,15 @@ class Output:
     stats: Stats
     draft: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] | None = None
-    samples: list[Output] = field(default_factory=list)  # all n of them, this one first
+    samples: list[Output] = field(default_factory=list)  # all answers of the n samples, this one first
+    score: float | None = None  # of this answer, where a method finds several
     error: ForetellError | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "text": self.text, "tokens": self.tokens, "finish_reason": self.finish_reason, "draft": self.draft,
             "logprobs": self.logprobs, "stats": self.stats.to_dict(), "error": str(self.error) if self.error else None,
+            "score": self.score,
         }  # fmt: skip
 
 
@@ -79,6 +85,7 @@ class LM:
         self.tokenizer, self.path = tokenizer, path
         self.models = {"target": target} | ({"draft": draft} if draft else {})
         self.engine = Engine(self.models, eos)
+        self.measured = False
         self._inbox: dict[int, deque[Event]] = {}  # of each request that somebody waits for
 
     def generate(self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any) -> Any:
@@ -97,7 +104,8 @@ class LM:
             if isinstance(group, ForetellError):
                 outputs.append(Output("", [], "error", Stats(), error=group))
                 continue
-            samples = [self._output(live, sources[live.index]) for _, live in zip(group, rest, strict=False)]
+            lives = [live for _, live in zip(group, rest, strict=False)]
+            samples = [output for live in lives for output in self._outputs(live, sources[live.index])]
             samples[0].samples = samples
             outputs.append(samples[0])
         if many:
@@ -164,6 +172,33 @@ class LM:
             for live in lives:
                 self.engine.end(live)
                 del self._inbox[live.index]
+
+    def measure(self, fresh: bool = False) -> dict[str, Any]:
+        """What this model's forwards cost here, which decides how much is drafted; returns what was found, for people.
+
+        Read from the user's cache folder, or measured (a few seconds) and kept there; `fresh` measures in any case.
+        """
+        target = self.models["target"]
+        with Progress(*COLUMNS, console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task(f"measuring {target.name}", visible=False, total=None)
+
+            def tell(done: int, total: int) -> None:
+                progress.update(bar, completed=done, total=total, visible=True)
+
+            costs, where = profile(target, fresh, tell)
+        self.engine.costs["target"], self.measured = costs, True
+        return {"about": identity(target), "file": str(where), "seconds": {
+            rows: dict(zip(SIZES, costs.line(SIZES[-1], rows)[[n - 1 for n in SIZES]].tolist(), strict=True))
+            for rows in ROWS
+        }}  # fmt: skip
+
+    def save_stores(self, folder: str | Path) -> list[Path]:
+        """Writes what drafters have learnt into a folder; returns the files."""
+        return stores.save(self.engine, Path(folder))
+
+    def load_stores(self, folder: str | Path) -> list[Path]:
+        """Takes in what `save_stores` wrote. Raises BadFile for a damaged or foreign file and then takes in nothing."""
+        return stores.load(self.engine, Path(folder))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
@@ -234,8 +269,7 @@ class LM:
             chosen = Sampling(**self._clean({name: values[i] for name, values in columns.items()}))
             if not isinstance(methods[i], str | Drafter | Strategy):
                 raise BadConfig.field("method", methods[i], "a spec like 'ngram:n=3', or a config object")
-            spec = AUTO if methods[i] == "auto" else methods[i]
-            name, strategy = resolve(spec, lambda text: self.encode(text, special=False))
+            name, strategy = resolve(methods[i], lambda text: self.encode(text, special=False))
             try:
                 ids = self._encode(one)
                 self.engine.end(self.engine.add(Request(ids, resolve("plain")[1])))
@@ -249,6 +283,8 @@ class LM:
             ]
             self.engine.end(self.engine.add(requests[0]))
             groups.append(requests)
+            if isinstance(strategy, Speculative) and not strategy.nodes and not self.measured:
+                self.measure()
         errors = [group for group in groups if isinstance(group, ForetellError)]
         if errors and len(errors) == len(groups):
             raise errors[0]
@@ -284,9 +320,24 @@ class LM:
     def _spoken(self, live: Live, tokens: list[int]) -> list[int]:
         return [t for t in tokens if t not in live.ctx.sampler.stops]
 
+    def _text(self, live: Live, tokens: list[int]) -> str:
+        return Detokenizer(self.decode, live.ctx.request.sampling.stop).push(self._spoken(live, tokens), final=True)
+
+    def _outputs(self, live: Live, sources: list[str]) -> list[Output]:
+        """A request's result, and behind it what else its method found."""
+        result, stats = self._output(live, sources), live.ctx.stats
+        if not live.answers:
+            return [result]
+        result.score = live.answers[0][1]
+        others = [
+            Output(self._text(live, tokens), tokens, reason, stats, ["target"] * len(tokens), score=score)
+            for tokens, score, reason in live.answers[1:]
+        ]
+        return [result, *others]
+
     def _output(self, live: Live, sources: list[str]) -> Output:
         sampling, tokens = live.ctx.request.sampling, live.ctx.output
-        text = Detokenizer(self.decode, sampling.stop).push(self._spoken(live, tokens), final=True)
+        text = self._text(live, tokens)
         logprobs = None
         if sampling.logprobs is not None:
             logprobs = [

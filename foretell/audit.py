@@ -26,7 +26,7 @@ import torch
 import foretell
 from foretell.api import LM, wrap
 from foretell.cache import Cache
-from foretell.cards import card
+from foretell.cards import guarantee
 from foretell.engine import Engine, Live, Request
 from foretell.errors import BadConfig, Unsupported
 from foretell.model import Model
@@ -125,7 +125,7 @@ def audit(lm: LM, methods: Sequence[str], prompts: Sequence[Prompt] | None = Non
     if max_new_tokens < 1:
         raise BadConfig.field("max_new_tokens", max_new_tokens, "at least 1")
     texts = [lm._encode(prompt) for prompt in (PROMPTS if prompts is None else prompts)]
-    strategies = [(spec, resolve("token-recycling" if spec == "auto" else spec)) for spec in methods]
+    strategies = [(spec, resolve(spec)) for spec in methods]
     target = lm.models["target"]
     for _, (name, strategy) in strategies:
         _fits(lm, name, strategy, texts)
@@ -202,13 +202,13 @@ class _Bench:
 
 
 def _checks(bench: _Bench, name: str, strategy: Strategy) -> Iterator[Check]:
-    guarantee, rule = card(name).guarantee, strategy.rule if isinstance(strategy, Speculative) else None
+    claimed, rule = guarantee(name), strategy.rule if isinstance(strategy, Speculative) else None
     exact, rows = _guarantee(name, strategy) == "exact", []
     for world, (dtype, models) in enumerate(bench.worlds):
         chosen = [Sampling(max_new_tokens=bench.length)] * len(bench.texts)
         engine, lives = bench.run(models, name, strategy, chosen, bench.texts)
         check = _greedy(models["target"], dtype, bench, bench.expected(world, 0.0), lives)
-        if guarantee not in ("exact", "greedy"):  # at temperature 0 a lossy rule is the walk
+        if claimed not in ("exact", "greedy"):  # at temperature 0 a lossy rule is the walk
             check.held = None
         yield check
         rows.append((dtype, models["target"], engine, lives))
@@ -226,7 +226,7 @@ def _checks(bench: _Bench, name: str, strategy: Strategy) -> Iterator[Check]:
 def _guarantee(name: str, strategy: Strategy) -> str:
     """The card's, unless a lossy rule was chosen."""
     rule = strategy.rule if isinstance(strategy, Speculative) else None
-    return card(name).guarantee if rule is None or rule.exact else f"lossy: rule {type(rule).__name__.lower()}"
+    return guarantee(name) if rule is None or rule.exact else f"lossy: rule {type(rule).__name__.lower()}"
 
 
 def _drafted(stats: Sequence[Stats]) -> str:

@@ -57,3 +57,9 @@ def card(name: str, kind: str | None = None) -> Card:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
             fields[node.target.id] = ast.literal_eval(node.value)
     return Card(name, kind, prose[0], "\n".join(prose[1:]).strip(), defaults=fields, file=path, **labels)
+
+
+def guarantee(name: str) -> str:
+    """The guarantee of a method, or the weakest among those of `a+b`."""
+    order = ("exact", "greedy", "bounded", "lossy")
+    return max((card(part).guarantee for part in name.split("+")), key=lambda g: order.index(g.split(":")[0]))

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import json
 import statistics
 import sys
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -146,7 +147,7 @@ def generate(
         with err.status("generating"):
             out = lm.generate(text, method, **options)
         if as_json:
-            samples = {"samples": [sample.to_dict() for sample in out.samples]} if n > 1 else {}
+            samples = {"samples": [sample.to_dict() for sample in out.samples]} if len(out.samples) > 1 else {}
             print(json.dumps(about | out.to_dict() | samples))
             return 0
         for k, sample in enumerate(out.samples):
@@ -220,16 +221,140 @@ def audit(
     return 0 if report.held else 1
 
 
-def split_specs(text: str) -> list[str]:
-    """`a,b:x=1,y=2,c` -> a, b:x=1,y=2, c: a part with `=` and without `:` belongs to the spec before it."""
+@app.command()
+def replay(
+    methods: Annotated[str, typer.Option(help="One or several, separated by commas; a+b is both in one.")],
+    text: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Lines of `prompt` and `text`, the answer.")],
+    tokenizer: Annotated[str, typer.Option(help="demo, a folder with a tokenizer, or a hub id.")] = "demo",
+    questions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Question file, if --text holds answers in FastChat's shape."),
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Drafted a step at most, unless the method says.")] = 16,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many documents.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget at each document what drafters learnt.")] = False,
+    json_out: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="OUT|-", help="JSON, to a file beside the table or to stdout instead of it."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="A bar chart.")] = None,
+    revision: Revision = None,
+) -> int:
+    """Score drafters on recorded answers: tokens a step, with no model run."""
+    specs = split_specs(methods, "--methods")
+    stdout = json_out is not None and str(json_out) == "-"
+    if plot is not None and plot.suffix != ".svg":
+        raise BadConfig(f"--plot {plot}: the plot is an SVG; give a name that ends in .svg")
+    for name, path in (("--json", None if stdout else json_out), ("--plot", plot)):  # before the work, not behind it
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            what = "a folder" if path.is_dir() else "its folder does not exist"
+            raise BadConfig(f"{name} {path}: {what}; name a file")
+    from foretell.loading import load_tokenizer
+    from foretell.recordings import Recordings
+    from foretell.replay import replay as score
+
+    recordings = Recordings(text, questions)
+    with err.status(f"loading {tokenizer}"), _quiet():
+        chosen = load_tokenizer(tokenizer, revision)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("replay", total=recordings.size)
+
+        def tell(done: int) -> None:
+            progress.update(bar, description=f"replay: {done:,} documents", completed=recordings.read)
+
+        report = score(chosen, specs, itertools.islice(recordings, limit), nodes, fresh=fresh, tell=tell)
+    if json_out is not None:
+        more = {"tokenizer": tokenizer, "text": str(text), "skipped": recordings.skipped}
+        document = json.dumps(report.to_dict() | more, indent=1)
+        print(document) if stdout else json_out.write_text(document + "\n", "utf-8")
+    if plot is not None:
+        plot.write_text(report.svg(), "utf-8")
+    if recordings.skipped:
+        print(f"warning: {recordings.skipped:,} answers left out: {questions} lacks their questions", file=sys.stderr)
+    if not stdout:
+        print(report.text())
+        print(f"{report.documents:,} documents; plain decoding makes 1.00 tokens a step", file=sys.stderr)
+    return 0
+
+
+@app.command()
+def datastore(
+    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="stdlib, folders, .jsonl or text files.")],
+    tokenizer: Annotated[str, typer.Option(metavar="MODEL", help="Whose tokens: demo, a folder or a hub id.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Written whole or not at all.")],
+) -> int:
+    """Index texts for the method rest, which drafts what follows in them."""
+    from foretell.loading import load_tokenizer
+    from foretell.ops.datastore import build
+    from foretell.train.corpus import documents
+
+    with err.status(f"loading {tokenizer}"), _quiet():
+        coder = load_tokenizer(tokenizer)
+
+    def texts() -> Iterator[str]:
+        for source in text:
+            try:  # a .jsonl may hold half a character, which no tokenizer takes
+                yield from (words.encode("utf-8", "replace").decode() for _, words in documents(source) if words)
+            except BadConfig as error:
+                raise BadConfig(str(error).removeprefix("--text ")) from None
+            except UnicodeDecodeError:
+                raise BadConfig(f"{source}: is not UTF-8; convert it, or leave it out") from None
+
+    def tokens() -> Iterator[list[int]]:
+        rest = texts()
+        while batch := list(itertools.islice(rest, 64)):
+            yield from coder(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+
+    def decode(ids: Sequence[int]) -> str:  # as an LM does, for it is compared with that
+        return str(coder.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    with _progress() as progress:
+        bar = progress.add_task("reading", total=None)
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+
+        store = build(out, tokens(), decode, tell)
+    print(f"{out}: {store.documents:,} documents, {len(store.tokens):,} tokens, {store.nbytes / 1e6:,.1f} MB; "
+          f"use it with --method rest:path={out}")  # fmt: skip
+    return 0
+
+
+@app.command()
+def tune(
+    model: Model = "demo",
+    device: Device = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> int:
+    """Measure what a model's forwards cost here, anew, and keep it for every method that decides by it."""
+    lm = _load(model, None, device, dtype, revision, trust_remote_code)
+    found = lm.measure(fresh=True)
+    if as_json:
+        print(json.dumps({"schema": "foretell.tune/1", "version": foretell.__version__, "model": model} | found))
+        return 0
+    sizes = list(next(iter(found["seconds"].values())))
+    table = Table("rows before", *(f"{n} token{'s' * (n > 1)}" for n in sizes), box=None, pad_edge=False)
+    for rows, line in found["seconds"].items():
+        table.add_row(str(rows), *(f"{1000 * s:.2f} ms" for s in line.values()))
+    Console(highlight=False).print(table)
+    print(f"kept in {found['file']}", file=sys.stderr)
+    return 0
+
+
+def split_specs(text: str, option: str = "--method") -> list[str]:
+    """`a,b:x=1,y=2,c` -> a, b:x=1,y=2, c: a part that begins with `name=` belongs to the spec before it."""
     specs: list[str] = []
     for part in filter(None, (p.strip() for p in text.split(","))):
-        if specs and "=" in part and ":" not in part:
+        if specs and "=" in part.partition(":")[0]:
             specs[-1] += f",{part}"
         else:
             specs.append(part)
     if not specs:
-        raise BadConfig("--method is empty: name at least one method")
+        raise BadConfig(f"{option} is empty: name at least one method")
     return specs
 
 
@@ -292,9 +417,10 @@ train_app.command("lm")(_with_fields(train_lm))
 def _known(spec: str) -> None:
     """Raises UnknownMethod before anything is loaded."""
     from foretell.registry import kind_of
+    from foretell.spec import pieces
 
-    if spec != "auto":
-        kind_of(spec.partition(":")[0])
+    for piece in pieces(spec) if spec != "auto" else ():
+        kind_of(piece.partition(":")[0])
 
 
 def _biases(pairs: Sequence[str]) -> Iterator[tuple[int, float]]:

@@ -141,8 +141,12 @@ def folder() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretell"
 
 
-def profile(model: Model, fresh: bool = False, tell: Callable[[int, int], None] = lambda done, total: None) -> Costs:
-    """The costs of this model here: read from the cache folder, else (or when `fresh`) measured and kept there."""
+def profile(model: Model, fresh: bool = False,
+            tell: Callable[[int, int], None] = lambda done, total: None) -> tuple[Costs, Path]:  # fmt: skip
+    """The costs of this model here: read from the cache folder, else (or when `fresh`) measured and kept there.
+
+    Returns the file too; where the folder cannot be written there is none.
+    """
     about = identity(model)
     path = folder() / "costs" / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
     rows = [min(r, model.context // 2) for r in ROWS]
@@ -167,4 +171,4 @@ def profile(model: Model, fresh: bool = False, tell: Callable[[int, int], None] 
     for n, (near, far) in seconds.items():
         costs.slope[n] = max(0.0, (far - near) / max(1, rows[1] - rows[0]))
         costs.seconds[n] = max(near - costs.slope[n] * rows[0], 0.1 * near)
-    return costs
+    return costs, path

@@ -1,11 +1,10 @@
 """How much a step should draft: expected tokens against measured time, "nothing" included.
 
-The engine knows what forwards cost (costs.py). Of every kind of node, told apart by its source, its rank, its depth and
-the length of the match behind it, the policy counts how often it was accepted once its parent was; a drafter's own
-estimate is what it starts from. Only nodes that verification tested count, so no estimate is censored. A deterministic
-tree is cut, best first, to the size n that maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless that wins by
-a margin; now and then twice that is tried. Drawn trees are never cut: that would bias them. A drafter that gains less
-time than it takes is asked more rarely, so that asking in vain costs about one percent.
+Of every kind of node, told apart by its source, rank, depth and the length of the match behind it, the policy counts
+how often it was accepted once its parent was, starting from the drafter's own estimate; only tested nodes count. A
+deterministic tree is cut, best first, to the size n that maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless
+that wins by a margin; now and then twice that is tried. Drawn trees are never cut: that would bias them. A drafter that
+gains less time than it takes is asked more rarely, so that asking in vain costs about one percent.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Policy:
     """The sizes of one request's drafts; what it learns is shared by all requests of the same drafter."""
 
     def __init__(self, ctx: Context, nodes: int, whole: bool = False):
-        """`nodes`: how many at most, 0: it decides; `whole`: trees are verified as they come, or not asked for."""
-        self.ctx, self.nodes, self.whole, self.size, self.step = ctx, nodes, whole, 8, 0
+        """`nodes`: how many at most, 0: it decides if it may; `whole`: trees are verified as they come."""
+        self.ctx, self.nodes, self.whole, self.size, self.step = ctx, nodes or 16 * (not ctx.timed), whole, 8, 0
         self.chances: dict[Key, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
         self.worth = ctx.shared(Worth, "worth")
         self.keys: list[Key] = []
@@ -64,16 +63,15 @@ class Policy:
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         """Cuts a deterministic tree, whose drafting took `seconds`, to what is worth its cost, maybe the root alone."""
-        others = len(self.ctx.live) - 1  # each brings a token and takes one more place in the forward
-        line = self.ctx.costs.line(others + len(tree), len(self.ctx.tokens))[max(0, others) :]
+        others = max(0, len(self.ctx.live) - 1)  # each brings a token and takes one more place in the forward
+        line = self.ctx.costs.line(others + len(tree), len(self.ctx.tokens))[others:]
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda n: -values[n])
-            count = self.nodes or self._best(np.array([values[n] for n in order]), line, max(0, others))
+            count = self.nodes or self._best(np.array([values[n] for n in order]), line, others)
             nodes = sorted(order[:count])
             tree, self.keys = tree.keep(nodes), [self.keys[n] for n in (0, *nodes)]
-        self.spent = seconds + float(line[len(tree) - 1] - line[0])
-        self.unit = float(line[0])
+        self.spent, self.unit = seconds + float(line[len(tree) - 1] - line[0]), float(line[0])
         return tree
 
     def _best(self, values: np.ndarray, line: np.ndarray, others: int) -> int:
@@ -89,7 +87,6 @@ class Policy:
         """Learns from what became of the last tree."""
         for node, accepted in outcome.tested if self.keys else ():
             entry = self.chances.setdefault(self.keys[node], [0.0, 0.0])
-            entry[0] = KEEP * entry[0] + 1
-            entry[1] = KEEP * entry[1] + accepted
+            entry[:] = KEEP * entry[0] + 1, KEEP * entry[1] + accepted
         if self.spent >= 0 and not self.nodes:
             self.worth.note(len(outcome.path), self.spent, self.unit)

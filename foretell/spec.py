@@ -2,6 +2,7 @@
 
 The fields are those of the method's dataclass; a drafter also takes `rule` (a verification rule, whose own fields may
 follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`, `draft:rule=typical,epsilon=0.05`.
+Drafters joined by `+` share one tree; `rule` and `nodes` stand behind the last: `ngram:k=8+token-recycling:nodes=16`.
 A field that holds tokens takes their ids with spaces between, or a text file: `input-guided:source=@essay.txt`.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from foretell.drafter import Drafter
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.registry import kind_of, load
-from foretell.strategy import Speculative, Strategy
+from foretell.registry import kind_of, load, names
 
+if TYPE_CHECKING:
+    from foretell.drafter import Drafter
+    from foretell.strategy import Strategy
+
+AUTO = "ngram"  # what `auto` stands for: the quickest on every set of prompts measured so far
 Encode = Callable[[str], list[int]]
 
 
@@ -60,28 +64,55 @@ def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
     return tuple(encode(content))
 
 
+def pieces(spec: str) -> list[str]:
+    """The parts of `a+b:x=1`; a + in the name of a file (`source=@a+b.txt`) joins nothing."""
+    found: list[str] = []
+    for piece in spec.split("+"):
+        if found and "=@" in found[-1].rpartition(",")[2] and piece.partition(":")[0] not in names("drafter"):
+            found[-1] += f"+{piece}"
+        else:
+            found.append(piece)
+    return found
+
+
 def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tuple[str, Strategy]:
     """(name, strategy) of a spec string or a config object. Raises UnknownMethod or BadConfig.
 
     `encode`: the tokenizer's text -> ids without special tokens, for fields that name a text file.
     """
+    from foretell.compose import Composition  # not above: checking a name must not import torch
+    from foretell.drafter import Drafter
+    from foretell.strategy import Speculative
+
     if not isinstance(spec, str):
-        name = type(spec).__module__.rpartition(".")[2].replace("_", "-")
+        drafters = spec.parts if isinstance(spec, Composition) else (spec,)
+        name = "+".join(type(d).__module__.rpartition(".")[2].replace("_", "-") for d in drafters)
         return name, Speculative(spec) if isinstance(spec, Drafter) else spec
-    name, _, rest = spec.partition(":")
-    kind = kind_of(name)
-    options: dict[str, str] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
-        options[key.strip()] = value.strip()
-    if kind != "drafter":
+    parts: list[tuple[str, str, dict[str, str]]] = []
+    for piece in pieces(AUTO if spec == "auto" else spec):
+        name, _, rest = piece.partition(":")
+        options: dict[str, str] = {}
+        for part in filter(None, rest.split(",")):
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
+            options[key.strip()] = value.strip()
+        parts.append((name, kind_of(name), options))
+    name, kind, options = parts[-1]
+    if len(parts) == 1 and kind != "drafter":
         return name, build(name, kind, options, encode)
+    for other, kind, _ in parts:
+        if kind != "drafter":
+            raise BadConfig(f"{spec!r}: {other} is a {kind}; only drafters can be joined by '+'")
     rule, nodes = options.pop("rule", "default"), options.pop("nodes", "0")
     if not nodes.isdigit():
         raise BadConfig.field(f"{name}:nodes", nodes, "a whole number")
     own = {f.name for f in dataclasses.fields(load(name, kind))}
     extra = {key: options.pop(key) for key in list(options) if rule != "default" and key not in own}
     chosen = None if rule == "default" else build(rule, "rule", extra)
-    return name, Speculative(build(name, kind, options, encode), chosen, int(nodes))
+    for _, _, given in parts[:-1]:
+        if wrong := sorted({"rule", "nodes"} & given.keys()):
+            raise BadConfig(f"{spec!r}: {wrong[0]} is for all drafters together; write it behind the last, {name}")
+    drafters = [build(other, "drafter", given, encode) for other, _, given in parts]
+    drafter = drafters[0] if len(drafters) == 1 else Composition(tuple(drafters))
+    return "+".join(other for other, _, _ in parts), Speculative(drafter, chosen, int(nodes))

@@ -54,7 +54,8 @@ class Speculative(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         ctx = ctx.scoped(self.drafter)
-        ctx.timed = not self.nodes
+        # Where another draft would mean other samples, time decides nothing: a seed gives its tokens again.
+        ctx.timed = not self.nodes and (ctx.sampler.greedy or not (self.drafter.draws or self.rule))
         state = self.drafter.start(ctx)
         policy = Policy(ctx, self.nodes, self.drafter.whole)
         verify = self.rule or default

@@ -3,8 +3,8 @@
 A tree is flat: node 0 is the last committed token, parents stand before their children. `tries[i]` lists the children
 of node i in the order in which verification tries them; a child drawn twice stands there twice but is one node. Each
 node carries the law its token was drawn from, given that the node exists: None for a token chosen by a rule, else a
-`Law`. Two rules keep every tree exact: at a node drawn children are tried before deterministic
-ones, and whether to draw a child never depends on which token it turned out to be.
+`Law`. Two rules keep every tree exact: at a node drawn children are tried before deterministic ones, and whether to
+draw a child never depends on which token it turned out to be.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Verification: (tree, target laws, randomness) -> which drafted path is accepted and what follows it.
 
-Here are the two rules everything rests on, as pure functions, and the base of all rules. `walk` follows the target's
-own samples: exact on any tree, optimal for deterministic ones, and seed by seed the plain decoder's tokens.
-`sequential` is recursive rejection over a node's tries: exact for any mixture of laws, and it accepts more of drawn
-tokens. More rules stand in `rules/`, one a file; each says which trees it accepts and refuses the rest, because a tree
-verified with the wrong law is silently biased.
+Here are the two rules everything rests on and the base of all. `walk` follows the target's own samples: exact on any
+tree, optimal for deterministic ones, seed by seed the plain decoder's tokens. `sequential` is recursive rejection over
+a node's tries: exact for any mixture of laws, and it accepts more of drawn tokens. More rules stand in `rules/`; each
+says which trees it accepts and refuses the rest: a tree verified with the wrong law is silently biased.
 """
 
 from __future__ import annotations

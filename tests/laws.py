@@ -27,7 +27,7 @@ from foretell.errors import BadConfig
 from foretell.model import Model
 from foretell.models.toy import Toy
 from foretell.outcomes import Enumerator
-from foretell.spec import resolve
+from foretell.spec import pieces, resolve
 from foretell.strategies.plain import Plain
 from foretell.strategy import Speculative, Strategy
 from foretell.tree import TokenTree
@@ -450,10 +450,11 @@ def claiming(*guarantees: str, kind: str = "drafter") -> list[str]:
 
 def build(spec: str, rule: str = "default", nodes: int = 6) -> Strategy:
     """The spec with a fixed number of nodes, so that no timing decides which tree is verified."""
-    if registry.kind_of(spec.partition(":")[0]) != "drafter":
+    last = pieces(spec)[-1]
+    if registry.kind_of(last.partition(":")[0]) != "drafter":
         return resolve(spec)[1]
     extra = f"rule={rule}" + ("" if "nodes=" in spec else f",nodes={nodes}")
-    return resolve(f"{spec}{',' if ':' in spec else ':'}{extra}")[1]
+    return resolve(f"{spec}{',' if ':' in last else ':'}{extra}")[1]
 
 
 @cache

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.costs import Costs
+from foretell.drafter import Drafter
 from foretell.engine import Context, Engine, Request
 from foretell.models.toy import Toy
 from foretell.policy import PRIOR, PROBE, STAY, Policy
+from foretell.spec import resolve
+from foretell.strategy import Speculative
 from foretell.tree import Law, TokenTree
 from foretell.types import Outcome, Sampling
 from tests import laws
@@ -28,6 +33,7 @@ def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Poli
     engine.costs["target"].seconds = dict(seconds)
     context = Context(engine, Request([1], laws.build("ngram"), Sampling()))
     context.live.append(None)  # type: ignore[arg-type]  # the request itself
+    context.timed = not nodes
     return Policy(context, nodes, whole)
 
 
@@ -181,3 +187,36 @@ def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
     long = TokenTree(0).chain([1] * 9)
     assert make(STEEP, nodes=9).fit(long) is long and make(STEEP, whole=True).fit(long) is long
     assert make(FLAT, nodes=5).budget() == 6 and make(FLAT).budget() == 17
+
+
+def test_where_time_may_not_decide_the_size_is_fixed() -> None:
+    policy = make(STEEP)
+    policy.ctx.timed = False
+    fixed = Policy(policy.ctx, 0)
+    assert fixed.budget() == 17 and len(fixed.fit(TokenTree(0).chain([1] * 16), 99.0)) == 17
+    fixed.worth.wait = 9
+    assert fixed.budget() == 17
+
+
+@pytest.mark.parametrize(("spec", "temperature", "timed"), [
+    ("ngram", 0.0, True), ("ngram", 1.0, True), ("ngram:nodes=4", 0.0, False), ("ngram:rule=coin", 0.0, True),
+    ("ngram:rule=coin", 1.0, False), ("draft", 0.0, True), ("draft", 1.0, False), ("ngram+draft", 1.0, False),
+])  # fmt: skip
+def test_time_decides_nothing_that_would_change_samples(spec: str, temperature: float, timed: bool) -> None:
+    seen = []
+
+    @dataclass(frozen=True)
+    class Spy(Drafter):
+        draws = "draft" in spec
+
+        def start(self, ctx: Context) -> None:
+            seen.append(ctx.timed)
+
+        def propose(self, ctx: Context, state: None, budget: int) -> TokenTree:
+            return TokenTree(ctx.tokens[-1])
+
+    strategy = resolve(spec)[1]
+    assert isinstance(strategy, Speculative)
+    setting = laws.Setting(Sampling(temperature=temperature, max_new_tokens=2))
+    laws.generate(Speculative(Spy(), strategy.rule, strategy.nodes), [1], setting, {"target": Toy(4)})
+    assert seen == [timed]
