@@ -21,7 +21,7 @@ class Rule:
     """The base of a rule, which is a frozen dataclass with `verify`; see verify.walk for what that is given."""
 
     needs = "any tree"  # in words, for the error
-    exact = True
+    exact = greedy = True  # its law is the target's; at temperature 0 it is the walk
 
     def accepts(self, tree: TokenTree) -> bool:
         return True  # of any laws and shape
@@ -30,8 +30,8 @@ class Rule:
         raise NotImplementedError
 
     def __call__(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        """Verifies; with a greedy target every rule is the walk. Raises BadConfig for a tree it does not accept."""
-        if target.sampler.greedy:
+        """Verifies; with a greedy target nearly every rule is the walk. Raises BadConfig for a tree it does not accept."""
+        if target.sampler.greedy and self.greedy:
             return walk(tree, target, rng, position)
         if not self.accepts(tree):
             raise BadConfig(f"rule {type(self).__name__.lower()!r} cannot verify these trees: it needs {self.needs}")

@@ -131,13 +131,17 @@ def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec:
 
 
 @pytest.mark.parametrize(("spec", "rule"), LOSSY)
-def test_lossy_rules_say_so_and_are_greedy_at_temperature_zero(spec: str, rule: str) -> None:
+def test_lossy_rules_say_so_and_most_are_greedy_at_temperature_zero(spec: str, rule: str) -> None:
     card = cards.card(rule, "rule")
     kind, _, change = card.guarantee.partition(":")
     assert kind == "lossy" and len(change.split()) > 3, "what changes must be told"
     with pytest.raises(AssertionError, match="the law of the first"):
         laws.check_law(laws.build(spec, rule), "plain")
-    laws.check_greedy([laws.build(spec, rule)], 40)
+    if registry.load(rule, "rule").greedy:
+        laws.check_greedy([laws.build(spec, rule)], 40)
+    else:
+        with pytest.raises(AssertionError, match="where plain decoding gives"):
+            laws.check_greedy([laws.build(spec, rule)], 40)
 
 
 @pytest.mark.parametrize("rule", registry.names("rule"))

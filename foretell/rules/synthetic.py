@@ -1,0 +1,58 @@
+"""Accepts drafts by a coin: for trying schedules, sizes and machines with an acceptance of one's choice.
+
+The first child of a node is accepted with chance `rate`, each further one with `fall` times the chance of the one before
+it, whatever the target says; the token after the path is the target's. So the speed of a method can be measured for an
+acceptance that no model at hand has: `draft:length=6,rule=synthetic,rate=0.9`. The text is worthless.
+
+Paper: none, it is a measuring device
+Guarantee: lossy: the text is made of whatever was drafted, at temperature 0 too; only its speed means something
+Cost: none
+Needs: any tree
+Trains: nothing
+Differs: there is no paper
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.errors import BadConfig
+from foretell.rng import Door
+from foretell.sampling import Target
+from foretell.tree import TokenTree
+from foretell.types import Outcome
+from foretell.verify import Rule
+
+
+@dataclass(frozen=True)
+class Synthetic(Rule):
+    """Both are probabilities."""
+
+    rate: float = 0.7  # that the first child of an accepted node is accepted
+    fall: float = 0.5  # what is left of it for each further child
+
+    exact = greedy = False
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "fall"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadConfig.field(name, getattr(self, name), "from 0 to 1")
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        node, tries, outcome = 0, 0, Outcome([], -1)
+        while True:
+            chance, before = self.rate, node
+            for child in dict.fromkeys(tree.tries[node]):
+                tries += 1
+                taken = rng.accept(chance, "accept", position, tries)
+                outcome.tested.append((child, taken))
+                if taken:
+                    outcome.path.append(child)
+                    node = child
+                    break
+                chance *= self.fall
+            if node == before:
+                break
+        greedy = target.sampler.greedy
+        token = target.best(node) if greedy else rng.sample(target.p(node), "target", position + tree.depths[node])
+        return Outcome(outcome.path, token, outcome.tested)
