@@ -50,6 +50,17 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     return wrap(hf, tokenizer, second, name, path)
 
 
+def load_tokenizer(source: str | Path = "demo", revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer alone, of `demo`, a folder or a hub id; code that comes with it is never run. Raises BadModel."""
+    name = str(source)
+    path = _folder(name)
+    try:
+        return AutoTokenizer.from_pretrained(path or name, revision=revision, trust_remote_code=False)  # type: ignore[no-any-return]
+    except Exception as error:  # transformers raises nearly anything here
+        raise BadModel(f"{name}: no usable tokenizer ({_line(error)}); give `demo`, a folder with tokenizer.json or "
+                       "a hub id") from error  # fmt: skip
+
+
 def _folder(name: str) -> Path | None:
     """The local folder a name means, checked; None: it is a hub id."""
     if name in ("demo", "demo-draft"):
