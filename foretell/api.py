@@ -178,8 +178,9 @@ class LM:
 
         Read from the user's cache folder, or measured (a few seconds) and kept there; `fresh` measures in any case.
         """
-        target = self.models["target"]
-        with Progress(*COLUMNS, console=Console(stderr=True), transient=True) as progress:
+        target, console = self.models["target"], Console(stderr=True)
+        # Off a terminal rich would write an empty line.
+        with Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"measuring {target.name}", visible=False, total=None)
 
             def tell(done: int, total: int) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 import foretell
 from foretell import cli, registry
 from foretell.errors import BadConfig
+from foretell.ops import datastore
 from foretell.prompts import read_prompts
 from tests import tiny
 
@@ -151,6 +152,14 @@ def test_the_module_is_the_command() -> None:
             ["train", "lm", "--out", "{folder}/config.json/o", "--corpus", "{folder}/config.json", "--text", "t"],
             "config.json",
         ),
+        (["datastore", "stdlib", "--out", "{tmp}/x"], "--tokenizer"),
+        (["datastore", "stdlib", "--tokenizer", "./none", "--out", "{tmp}/x"], "./none"),
+        (["datastore", "./none", "--tokenizer", "{folder}", "--out", "{tmp}/x"], "error: ./none: no such file"),
+        (["datastore", "{folder}/model.safetensors", "--tokenizer", "{folder}", "--out", "{tmp}"], "is a folder"),
+        (["datastore", "{tmp}", "--tokenizer", "{folder}", "--out", "{tmp}/x"], "no tokens"),
+        (["datastore", "t", "--tokenizer", "{folder}", "--out", "{folder}/config.json/x"], "config.json"),
+        (["generate", "x", "--model", "{folder}", "--method", "rest"], "foretell datastore"),
+        (["generate", "x", "--model", "{folder}", "--json", "--method", "rest:path={folder}/config.json"], "json: dam"),
         (["nonsense"], "nonsense"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
@@ -209,6 +218,36 @@ def test_training_is_a_command(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("generate", "The", "--model", str(tmp_path / "run" / "model"), "--max-new-tokens", "3", "--json")
     assert code == 0 and len(json.loads(out)["tokens"]) <= 3
     assert run(*args, "--seed", "1")[0] == 2, "a run with other settings must not be continued"
+
+
+def test_a_datastore_is_a_command(run: Any, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, out = tmp_path / "texts", tmp_path / "new" / "x.safetensors"
+    texts.mkdir()
+    (texts / "a.md").write_text(tiny.TEXTS[0])
+    (texts / "b.jsonl").write_text(
+        "".join(json.dumps({"text": t}) + "\n" for t in (*tiny.TEXTS[1:], "", "half \ud83d")) * 50
+    )
+    args = ["--tokenizer", folder, "--out", str(out)]
+    code, said, err = run("datastore", str(texts), str(texts / "a.md"), *args)
+    store = datastore.load(out)
+    ids = [tiny.tokenizer()(t, add_special_tokens=False)["input_ids"] for t in (*tiny.TEXTS, "half ?")]
+    tokens = [*ids[0], *(ids[1] + ids[2] + ids[3]) * 50, *ids[0]]
+    assert code == 0 and err == "" and store.documents == 152 and said.count("\n") == 1
+    assert said.startswith(f"{out}: 152 documents, {len(store.tokens):,} tokens, ") and f"rest:path={out}" in said
+    assert store.tokens[store.tokens < store.vocab].tolist() == tokens and list(out.parent.iterdir()) == [out]
+    # What was built is what the model's own tokenizer is compared with.
+    method = ["--method", f"rest:path={out},least=1,nodes=8", "--json", "--temperature", "1"]
+    code, said, _ = run("generate", "--model", folder, *method, *SHORT, CODE)
+    assert code == 0 and json.loads(said)["stats"]["drafted"] > 0
+    monkeypatch.setattr(foretell.LM, "decode", lambda self, tokens: "?")
+    code, _, err = run("generate", "--model", folder, *method, *SHORT, CODE)
+    assert code == 2 and "another tokenizer" in err and err.count("\n") == 1
+
+
+def test_texts_that_are_not_utf8_are_told(run: Any, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    code, _, err = run("datastore", str(tmp_path), "--tokenizer", folder, "--out", str(tmp_path / "x"))
+    assert code == 2 and "is not UTF-8" in err and err.count("\n") == 1 and len(list(tmp_path.iterdir())) == 1
 
 
 def test_every_field_of_the_trainer_is_an_option() -> None:
