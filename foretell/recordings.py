@@ -97,7 +97,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
                     row = json.loads(line.decode("utf-8").rstrip())
                     if b"\\ud" in line.lower():  # half a character, which no tokenizer takes, is written so
                         json.dumps(row, ensure_ascii=False).encode("utf-8")
-                except UnicodeError as error:
+                except (UnicodeDecodeError, UnicodeEncodeError) as error:
                     raise BadConfig(f"{where}: not UTF-8 ({error.reason}); write it as UTF-8") from None
                 except json.JSONDecodeError as error:
                     what = f"{error.msg} at column {error.colno}"
