@@ -196,6 +196,10 @@ class Decoder(Model):
         finally:
             STEP.reset(token)
 
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
+        return self.loop.embedded(torch.tensor(tokens, device=self.device))
+
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,
             taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
         hidden: dict[int, torch.Tensor] = {}
