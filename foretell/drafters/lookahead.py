@@ -1,0 +1,164 @@
+"""Guesses a window of future tokens by Jacobi iteration and drafts the n-grams its trajectories left behind.
+
+Beside every verified token the target answers for a window of guessed ones: `window` columns of n - 1 levels, each
+level the target's best tokens for the one before. A full column and its next token are an n-gram that the target
+itself wrote; a pool keeps the most recent ones by their first token, and those that begin with the last committed token
+are the drafts. Window and drafts are one tree: the first level is a chain, and every column hangs below its place in
+that chain. So the window is verified too and may be accepted.
+
+Paper: Fu, Bailis, Stoica, Zhang, Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, arXiv:2402.02057
+Guarantee: exact
+Cost: target 1
+Needs: a model that takes trees
+Trains: nothing
+Differs: the defaults are the authors' advice for 7B models (their code's own are 60, 8, 60); the window begins with tokens spread evenly over the prompt, where the reference takes random ones of it; window nodes can be accepted; a fully matched draft gives its bonus token, which the reference drops when sampling; where the budget is smaller than the tree, drafts are left out down to the most recent one, then columns from the right, which wait as they are; the pool is bounded
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from foretell.drafter import Drafter, Step
+from foretell.engine import Context
+from foretell.errors import BadConfig
+from foretell.tree import TokenTree
+
+# Estimated chances before anything was measured: of the most recent draft's first token, of each older draft's
+# relative to the one before, of the next token of a draft, and of a window's token.
+FIRST, OLDER, NEXT, WINDOW = 0.4, 0.6, 0.7, 0.15
+GOLDEN = 0.618034  # multiples of it fall evenly over [0, 1)
+
+
+class Pool:
+    """What followed each token, at most `each` continuations a token and `size` in all.
+
+    Both are least recently used first: tokens by when they were last looked up or added to, the continuations of one
+    token by when they were last added.
+    """
+
+    def __init__(self, each: int, size: int):
+        self.each, self.size, self.count = each, size, 0
+        self.grams: OrderedDict[int, dict[tuple[int, ...], None]] = OrderedDict()
+
+    def add(self, token: int, gram: tuple[int, ...]) -> None:
+        grams = self.grams.setdefault(token, {})
+        self.grams.move_to_end(token)
+        if gram in grams:
+            del grams[gram]
+        elif len(grams) == self.each:
+            del grams[next(iter(grams))]
+        else:
+            self.count += 1
+        grams[gram] = None
+        if self.count > self.size:
+            oldest, grams = next(iter(self.grams.items()))
+            del grams[next(iter(grams))]
+            self.count -= 1
+            if not grams:
+                del self.grams[oldest]
+
+    def recent(self, token: int) -> list[tuple[int, ...]]:
+        """The continuations of `token`, most recent first."""
+        if token not in self.grams:
+            return []
+        self.grams.move_to_end(token)
+        return list(reversed(self.grams[token]))
+
+
+@dataclass
+class State:
+    """`columns[j]`: the guesses of column j, oldest level first; that of column 0 is the root itself."""
+
+    pool: Pool
+    columns: list[list[int]]
+    shown: int = 0  # columns that stand in the tree proposed last
+    done: int = 0  # n-grams of the text that are in the pool, where it takes them
+
+
+@dataclass(frozen=True)
+class Lookahead(Drafter):
+    """Counts, and a choice."""
+
+    window: int = 7  # columns
+    n: int = 5  # tokens of an n-gram: one more than the levels of the window
+    guesses: int = 7  # n-grams drafted at most
+    pool_from_prompt: bool = False  # the text's own n-grams go into the pool too
+    pool: int = 65536  # n-grams a request keeps at most
+
+    needs = ("tree", "rows")
+    whole = True  # a window cut at random places would lose its trajectories
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("window", 1, 128), ("n", 2, 32), ("guesses", 1, 128), ("pool", 1, 1 << 24)):
+            if not low <= getattr(self, name) <= high:
+                raise BadConfig.field(f"lookahead:{name}", getattr(self, name), f"between {low} and {high}")
+
+    def start(self, ctx: Context) -> State:
+        # While the window fills, each step adds a level and moves on by a column, so it begins n - 2 columns wider.
+        tokens, width = ctx.tokens, self.window + self.n - 3
+        columns = [[tokens[-1]], *([tokens[int(i * GOLDEN % 1 * len(tokens))]] for i in range(1, width + 1))]
+        state = State(Pool(self.guesses, self.pool), columns, done=max(0, len(tokens) - self.n + 1 - self.pool))
+        self.read(ctx, state)
+        return state
+
+    def read(self, ctx: Context, state: State) -> None:
+        """Takes the text's new n-grams into the pool."""
+        if self.pool_from_prompt:
+            tokens, end = ctx.tokens, len(ctx.tokens) - self.n + 1
+            for i in range(state.done, end):
+                state.pool.add(tokens[i], tuple(tokens[i + 1 : i + self.n]))
+            state.done = max(state.done, end)
+
+    def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
+        tree, columns, depth, room = TokenTree(ctx.tokens[-1]), state.columns, ctx.depth, budget - 1
+        columns[0][0] = tree.tokens[0]
+        grams = state.pool.recent(tree.tokens[0])
+        spare = min(self.n - 1, depth) if grams else 0  # for one draft, without which the window is for nothing
+        state.shown = 0
+        for j, column in enumerate(columns):
+            cost = len(column) - (j == 0)
+            if room - cost < spare or j + len(column) - 1 > depth:
+                break
+            room -= cost
+            state.shown += 1
+        size = 1 + room  # of the tree when the drafts are in it
+        for rank, gram in enumerate(grams):
+            node, chance = 0, FIRST * OLDER**rank
+            for token in gram[:depth]:
+                if len(tree) == size and tree.child(node, token) < 0:
+                    break
+                node = tree.add(node, token, None, tree.values[node] * chance, "lookahead", match=1)
+                chance = NEXT
+        chain = 0
+        for j, column in enumerate(columns[: state.shown]):
+            if j:
+                chain = tree.add(chain, column[0], None, tree.values[chain] * WINDOW, "lookahead")
+            node = chain
+            for token in column[1:]:
+                node = tree.add(node, token, None, tree.values[node] * WINDOW, "lookahead")
+        return tree
+
+    def observe(self, ctx: Context, state: State, step: Step) -> None:
+        self.read(ctx, state)
+        # Found again by their tokens: a draft may share nodes with the window, and the tree may have been cut.
+        tree, columns, ends, chain, shown = step.tree, state.columns, [], 0, state.shown
+        state.shown = 0  # a step may come that does not ask for drafts
+        for j, column in enumerate(columns[:shown]):
+            node = chain = tree.child(chain, column[0]) if j else 0
+            for token in column[1:]:
+                node = tree.child(node, token) if node >= 0 else -1
+            if node < 0:
+                break
+            ends.append(node)
+        filling = len(columns) > self.window
+        if not ends or (filling and len(ends) == 1):  # moving on now would lose a column and gain nothing
+            return
+        best = step.reply.logits[ends].argmax(-1).tolist()
+        for column, token in zip(columns, best, strict=False):
+            if len(column) == self.n - 1:
+                state.pool.add(column[0], (*column[1:], token))
+                del column[0]
+            column.append(token)
+        if filling:
+            del columns[0]
