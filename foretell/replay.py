@@ -22,7 +22,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.models.recording import Recording
 from foretell.plot import bars
 from foretell.recordings import Document
-from foretell.spec import Encode, resolve
+from foretell.spec import resolve
 from foretell.strategy import Speculative, Strategy
 from foretell.types import Sampling
 
@@ -130,7 +130,7 @@ def replay(tokenizer: PreTrainedTokenizerBase, methods: Sequence[str | Drafter |
     if not methods:
         raise BadConfig("no methods: name at least one, such as ngram")
     vocab = max(tokenizer.get_vocab().values()) + 1
-    players = [_Player(spec, nodes, vocab, lambda text: _encode(tokenizer, text)) for spec in methods]
+    players = [_Player(spec, nodes, vocab, tokenizer) for spec in methods]
     report = Report(nodes, fresh, [Row(player.name) for player in players])
     for document in documents:
         tokens: list[int] = []
@@ -156,10 +156,10 @@ def replay(tokenizer: PreTrainedTokenizerBase, methods: Sequence[str | Drafter |
 class _Player:
     """One method with its engine, whose stores live as long as it does."""
 
-    def __init__(self, spec: str | Drafter | Strategy, nodes: int, vocab: int, encode: Encode):
+    def __init__(self, spec: str | Drafter | Strategy, nodes: int, vocab: int, tokenizer: PreTrainedTokenizerBase):
         if spec == "auto":
             raise BadConfig("auto chooses by measured cost, and a recording has none: name methods, such as ngram")
-        name, self.strategy = resolve(spec, encode)
+        name, self.strategy = resolve(spec, lambda text: _encode(tokenizer, text))
         self.name = spec if isinstance(spec, str) else name
         if isinstance(self.strategy, Speculative) and not self.strategy.nodes:
             self.strategy = dataclasses.replace(self.strategy, nodes=nodes)
@@ -169,14 +169,18 @@ class _Player:
         if missing:
             cure = "name methods that work on text alone, such as ngram"
             raise Unsupported.missing(self.name, "a recording", " and ".join(missing), cure)
-        self.recording = Recording(vocab)
+        self.recording, self.tokenizer = Recording(vocab), tokenizer
         self.engine = Engine({"target": self.recording})
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """As LM.decode, for methods that compare tokenizers."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def play(self, prompt: list[int], answer: list[int]) -> Tally:
         """Generates `answer` behind `prompt` as it was recorded."""
         self.recording.text = prompt + answer
         sampling = Sampling(max_new_tokens=len(answer), ignore_eos=True)
-        live = self.engine.add(Request(prompt, self.strategy, sampling, self.name))
+        live = self.engine.add(Request(prompt, self.strategy, sampling, self.name, self.decode))
         for _ in self.engine.run():
             pass
         if live.error:

@@ -103,6 +103,24 @@ def test_nodes_are_the_size_where_a_method_does_not_say() -> None:
 
 
 @dataclass(frozen=True)
+class Reading(Drafter):
+    """Drafts nothing, and notes the request's text."""
+
+    seen: list[str] = field(default_factory=list, hash=False)
+
+    def propose(self, ctx: Context, state: None, budget: int) -> TokenTree:
+        assert ctx.request.text is not None
+        self.seen.append(ctx.request.text(ctx.tokens))
+        return TokenTree(ctx.tokens[-1])
+
+
+def test_a_drafter_can_read_the_text() -> None:
+    reader = Reading()
+    replay(tiny.tokenizer(), [reader], [[("caf", "é 🙂"), (" naïve", "x")]])
+    assert reader.seen[0] == "caf" and reader.seen[-1] == "café 🙂 naïve"
+
+
+@dataclass(frozen=True)
 class Remembering(Drafter):
     """Says of each token what followed it in any request so far."""
 
