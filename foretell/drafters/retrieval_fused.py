@@ -11,7 +11,7 @@ Guarantee: exact
 Cost: target 1, draft length
 Needs: a model that takes trees; a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
 Trains: the draft model, best distilled from the target
-Differs: continuations come from the text itself (the paper also asks a datastore); the paper drafts with a trained head; the threshold's value is ours, the paper tunes it; a text beyond the draft model's context or vocabulary is continued by its own copies alone, none of them dropped
+Differs: continuations come from the text itself (the paper also asks a datastore); the paper drafts with a trained head; the threshold is low by default, to suit weak draft models too (the paper tunes its own); a text beyond the draft model's context or vocabulary is continued by its own copies alone, none of them dropped
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RetrievalFused(Drafter):
 
     length: int = 4  # tokens of a drafted chain
     drafts: int = 1  # chains: independent ones, at temperature 0 the most probable ones
-    threshold: float = 0.05  # a continuation whose first token is less likely than this is dropped
+    threshold: float = 0.001  # a continuation whose first token is less likely than this is dropped
     longest: int = 3  # n-gram looked up first
     shortest: int = 1  # n-gram looked up last
     places: int = 32  # most recent places of an n-gram that are copied from
