@@ -1,0 +1,343 @@
+"""Stand: the means it keeps, the laws it draws from, the shape of its trees; its exactness is in test_laws.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.drafter import Step
+from foretell.drafters.stand import CHANCE, Memory, Stand, shape
+from foretell.engine import Context, Engine, Request
+from foretell.errors import BadConfig
+from foretell.models.toy import Toy
+from foretell.outcomes import Enumerator
+from foretell.strategy import Speculative
+from foretell.tree import TokenTree
+from foretell.types import Outcome, Reply, Sampling
+from tests import laws
+
+SPECS = ["stand:n=2,k=2,size=3", "stand:n=3,nodes=16"]
+VOCAB = 6
+
+
+def context(drafter: Stand, prompt: Sequence[int], sampling: Sampling | None = None, engine: Engine | None = None,
+            **more: Any) -> Context:  # fmt: skip
+    engine = engine or Engine({"target": Toy(VOCAB)})
+    sampling = sampling or Sampling(max_new_tokens=40, temperature=1.0)
+    return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scoped(drafter)
+
+
+def memory(n: int = 4, k: int = 3, vocab: int = VOCAB, limit: int = 1 << 20) -> Memory:
+    return Memory(n, k, vocab, limit)
+
+
+def entry(store: Memory, *gram: int) -> dict[int, float]:
+    slot = store.slots[gram]
+    return dict(zip(store.ids[slot].tolist(), store.probs[slot].tolist(), strict=True))
+
+
+# --- the memory
+
+
+def test_a_token_absent_from_a_row_decays() -> None:
+    store = memory(k=4, vocab=9)
+    store.learn((1, 2), [0, 1, 2, 3], [0.7, 0.2, 0.05, 0.0])
+    store.learn((1, 2), [1, 0, 4, 5], [0.6, 0.3, 0.05, 0.0])
+    assert entry(store, 1, 2) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.025, 4: 0.025})
+    store.learn((1, 2), [7, 8, 0, 1], [0.6, 0.3, 0.0, 0.0])
+    assert entry(store, 1, 2) == pytest.approx({0: 1 / 3, 1: 0.8 / 3, 7: 0.2, 8: 0.1})
+    assert store.probs[0].tolist() == sorted(store.probs[0].tolist(), reverse=True)
+
+
+Rows = list[tuple[tuple[int, ...], list[float]]]
+grams = st.lists(st.integers(0, 2), min_size=2, max_size=4).map(tuple)
+rows = st.lists(st.tuples(grams, st.permutations(range(1, VOCAB + 1))), max_size=20)
+
+
+def best(weights: Sequence[float], k: int) -> tuple[list[int], list[float]]:
+    order = sorted(range(len(weights)), key=lambda t: -weights[t])[:k]
+    return order, [weights[t] / sum(weights) for t in order]
+
+
+@given(rows)
+def test_with_room_for_every_token_a_mean_is_the_mean(seen: Rows) -> None:
+    store = memory(k=VOCAB)
+    for gram, weights in seen:
+        store.learn(gram, *best(weights, VOCAB))
+    for gram in {gram for gram, _ in seen}:
+        all_rows = [[w / sum(weights) for w in weights] for g, weights in seen if g == gram]
+        means = {t: sum(row[t] for row in all_rows) / len(all_rows) for t in range(VOCAB)}
+        assert entry(store, *gram) == pytest.approx(means, abs=1e-5)
+        assert store.counts[store.slots[gram]] == len(all_rows)
+
+
+@given(rows, st.integers(1, 9))
+def test_the_one_met_longest_ago_gives_way(seen: Rows, room: int) -> None:
+    store, wide = memory(), memory()
+    store.capacity = room
+    store._make(64)
+    for gram, weights in seen:
+        store.learn(gram, *best(weights, 3))
+        wide.learn(gram, *best(weights, 3))
+        assert list(store.slots) == list(wide.slots)[-room:]
+        assert sorted(store.slots.values()) == [*range(len(store.slots))]
+    last = {gram: i for i, (gram, _) in enumerate(seen)}
+    assert list(wide.slots) == sorted(last, key=last.__getitem__)
+
+
+def test_it_stays_within_its_bytes() -> None:
+    for limit in (1, 5_000, 40_000):
+        store = memory(limit=limit, vocab=1000, k=10)
+        for i in range(300):
+            store.learn((i, i + 1), range(10), [0.1] * 10)
+            assert store.nbytes <= limit or len(store.slots) == 1
+        assert (299, 300) in store.slots and len(store.slots) == min(300, store.capacity)
+
+
+def test_its_bytes_are_told_about_right() -> None:
+    store = memory(limit=1 << 30, vocab=100_000, k=10)
+    for i in range(5000):
+        store.learn(tuple(range(9 * i + 1000, 9 * i + 1002 + i % 3)), range(10), [0.1] * 10)
+    keys = sum(sys.getsizeof(gram) + sum(map(sys.getsizeof, gram)) for gram in store.slots)
+    slots = sum(map(sys.getsizeof, store.slots.values()))
+    true = sys.getsizeof(store.slots) + keys + slots + store.ids.nbytes + store.probs.nbytes + store.counts.nbytes
+    assert 0.75 < store.nbytes / true < 1.33
+
+
+@given(rows, st.integers(1, 30))
+def test_saved_and_restored_it_goes_on_as_before(seen: Rows, room: int) -> None:
+    store, other = memory(), memory()
+    for gram, weights in seen:
+        store.learn(gram, *best(weights, 3))
+    other.capacity = room
+    other.restore(store.tensors())
+    assert list(other.slots) == list(store.slots)[-room:]
+    if room >= len(store.slots):
+        for a in (store, other):
+            a.learn((0, 0), [1, 2, 3], [0.5, 0.25, 0.125])
+    for gram in other.slots:
+        assert entry(other, *gram) == entry(store, *gram)
+        assert other.counts[other.slots[gram]] == store.counts[store.slots[gram]]
+    assert list(other.tensors()) == ["grams", "ids", "probs", "counts"]
+
+
+@pytest.mark.parametrize(("name", "change", "complaint"), [
+    ("grams", None, "grams is missing"), ("counts", None, "counts is missing"),
+    ("ids", lambda x: x.long(), "ids .*not torch.int32"), ("probs", lambda x: x[:, :2], "probs .*shape"),
+    ("grams", lambda x: x[:1], "not of shape"), ("grams", lambda x: x.flatten(), "grams .*shape"),
+    ("grams", lambda x: x + 4, "no n-gram"), ("grams", lambda x: x.flip(-1), "no n-gram"),
+    ("grams", lambda x: x - 3, "no n-gram"), ("grams", lambda x: x[:1].expand(2, -1), "twice"),
+    ("ids", lambda x: x + 4, "beyond the vocabulary"), ("ids", lambda x: x * 0, "a token twice"),
+    ("probs", lambda x: x * torch.nan, "not probabilities"), ("probs", lambda x: x * 9, "not probabilities"),
+    ("probs", lambda x: x.flip(-1), "not best first"), ("counts", lambda x: x * 0, "not positive"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused_and_change_nothing(name: str, change: Any, complaint: str) -> None:
+    store = memory()
+    store.learn((0, 1), [0, 1, 2], [0.5, 0.3, 0.1])
+    store.learn((0, 1, 2, 3), [3, 1, 2], [0.6, 0.2, 0.1])
+    tensors = store.tensors()
+    good = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(good)
+    before = memory()
+    before.learn((5, 5), [5, 4, 3], [0.5, 0.3, 0.1])
+    with pytest.raises(ValueError, match=complaint):
+        before.restore(tensors)
+    assert list(before.slots) == [(5, 5)] and entry(before, 5, 5) == pytest.approx({5: 0.5, 4: 0.3, 3: 0.1})
+
+
+# --- what is learnt
+
+
+def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
+    drafter = Stand(k=2)
+    ctx = context(drafter, [1, 2, 3])
+    state = drafter.start(ctx)
+    tree = TokenTree(3).chain([4, 5])
+    tree.add(0, 0)
+    ctx.tokens.extend([4, 5, 1])
+    logits = torch.arange(4 * VOCAB, dtype=torch.float64).reshape(4, VOCAB).sin()
+    drafter.observe(ctx, state, Step(tree, Reply(logits, {}, [0, 1, 2, 3]), Outcome([1, 2], 1), [4, 5, 1]))
+    texts = {0: [1, 2, 3], 1: [1, 2, 3, 4], 2: [2, 3, 4, 5]}  # node: the end of the text before its row
+    want = {tuple(text[-n:]): node for node, text in texts.items() for n in range(2, len(text) + 1)}
+    assert set(state[0].slots) == set(want)
+    for gram, node in want.items():
+        p = logits[node].softmax(-1).tolist()
+        assert entry(state[0], *gram) == pytest.approx(dict(sorted(enumerate(p), key=lambda item: -item[1])[:2]))
+
+
+def test_rows_beyond_an_end_are_not_learnt() -> None:
+    drafter = Stand(n=2)
+    ctx = context(drafter, [1, 2])
+    state = drafter.start(ctx)
+    ctx.tokens.append(3)
+    step = Step(TokenTree(2).chain([3, 4]), Reply(torch.zeros(3, VOCAB), {}, [0, 1, 2]), Outcome([1, 2], 5), [3])
+    drafter.observe(ctx, state, step)
+    assert list(state[0].slots) == [(1, 2)]
+
+
+def test_the_memory_is_shared_in_a_tenant_and_not_beyond() -> None:
+    engine, drafter = Engine({"target": Toy(VOCAB)}), Stand()
+    a, b, c = (drafter.start(context(drafter, [1, 2], engine=engine, tenant=t)) for t in ("x", "x", "y"))
+    assert a[0] is b[0] and a[0] is not c[0] and a[1] is not b[1]
+
+
+# --- the trees
+
+
+def filled(drafter: Stand, ctx: Context, seed: int = 0) -> Any:
+    """The state, with a memory that knows every pair, and some longer n-grams."""
+    state, draw = drafter.start(ctx), np.random.default_rng(seed)
+    for gram in [(a, b) for a in range(VOCAB) for b in range(VOCAB)] + [(1, 2, 3), (2, 3, 1), (1, 2, 3, 1)]:
+        order, weights = draw.permutation(VOCAB)[: state[0].k], sorted(draw.random(state[0].k), reverse=True)
+        state[0].learn(gram, order.tolist(), [w / (sum(weights) * 1.1) for w in weights])
+    return state
+
+
+def expected(ctx: Context, state: Any, n: int, words: list[int]) -> list[float]:
+    """The law (V,) of a node, worked out with plain loops: longest n-gram, temperature, top-k."""
+    text = [*ctx.tokens, *words]
+    for size in range(min(n, len(text)), 1, -1):
+        gram = tuple(text[-size:])
+        if gram in state[0].slots:
+            weights = entry(state[0], *gram)
+            break
+    else:
+        return [0.0] * VOCAB
+    s = ctx.sampler.sampling
+    powers = {t: w ** (1 / s.temperature) for t, w in weights.items()}
+    if s.top_k:
+        powers = {t: w for t, w in powers.items() if w >= sorted(powers.values())[-min(s.top_k, len(powers))]}
+    return [powers.get(t, 0.0) / sum(powers.values()) for t in range(VOCAB)]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 99), st.integers(1, 14), st.sampled_from([0, 2]), st.floats(0.3, 2.0), st.integers(1, 4))
+def test_children_are_drawn_without_replacement_from_the_laws_they_declare(
+    seed: int, budget: int, top_k: int, temperature: float, depth: int
+) -> None:
+    drafter = Stand(n=3, k=4)
+    sampling = Sampling(max_new_tokens=depth + 1, temperature=temperature, top_k=top_k, seed=seed)
+    ctx = context(drafter, [1, 2, 3], sampling)
+    state = filled(drafter, ctx, seed)
+    tree, plan = drafter.propose(ctx, state, budget), shape(budget)
+    tree.check()
+    assert len(tree) <= budget and max(tree.depths) <= depth and (len(tree) > 1) == (budget > 1)
+    for node, tries in enumerate(tree.tries):
+        p = expected(ctx, state, 3, tree.words(node))
+        for child in tries:
+            law = tree.laws[child]
+            assert law is not None and law.dense(VOCAB).tolist() == pytest.approx([x / sum(p) for x in p], abs=1e-6)
+            assert float(law.probs.sum()) == pytest.approx(1, abs=1e-12) and law.prob(tree.tokens[child]) > 0
+            assert tree.values[child] <= tree.values[node]
+            p[tree.tokens[child]] = 0.0
+    if not top_k and depth >= max(plan.depths):
+        assert sorted(tree.parents) == sorted(plan.parents) or len(tree) == budget, "the memory knew every node"
+        assert sorted(tree.depths) == sorted(plan.depths)
+
+
+def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
+    """All outcomes of one draft: each set of draws is as likely as the product of the declared probabilities."""
+    drafter = Stand(n=3, k=3)
+    total = 0.0
+
+    def once(door: Enumerator) -> TokenTree:
+        ctx = context(drafter, [1, 2, 3], rng=door)
+        state = filled(drafter, ctx)
+        return drafter.propose(ctx, state, 5)
+
+    for weight, tree in Enumerator.walk(once):
+        product = 1.0
+        for node in range(1, len(tree)):
+            law = tree.laws[node]
+            assert law is not None
+            product *= law.prob(tree.tokens[node])
+        assert weight == pytest.approx(product, abs=1e-12)
+        total += weight
+    assert total == pytest.approx(1)
+
+
+def test_a_drawn_tree_keeps_its_laws_while_others_learn() -> None:
+    drafter = Stand()
+    ctx = context(drafter, [1, 2, 3])
+    state = filled(drafter, ctx)
+    tree = drafter.propose(ctx, state, 12)
+    before = [None if law is None else law.dense(VOCAB).tolist() for law in tree.laws]
+    for gram in list(state[0].slots):
+        state[0].learn(gram, range(VOCAB), [0.2, 0.2, 0.2, 0.2, 0.1, 0.1])
+    assert [None if law is None else law.dense(VOCAB).tolist() for law in tree.laws] == before
+
+
+def test_at_temperature_zero_the_best_tokens_are_proposed() -> None:
+    drafter = Stand(n=3)
+    ctx = context(drafter, [1, 2, 3], Sampling(max_new_tokens=40))
+    state = filled(drafter, ctx)
+    tree = drafter.propose(ctx, state, 30)
+    tree.check()
+    assert not tree.drawn and len(tree) == 30
+    for node, tries in enumerate(tree.tries):
+        slot = state[0].find([*ctx.tokens, *tree.words(node)])
+        assert [tree.tokens[t] for t in tries] == state[0].ids[slot].tolist()[: len(tries)]
+        assert [tree.values[t] for t in tries] == pytest.approx([tree.values[node] * c for c in CHANCE[: len(tries)]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_options_of_the_request_decide_what_can_be_drawn(temperature: float) -> None:
+    drafter = Stand(n=2)
+    bias = {4: 50.0, 5: -200.0}
+    ctx = context(drafter, [1, 2], Sampling(max_new_tokens=9, temperature=temperature, logit_bias=bias))
+    tree = drafter.propose(ctx, filled(drafter, ctx), 8)
+    firsts = [tree.tokens[t] for t in tree.tries[0]]
+    assert firsts[0] == 4 and len(firsts) > 1 and 5 not in firsts
+    banned = Sampling(max_new_tokens=9, temperature=temperature, bad_words=[[t] for t in range(3)])
+    ctx = context(Stand(n=2, k=3), [1, 2], banned)
+    state = ctx.owner.start(ctx)
+    state[0].learn((1, 2), [2, 0, 1], [0.5, 0.3, 0.1])
+    assert len(ctx.owner.propose(ctx, state, 8)) == 1, "all that is known here is banned"
+
+
+def test_what_only_the_text_knows_is_proposed_as_it_stood_there() -> None:
+    drafter = Stand(n=3)
+    ctx = context(drafter, [1, 2, 3, 1, 2])
+    state = drafter.start(ctx)
+    tree = drafter.propose(ctx, state, 4)
+    assert tree.tokens == [2, 3, 1, 2] and tree.is_chain
+    assert all(law is not None and law.prob(t) == 1.0 for law, t in zip(tree.laws[1:], tree.tokens[1:], strict=True))
+    state[0].learn((2, 3), [5, 4, 0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert drafter.propose(ctx, state, 4).tokens == [2, 3, 5], "the memory comes first"
+    assert len(drafter.propose(context(drafter, [4]), drafter.start(context(drafter, [4])), 4)) == 1
+
+
+def test_many_samples_of_one_problem_need_ever_fewer_steps() -> None:
+    engine, strategy = Engine({"target": Toy(16, sharpness=9.0, window=3)}), Speculative(Stand(), nodes=16)
+    mats = []
+    for seed in range(8):
+        live = engine.add(Request([1, 2, 3], strategy, Sampling(max_new_tokens=40, temperature=0.7, seed=seed)))
+        laws.finish(engine, live)
+        mats.append(live.ctx.stats.mat)
+    assert sum(mats[-3:]) > 1.2 * sum(mats[:3])
+
+
+def test_the_shape_has_every_node_after_its_parent_and_elder_siblings() -> None:
+    sizes = [len(shape(n)) for n in (1, 2, 17, 81)]
+    assert sizes == [1, 2, 17, 81]
+    large, small = shape(81), shape(17)
+    assert (large.parents[:17], large.tokens[:17]) == (small.parents, small.tokens)
+    for tries in large.tries:
+        assert [large.tokens[t] for t in tries] == list(range(len(tries)))
+
+
+@pytest.mark.parametrize(("field", "value", "allowed"), [
+    ("n", 1, "between 2 and 16"), ("n", 17, "between 2 and 16"), ("k", 0, "between 1 and 1024"),
+    ("size", 0, "between 1 and 1024"), ("size", 1025, "between 1 and 1024"), ("megabytes", 0, "between 1 and 1048576"),
+])  # fmt: skip
+def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int, allowed: str) -> None:
+    with pytest.raises(BadConfig, match=f"stand:{field}={value}: must be {allowed}"):
+        Stand(**{field: value})
