@@ -119,14 +119,14 @@ def identity(model: Model) -> str:
 
     inner = getattr(model, "model", None)
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
-    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else _processor()
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
     return " | ".join(map(str, (
         type(inner or model).__name__, size, model.vocab, len(model.layout), *sorted(set(model.layout)), model.dtype,
         device, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}", f"foretell {__version__}",
     )))  # fmt: skip
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name; what the platform module says where no file tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

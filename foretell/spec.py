@@ -65,10 +65,11 @@ def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
 
 
 def pieces(spec: str) -> list[str]:
-    """The parts of `a+b:x=1`; a + in the name of a file (`source=@a+b.txt`) joins nothing."""
+    """The parts of `a+b:x=1`; a + in the path of a file (`source=@a+b.txt`, `path=./a+b`) joins nothing."""
     found: list[str] = []
     for piece in spec.split("+"):
-        if found and "=@" in found[-1].rpartition(",")[2] and piece.partition(":")[0] not in names("drafter"):
+        value = found[-1].rpartition(",")[2].partition("=")[2] if found else ""
+        if (value.startswith("@") or "/" in value) and piece.partition(":")[0] not in names("drafter"):
             found[-1] += f"+{piece}"
         else:
             found.append(piece)
@@ -85,8 +86,9 @@ def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tup
     from foretell.strategy import Speculative
 
     if not isinstance(spec, str):
-        drafters = spec.parts if isinstance(spec, Composition) else (spec,)
-        name = "+".join(type(d).__module__.rpartition(".")[2].replace("_", "-") for d in drafters)
+        inner = spec.drafter if isinstance(spec, Speculative) else spec
+        joined = inner.parts if isinstance(inner, Composition) else (inner,)
+        name = "+".join(type(part).__module__.rpartition(".")[2].replace("_", "-") for part in joined)
         return name, Speculative(spec) if isinstance(spec, Drafter) else spec
     parts: list[tuple[str, str, dict[str, str]]] = []
     for piece in pieces(AUTO if spec == "auto" else spec):

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,7 +45,8 @@ class Store(Protocol):
 
 def stores(engine: Engine) -> Iterator[tuple[str, Drafter, str, Store]]:
     """(tenant, drafter, name, store) of everything that can be kept."""
-    for (tenant, owner, name), store in engine.stores.items():  # type: ignore[misc]
+    for key, store in engine.stores.items():
+        tenant, owner, name = cast(tuple[str, object, str], key)
         if isinstance(owner, Drafter) and isinstance(store, Store):
             yield tenant, owner, name, store
 

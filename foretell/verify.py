@@ -30,7 +30,7 @@ class Rule:
         raise NotImplementedError
 
     def __call__(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        """Verifies; with a greedy target nearly every rule is the walk. Raises BadConfig for a tree it does not accept."""
+        """Verifies; with a greedy target nearly every rule is the walk. Raises BadConfig for a tree it refuses."""
         if target.sampler.greedy and self.greedy:
             return walk(tree, target, rng, position)
         if not self.accepts(tree):

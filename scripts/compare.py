@@ -5,7 +5,8 @@
 Every prompt is run by every contender in turn, `--rounds` times over, after one warm-up round that is not counted. A
 figure is tokens/s after the first token (prefill and first token left out on both sides); a ratio is taken prompt by
 prompt within one round, and of all of them the median and the range from the 10th to the 90th percentile are printed.
-What drafters learn is forgotten between rounds. Held-out prompts come with the package (foretell/assets/prompts: their
+What drafters learn is forgotten between rounds. The set `random` has prompts of random tokens: with --temperature 1.5
+nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts: their
 documents were kept from the embedded model's training).
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import statistics
 import time
 import warnings
@@ -28,6 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import foretell
+from foretell.costs import processor
 from foretell.prompts import read_prompts
 
 PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
@@ -78,17 +80,27 @@ def ours(lm: foretell.LM, method: str, tokens: int, temperature: float) -> Calla
     return run
 
 
+def held_out(lm: foretell.LM, name: str) -> list[list[int]]:
+    return [lm.encode(str(p)) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
+
+
+def unpredictable(lm: foretell.LM) -> list[list[int]]:
+    """Eight prompts of 64 random tokens, the same every time."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(2, lm.models["target"].vocab, (64,), generator=draw).tolist() for _ in range(8)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--draft", default=None)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--methods", default="plain;ngram;token-recycling;draft")
+    parser.add_argument("--methods", default="plain;auto;ngram;token-recycling;draft")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sets", default="code,docs,prose")
+    parser.add_argument("--sets", default="code,docs,prose,edits,repetitive")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -106,7 +118,7 @@ def main() -> None:
     contenders |= {f"foretell {m}": ours(lm, m, args.tokens, args.temperature) for m in args.methods.split(";")}
     report: dict[str, dict[str, dict[str, Any]]] = {}
     for name in args.sets.split(","):
-        prompts = [lm.encode(str(p)) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
+        prompts = unpredictable(lm) if name == "random" else held_out(lm, name)
         speeds: dict[str, list[float]] = {c: [] for c in contenders}
         mats: dict[str, list[float]] = {c: [] for c in contenders}
         hosts: dict[str, list[float]] = {c: [] for c in contenders}
@@ -127,18 +139,22 @@ def main() -> None:
         for c in contenders:
             pairs = zip(speeds[c], speeds["transformers"], strict=True)
             ratios = sorted(a / b for a, b in pairs if b > 0 and a > 0)
+            beside = zip(speeds[c], speeds.get("foretell plain", []), strict=False)
+            own = [a / b for a, b in beside if b > 0 and a > 0]
             report[name][c] = {
                 "tokens_per_s": round(statistics.median(speeds[c]), 1),
                 "ratio": round(statistics.median(ratios), 2),
                 "range": [round(ratios[len(ratios) // 10], 2), round(ratios[-1 - len(ratios) // 10], 2)],
+                "ratio_to_plain": round(statistics.median(own), 2) if own else None,
                 "MAT": round(statistics.mean(mats[c]), 2),
                 "host_ms_per_step": round(statistics.median(hosts[c]), 3),
                 "same_tokens_as_transformers": f"{same[c]}/{len(prompts)}",
             }
     document = {
         "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
-        "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "machine": platform.machine(),
-        "torch": torch.__version__, "transformers": transformers.__version__, "results": report,
+        "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "cores": os.cpu_count(),
+        "machine": processor(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__,
+        "transformers": transformers.__version__, "results": report,
     }  # fmt: skip
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

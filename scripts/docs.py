@@ -8,6 +8,7 @@ file differs. Nothing here imports torch, so it is quick.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import textwrap
@@ -118,6 +119,31 @@ def command(card: Card) -> str:
     return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
 
 
+def measured(card: Card) -> list[str]:
+    """What scripts/compare.py found for the method with its defaults, from the files of dev/measured."""
+    parts = []
+    for path in sorted((ROOT / "dev" / "measured").glob("*.json")):
+        run = json.loads(path.read_text("utf-8"))
+        rows = []
+        for name, results in run["results"].items():
+            if found := results.get(f"foretell {card.name}"):
+                low, high = found["range"]
+                row = [name, f"{found['tokens_per_s']:g}", f"{found['ratio']:g} ({low:g} to {high:g})"]
+                rows.append(
+                    [*row, f"{found['ratio_to_plain']:g}", f"{found['MAT']:g}", f"{found['host_ms_per_step']:g}"]
+                )
+        if rows:
+            how = f"temperature {run['temperature']:g}" if run["temperature"] else "greedy"
+            head = ["prompts", "tokens/s", "times transformers", "times plain", "MAT", "host ms a step"]
+            parts.append(
+                f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, {run['threads']} threads of "
+                f"{run['cores']} cores ({run['machine']}), {run['date']}, {run['rounds']} interleaved rounds of "
+                "`scripts/compare.py`:"
+            )
+            parts.append(table(head, rows))
+    return ["## Measured", *parts] if parts else []
+
+
 def page(card: Card, every: list[Card]) -> str:
     source = card.file.relative_to(ROOT).as_posix()
     labels = {name: linked(getattr(card, name)) for name in ("kind", *(label.lower() for label in LABELS))}
@@ -142,6 +168,7 @@ def page(card: Card, every: list[Card]) -> str:
         parts[-1] += ". At temperature 0 every rule is the walk; above it, `rule=` takes:"
         rows = [[f"[`{r.name}`](../rule/{r.name}.md)", suits(r, drawn), r.guarantee] for r in every if r.kind == "rule"]
         parts.append(table(["rule", "verifies its trees", "guarantee"], rows))
+    parts += measured(card)
     parts.append("## Try it")
     parts.append(f"```bash\n{command(card)}\n```")
     if card.kind != "rule":

@@ -53,4 +53,8 @@ class Copyspec(Drafter):
         state.done = len(tokens)
         place = state.first.get(tuple(tokens[-self.gamma :]))
         size = min(self.copy, budget - 1, ctx.depth)
-        return tree if place is None or size < 1 else tree.chain(tokens[place : place + size], "copyspec", match=self.gamma)
+        return (
+            tree
+            if place is None or size < 1
+            else tree.chain(tokens[place : place + size], "copyspec", match=self.gamma)
+        )

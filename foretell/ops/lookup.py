@@ -42,7 +42,7 @@ class Index:
     def all(self, tokens: Sequence[int], n: int, most: int) -> list[int]:
         """The positions behind the `most` most recent occurrences of the last `n` of `tokens`, the newest first."""
         assert self.every and not self.first, "only an index of every place knows them"
-        found, place = [], self.find(tokens, n)
+        found, place = list[int](), self.find(tokens, n)
         while place >= 0 and len(found) < most:
             found.append(place)
             place = self.older[n - 1].get(place, -1)
