@@ -214,12 +214,18 @@ def _checks(bench: _Bench, name: str, strategy: Strategy) -> Iterator[Check]:
         rows.append((dtype, models["target"], engine, lives))
     models = bench.worlds[0][1]
     chosen = [Sampling(max_new_tokens=bench.length, temperature=1.0)] * len(bench.texts)
-    engine, lives = bench.run(models, name, strategy, chosen, bench.texts)
-    drew = bool(engine.drew)
-    walks = rule is None or type(rule).__name__ == "Walk"
-    yield _seeds(bench, lives, claimed=exact and walks and (not drew or rule is not None), drew=drew)
-    yield _law(strategy, exact)
-    yield _two_sample(bench, name, strategy, exact)
+    try:
+        engine, lives = bench.run(models, name, strategy, chosen, bench.texts)
+    except BadConfig as refused:
+        if exact:
+            raise
+        yield from (Check(what, None, str(refused)) for what in ("seeds", "law", "two-sample"))
+    else:
+        drew = bool(engine.drew)
+        walks = rule is None or type(rule).__name__ == "Walk"
+        yield _seeds(bench, lives, claimed=exact and walks and (not drew or rule is not None), drew=drew)
+        yield _law(strategy, exact)
+        yield _two_sample(bench, name, strategy, exact)
     yield _rows(rows)
 
 
@@ -432,7 +438,8 @@ def _line(report: Report, method: MethodReport) -> str:
     if greedy["ties"]:
         words.append(f"{greedy['ties']} at a tie")
     words.append(f"law {checks['law'].numbers['error']:.0e}" if checks["law"].numbers else "law not enumerated")
-    words.append(f"p={checks['two-sample'].numbers['p']:.2g}")
+    sampled = checks["two-sample"].numbers
+    words.append(f"p={sampled['p']:.2g}" if sampled else "samples not compared")
     words.append("cache ok" if checks["cache"].held else "cache WRONG")
     if not method.held:
         words.append("FAILED: " + ", ".join(check.name for check in method.checks if check.held is False))

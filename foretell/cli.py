@@ -298,8 +298,6 @@ def datastore(
                 yield from (words.encode("utf-8", "replace").decode() for _, words in documents(source) if words)
             except BadConfig as error:
                 raise BadConfig(str(error).removeprefix("--text ")) from None
-            except UnicodeDecodeError:
-                raise BadConfig(f"{source}: is not UTF-8; convert it, or leave it out") from None
 
     def tokens() -> Iterator[list[int]]:
         rest = texts()
@@ -491,7 +489,8 @@ def _show(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
                 shown += len(part)
             console.print(line.append(piece.text[shown:]), end="")
     finally:
-        print()
+        if piece is not None or colours:
+            print()
     for source, colour in styles.items():
         err.print(Text(f"drafted by {source}", colour))
     return piece

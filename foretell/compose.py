@@ -87,8 +87,9 @@ class Composition(Drafter):
 
     def observe(self, ctx: Context, state: list[Part], step: Step) -> None:
         firsts = [step.tree.sources[node].partition("+")[0] for node in step.outcome.path]  # who proposed it first
-        unit = float(ctx.costs.line(1, len(ctx.tokens))[0])
+        unit = -1.0
         for part in state:
             if part.seconds >= 0:
+                unit = unit if unit >= 0 else float(ctx.costs.line(1, len(ctx.tokens))[0])
                 part.worth.note(sum(source in part.sources for source in firsts), part.seconds, unit)
             part.drafter.observe(part.ctx, part.state, step)

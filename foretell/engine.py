@@ -157,9 +157,8 @@ class Engine:
     def end(self, live: Live) -> None:
         """Closes a request wherever it is and frees its rows."""
         live.steps.close()
-        for cache in live.caches.values():
-            cache.drop()
-        live.caches.clear()
+        while live.caches:
+            live.caches.popitem()[1].drop()
         if live in self.live:
             self.live.remove(live)
 
@@ -181,6 +180,7 @@ class Engine:
         waiting = [(live, i) for live in self.live for i, reply in enumerate(live.replies) if reply is None]
         if chosen := [w for w in waiting if w[0].asks[w[1]].model != "target"] or waiting:
             self._answer(chosen)
+            self.live.sort(key=lambda live: None not in live.replies)  # who could not take part now leads the next one
         self.events = []
         return events
 
@@ -243,8 +243,7 @@ class Engine:
         if request.sampling.logprobs is not None and commit.branch == 0:
             live.logprobs += logprobs(commit.rows[:kept], commit.tokens, request.sampling.logprobs)
         ctx.stats.committed(commit, kept, time.perf_counter() - live.started)
-        if commit.branch == 0:
-            live.reason = reason
+        live.reason = reason if commit.branch == 0 else live.reason
         if len(ctx.branches) == 1:  # with several, which of them is the answer is known at the end
             live.told += len(fresh := branch[prompt + live.told :])  # other branches may just have been dropped
             events.append(Event(live.index, fresh, ["target"] * (len(fresh) - kept) + [*commit.sources[:kept]]))

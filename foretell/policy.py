@@ -33,7 +33,9 @@ class Policy:
 
     def __init__(self, ctx: Context, nodes: int, whole: bool = False):
         """`nodes`: how many at most, 0: it decides if it may; `whole`: trees are verified as they come."""
-        self.ctx, self.nodes, self.whole, self.size, self.step = ctx, nodes or 16 * (not ctx.timed), whole, 8, 0
+        self.ctx, self.nodes, self.whole, self.step = ctx, nodes or 16 * (not ctx.timed), whole, 0
+        line = ctx.costs.line(LIMIT, len(ctx.tokens)) if whole else np.zeros(1)
+        self.size = max(8, int((line <= 1.5 * line[0]).sum()) // 2)  # a whole tree may cost half a forward
         self.chances: dict[Key, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
         self.worth = ctx.shared(Worth, "worth")
         self.keys: list[Key] = []
@@ -58,7 +60,7 @@ class Policy:
                 key = self.keys[node] = source, rank, (match + depth - 1).bit_length() if match else -min(depth, 8)
                 trials, accepted = self.chances.get(key, (0.0, 0.0))
                 own = min(1.0, tree.values[node] / max(tree.values[parent], 1e-9))
-                values[node] = values[parent] * (PRIOR * own + accepted) / (PRIOR + trials)
+                values[node] = values[parent] * ((PRIOR * own + accepted) / (PRIOR + trials))  # rounds to no more
         return values
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
@@ -78,8 +80,7 @@ class Policy:
         """How many nodes of these values, best first, make the most of a forward's time."""
         speed = (others + 1 + np.concatenate(([0.0], values.cumsum()))) / line
         best = int(speed.argmax())
-        if speed[best] < speed[0] * (STAY if self.size else START):
-            best = 0
+        best = 0 if speed[best] < speed[0] * (STAY if self.size else START) else best
         self.size, self.step = best, self.step + 1
         return max(8, 2 * best) if self.step % PROBE == 0 else best
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.drafter import Drafter
     from foretell.strategy import Strategy
 
-AUTO = "ngram"  # what `auto` stands for: the quickest on every set of prompts measured so far
+AUTO = "approx+token-recycling"  # what `auto` stands for: ahead of all others measured (docs/choose.md)
 Encode = Callable[[str], list[int]]
 
 

@@ -74,6 +74,13 @@ def test_a_lossy_rule_is_lossy_and_not_failed() -> None:
     assert report.methods[0].checks[2].numbers["error"] > 0.01 and " lossy: greedy 3/3" in report.methods[0].line
 
 
+def test_what_a_method_refuses_is_no_claim() -> None:
+    report = run("superposed")
+    expected = {"greedy float32": None, "seeds": None, "law": None, "two-sample": None, "cache": True}
+    assert held(report) == expected and report.held
+    assert "temperature" in report.methods[0].checks[1].detail and "samples not compared" in report.methods[0].line
+
+
 # --- mistakes put in on purpose
 
 

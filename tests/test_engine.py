@@ -139,6 +139,28 @@ def test_two_asks_of_one_branch_are_answered_one_after_the_other() -> None:
     assert live.ctx.output == [0]
 
 
+@dataclass(frozen=True)
+class Deep(Strategy):
+    """Needs another kind of forward than everybody else: its states are asked for."""
+
+    def run(self, ctx: Context) -> Steps:
+        while True:
+            reply = yield Ask(TokenTree(ctx.tokens[-1]), taps=(0,))
+            kept = yield Commit([int(reply.logits[0].argmax())], reply.logits)
+            if kept.reason:
+                return
+
+
+@pytest.mark.parametrize("deep_first", [True, False])
+def test_requests_of_another_kind_take_turns(deep_first: bool) -> None:
+    engine = Engine({"target": Toy(8)})
+    kinds: list[Strategy] = [Deep(), Plain(), Plain()] if deep_first else [Plain(), Plain(), Deep()]
+    lives = [engine.add(Request([1], kind, Sampling(max_new_tokens=20))) for kind in kinds]
+    for _ in range(20):
+        engine.step()
+    assert all(len(live.ctx.output) >= 8 for live in lives), "somebody waits for the others to end"
+
+
 # --- failures stay alone
 
 

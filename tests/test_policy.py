@@ -12,7 +12,7 @@ from foretell.costs import Costs
 from foretell.drafter import Drafter
 from foretell.engine import Context, Engine, Request
 from foretell.models.toy import Toy
-from foretell.policy import PRIOR, PROBE, STAY, Policy
+from foretell.policy import LIMIT, PRIOR, PROBE, STAY, Policy
 from foretell.spec import resolve
 from foretell.strategy import Speculative
 from foretell.tree import Law, TokenTree
@@ -91,6 +91,20 @@ def test_what_is_kept_is_closed_under_parents(shape: list[tuple[int, float]], no
     assert len(small) == min(len(tree), nodes + 1)
     texts = {tuple(tree.words(n)) for n in range(len(tree))}
     assert {tuple(small.words(n)) for n in range(len(small))} <= texts
+
+
+def test_rounding_puts_no_child_before_its_parent() -> None:
+    """Of a node that was always accepted the estimate must not come out an ulp above its parent's."""
+    for trials in range(1, 400):
+        policy = make(FLAT)
+        tree = TokenTree(0).chain([1] * 40, "s")
+        tree.values = [1.0] * len(tree)
+        policy.estimate(tree)
+        count = 0.37 * trials
+        policy.chances.update({key: [count, count] for key in policy.keys[1:]})
+        policy.chances[policy.keys[1]] = [5.3, 3.1]
+        values = policy.estimate(tree)
+        assert values == sorted(values, reverse=True)
 
 
 def test_kinds_are_told_apart_by_source_rank_depth_and_match() -> None:
@@ -187,6 +201,7 @@ def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
     long = TokenTree(0).chain([1] * 9)
     assert make(STEEP, nodes=9).fit(long) is long and make(STEEP, whole=True).fit(long) is long
     assert make(FLAT, nodes=5).budget() == 6 and make(FLAT).budget() == 17
+    assert make(FLAT, whole=True).budget() == LIMIT + 1 and make(STEEP, whole=True).budget() == 17
 
 
 def test_where_time_may_not_decide_the_size_is_fixed() -> None:

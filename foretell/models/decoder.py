@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +95,7 @@ class Decoder(Model):
         self.config = hf.config.get_text_config()
         self.device, self.dtype = hf.device, hf.dtype
         self.loop: Loop | None = None
+        self.fused = False  # whether no module of a layer is called
         head: Any = hf.get_output_embeddings()
         if head is None or hf.config.is_encoder_decoder:
             raise self._refuse("a decoder with a language model head")
@@ -120,6 +121,7 @@ class Decoder(Model):
 
     @contextmanager
     def _attention(self, kind: str = "foretell") -> Iterator[None]:
+        """Modules that read the configuration find this kind of attention in it."""
         before = self.config._attn_implementation
         self.config._attn_implementation = kind
         try:
@@ -190,6 +192,7 @@ class Decoder(Model):
                 loop.blocks = blocks or stock
                 if blocks and not agrees(loop):
                     loop.blocks = stock
+                self.fused = loop.blocks is not stock
                 return loop
         except (LookupError, AttributeError, TypeError):
             return None
@@ -203,7 +206,7 @@ class Decoder(Model):
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,
             taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
         hidden: dict[int, torch.Tensor] = {}
-        with self._attention():
+        with nullcontext() if self.fused else self._attention():
             if self.loop is None:
                 return self._whole(ids, positions, rows.long()), hidden
             if first.states is None:

@@ -33,6 +33,9 @@ class Loop:
             raise LookupError("not the usual skeleton")
         self.config, self.windows, self.context, self.norm = hf.config.get_text_config(), windows, context, norm
         self.tables: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
+        self.factor, self.divisor, self.cap = (
+            getattr(self.config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        )
         self.embed: Any = hf.get_input_embeddings()
         self.head: Any = hf.get_output_embeddings()
         self.layers: Sequence[torch.nn.Module] = layers
@@ -100,9 +103,8 @@ class Loop:
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """(n, E) -> (n, V)."""
         out: torch.Tensor = self.head(self.norm(h))
-        if scale := getattr(self.config, "logit_scale", None):
-            out = out * scale
-        if scale := getattr(self.config, "logits_scaling", None):
-            out = out / scale
-        cap = getattr(self.config, "final_logit_softcapping", None)
-        return cap * torch.tanh(out / cap) if cap else out
+        if self.factor:
+            out = out * self.factor
+        if self.divisor:
+            out = out / self.divisor
+        return self.cap * torch.tanh(out / self.cap) if self.cap else out

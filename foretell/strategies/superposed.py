@@ -5,15 +5,15 @@ drafts' continuations; the best 2k of them are looked at, those that end are put
 embeddings of their newest tokens, weighted by the softmax of the drafts' scores, are summed to the next input. The
 result is the best draft, all of them with their scores are in `Output.samples`; which is the best is known at the end
 only, so nothing is streamed before. Rows of such sums belong to no token and end with the request. Penalties, bans and
-processors act on each draft's own text. Counts come from the prompt and from texts finished before, so an answer may
-depend on what was answered before; with megabytes=0 it depends on the request alone.
+processors act on each draft's own text. Counts come from the prompt; with megabytes=64 from texts finished before too, and then
+an answer may depend on what was answered before.
 
 Paper: Shen et al., Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass, arXiv:2405.18400
 Guarantee: lossy: from the second token on the model reads sums of embeddings, and counts of n-grams weigh in
 Cost: target 1
 Needs: a model whose layers can be entered
 Trains: nothing
-Differs: n-grams are counted in the prompt and in what this engine and tenant has finished, the latest 4096 places of a token, where the paper counts in 200,000 documents; what the weights of the contexts found leave of 1 (at least half) is the model's own share of the n-gram law, since few counts would else force copies (backoff=false is the paper's rule); an end counts among the k best continuations only, so that k=1 with alpha=0 is greedy decoding; it stops when no draft alive can still become one of the k best
+Differs: n-grams are counted in the prompt and, if asked, in what this engine and tenant has finished, the latest 4096 places of a token, where the paper counts in 200,000 documents; what the weights of the contexts found leave of 1 (at least half) is the model's own share of the n-gram law, since few counts would else force copies (backoff=false is the paper's rule); an end counts among the k best continuations only, so that k=1 with alpha=0 is greedy decoding; it stops when no draft alive can still become one of the k best
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Superposed(Strategy):
     temperature: float = 0.06  # of the model's law; not 0
     alpha: float = 0.54  # what the n-grams' law counts in a score, the model's 1 - alpha; 0: no n-grams
     backoff: bool = True  # the n-grams' law keeps a share of the model's; no: only what was counted may follow
-    megabytes: int = 64  # of finished texts that n-grams are counted in; 0: in the prompt alone
+    megabytes: int = 0  # of finished texts that n-grams are counted in too; 0: in the prompt alone
 
     needs = ("layers",)
 

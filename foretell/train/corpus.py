@@ -47,10 +47,14 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
             elif file.suffix in SUFFIXES:
                 yield f"{path.name}/{file.relative_to(path)}", file.read_text("utf-8", errors="replace")
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines):
                 try:
                     row = json.loads(line)
+                except UnicodeDecodeError:
+                    raise BadConfig(
+                        f"--text {source}: line {number + 1} is not UTF-8; convert it, or leave it out"
+                    ) from None
                 except json.JSONDecodeError as error:
                     raise BadConfig(
                         f"--text {source}: line {number + 1} is no JSON ({error.msg}); mend or remove it"

@@ -445,7 +445,7 @@ def test_finished_texts_are_counted_for_their_tenant_alone() -> None:
         laws.finish(engine, live)
         return live
 
-    config = Superposed(temperature=1.0)
+    config = Superposed(temperature=1.0, megabytes=1)
     first, second, other = run("a", config), run("a", config), run("b", config)
     assert second.answers[0][1] > first.answers[0][1], "what was written before did not count"
     assert other.answers == first.answers
