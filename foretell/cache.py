@@ -40,7 +40,7 @@ class Job:
     first: int  # the tree's node that new node 0 is; below 0 where pending tokens precede the tree
     layers: tuple[int, ...] | None = None
     states: torch.Tensor | None = None
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def positions(self) -> list[int]:
@@ -54,15 +54,15 @@ class Job:
         values[:, self.start : end] = v
         return keys[:, :end], values[:, :end]
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive (n, start + n), 0 or -inf; None where every node sees every row. `window` as in transformers."""
+    def mask(self, window: int | None, dtype: torch.dtype, times: int = 1) -> torch.Tensor | None:
+        """Additive (times * n, start + n), 0 or -inf; None where every node sees all. `window` as in transformers."""
         if window is not None and self.columns and max(self.columns) < window:
             window = None
-        if window not in self.masks:
-            self.masks[window] = self._mask(window, dtype)
-        return self.masks[window]
+        if (window, times) not in self.masks:
+            self.masks[window, times] = self._mask(window, dtype, times)
+        return self.masks[window, times]
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+    def _mask(self, window: int | None, dtype: torch.dtype, times: int) -> torch.Tensor | None:
         length, new, total = self.cache.length, len(self.tokens), self.start + len(self.tokens)
         if new == 1 and self.seen is None and window is None:
             return None
@@ -74,7 +74,9 @@ class Job:
         if window is not None:
             theirs = torch.tensor([*range(length), *self.columns])
             seen &= theirs[total - new :, None] - theirs[None, :] < window
-        return torch.zeros(new, total, dtype=dtype).masked_fill_(~seen, -torch.inf).to(self.cache.device)
+        return (
+            torch.zeros(new, total, dtype=dtype).masked_fill_(~seen, -torch.inf).repeat(times, 1).to(self.cache.device)
+        )
 
 
 class Cache:

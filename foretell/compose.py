@@ -87,9 +87,9 @@ class Composition(Drafter):
 
     def observe(self, ctx: Context, state: list[Part], step: Step) -> None:
         firsts = [step.tree.sources[node].partition("+")[0] for node in step.outcome.path]  # who proposed it first
-        unit = -1.0
         for part in state:
             if part.seconds >= 0:
-                unit = unit if unit >= 0 else float(ctx.costs.line(1, len(ctx.tokens))[0])
-                part.worth.note(sum(source in part.sources for source in firsts), part.seconds, unit)
+                gained = sum(source in part.sources for source in firsts)
+                part.worth.note(gained, part.seconds, ctx.costs.one(len(ctx.tokens)))
+                part.seconds = -1.0  # it may not be asked in the next step
             part.drafter.observe(part.ctx, part.state, step)

@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 RATE = 1 / 8  # of the running means
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
 ROWS = (64, 1024)  # rows before them
-PRICE = 0.01  # share of the time that asking in vain may take
+PRICE = 0.005  # share of the time that asking in vain may take
+TOKENS = np.arange(1, 257)
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
 
 
@@ -56,10 +58,15 @@ class Costs:
         Sizes beyond all seen cost as on a machine bound by memory.
         """
         known = sorted(self.seconds) or [1]
-        seconds = [self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known]
-        tokens = np.arange(1, size + 1)
-        beyond = np.maximum(0, tokens - known[-1]) / 64
-        return np.asarray(np.interp(tokens, known, np.maximum.accumulate(seconds)) * (1 + beyond))
+        seconds = list(accumulate((self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known), max))
+        tokens = TOKENS[:size] if size <= len(TOKENS) else np.arange(1, size + 1)
+        line: np.ndarray = np.interp(tokens, known, seconds)
+        return line if size <= known[-1] else line * (1 + np.maximum(0, tokens - known[-1]) / 64)
+
+    def one(self, rows: int = 0) -> float:
+        """The first of `line`, estimated seconds of a single token."""
+        n = min(self.seconds, default=1)
+        return self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows
 
 
 class Worth:

@@ -25,11 +25,11 @@ def forest_attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
                      sinks: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
     """Packed q (H, T, D), k, v (KV, T, D) of the running step -> (T, H, D), each job over its own rows."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    outs, low = [], 0
+    times, outs, low = len(q) // len(k) if softcap is None and sinks is None else 1, [], 0
     for job in STEP.get():
         high = low + len(job.tokens)
         keys, values = job.write(layer, k[:, low:high], v[:, low:high])
-        outs.append(attend(q[:, low:high], keys, values, job.mask(window, q.dtype), scale, softcap, sinks))
+        outs.append(attend(q[:, low:high], keys, values, job.mask(window, q.dtype, times), scale, softcap, sinks))
         low = high
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 

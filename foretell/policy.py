@@ -4,7 +4,7 @@ Of every kind of node, told apart by its source, rank, depth and the length of t
 how often it was accepted once its parent was, starting from the drafter's own estimate; only tested nodes count. A
 deterministic tree is cut, best first, to the size n that maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless
 that wins by a margin; now and then twice that is tried. Drawn trees are never cut: that would bias them. A drafter that
-gains less time than it takes is asked more rarely, so that asking in vain costs about one percent.
+gains less time than it takes is asked more rarely, so that asking in vain costs about half a percent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Policy:
         self.chances: dict[Key, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
         self.worth = ctx.shared(Worth, "worth")
         self.keys: list[Key] = []
-        self.spent = -1.0  # seconds the last draft took beyond a plain step; below 0: none was asked for
+        self.spent = -1.0  # seconds the last draft took beyond a plain step, added to by who drafts; below 0: none
 
     def budget(self) -> int:
         """Nodes a drafter may propose now, its root counted: twice what was best last. 1: it is not to be asked."""
@@ -63,8 +63,8 @@ class Policy:
                 values[node] = values[parent] * ((PRIOR * own + accepted) / (PRIOR + trials))  # rounds to no more
         return values
 
-    def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
-        """Cuts a deterministic tree, whose drafting took `seconds`, to what is worth its cost, maybe the root alone."""
+    def fit(self, tree: TokenTree) -> TokenTree:
+        """Cuts a deterministic tree to what is worth its cost, maybe the root alone."""
         others = max(0, len(self.ctx.live) - 1)  # each brings a token and takes one more place in the forward
         line = self.ctx.costs.line(others + len(tree), len(self.ctx.tokens))[others:]
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
@@ -73,7 +73,7 @@ class Policy:
             count = self.nodes or self._best(np.array([values[n] for n in order]), line, others)
             nodes = sorted(order[:count])
             tree, self.keys = tree.keep(nodes), [self.keys[n] for n in (0, *nodes)]
-        self.spent, self.unit = seconds + float(line[len(tree) - 1] - line[0]), float(line[0])
+        self.spent, self.unit = float(line[len(tree) - 1] - line[0]), float(line[0])
         return tree
 
     def _best(self, values: np.ndarray, line: np.ndarray, others: int) -> int:

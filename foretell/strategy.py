@@ -64,8 +64,8 @@ class Speculative(Strategy):
         while True:
             tree, start = TokenTree(ctx.tokens[-1]), time.perf_counter()
             if (budget := policy.budget()) > 1:
-                tree = yield from self.drafter.steps(ctx, state, budget)
-                tree = policy.fit(tree, time.perf_counter() - start)
+                tree = policy.fit((yield from self.drafter.steps(ctx, state, budget)))
+                policy.spent += time.perf_counter() - start
             reply: Reply = yield Ask(tree, taps=taps)
             target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
             outcome = verify(tree, target, ctx.rng, len(ctx.output))

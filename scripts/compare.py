@@ -5,7 +5,8 @@
 Every prompt is run by every contender in turn, `--rounds` times over, after one warm-up round that is not counted. A
 figure is tokens/s after the first token (prefill and first token left out on both sides); a ratio is taken prompt by
 prompt within one round, and of all of them the median and the range from the 10th to the 90th percentile are printed.
-What drafters learn is forgotten between rounds. The set `random` has prompts of random tokens: with --temperature 1.5
+Each contender has stores of its own, forgotten between rounds: nobody learns from another one's text, nor from this
+text in an earlier round. The set `random` has prompts of random tokens: with --temperature 1.5
 nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts: their
 documents were kept from the embedded model's training).
 """
@@ -18,7 +19,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,13 @@ def main() -> None:
         hosts: dict[str, list[float]] = {c: [] for c in contenders}
         same: dict[str, int] = dict.fromkeys(contenders, 0)
         for turn in track(range(args.rounds + 1), description=name):
-            lm.engine.stores.clear()  # or a drafter that learns would know this round's texts from the last one
+            # Or a drafter that learns would know a text from the last round, or from a contender that shares its store.
+            stores: dict[str, dict[Hashable, Any]] = {c: {} for c in contenders}
             for ids in prompts:
-                results = {c: run(ids) for c, run in contenders.items()}
+                results = {}
+                for c, run in contenders.items():
+                    lm.engine.stores = stores[c]
+                    results[c] = run(ids)
                 if turn == 0:
                     for c, (_, new, _, _) in results.items():
                         same[c] += new == results["transformers"][1]

@@ -21,7 +21,7 @@ from foretell.models.toy import Toy
 from foretell.spec import resolve
 from foretell.strategy import Speculative
 from foretell.tree import Law, TokenTree
-from foretell.types import Sampling
+from foretell.types import Outcome, Reply, Sampling
 from tests import laws
 
 SPECS = ["ngram+token-recycling", "ngram:n=2,k=4+draft:length=2", "draft:drafts=2,length=2+token-recycling:k=2"]
@@ -120,6 +120,18 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))
         assert sorted(set(done.value.value.sources[1:])) == (["a"] if timed else ["a", "b"])
+
+
+def test_a_step_without_a_question_counts_against_nobody() -> None:
+    composition = Composition((Fixed(((1,),), "a"), Fixed(((2,),), "b")))
+    tree, ctx, state = propose(composition, 9)
+    reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
+    composition.observe(ctx, state, Step(tree, reply, Outcome([], 0), [0]))
+    after = [(part.worth.gain, part.worth.spent) for part in state]
+    assert all(gain < 1 for gain, _ in after), "a draft that was refused counts"
+    for _ in range(9):  # the policy did not ask
+        composition.observe(ctx, state, Step(TokenTree(1), Reply(torch.zeros(1, 8), {}, [0]), Outcome([], 0), [0]))
+    assert [(part.worth.gain, part.worth.spent) for part in state] == after
 
 
 def test_what_a_composition_needs_is_what_its_parts_need() -> None:

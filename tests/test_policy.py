@@ -168,7 +168,8 @@ def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None
         policy.worth.gain = 0.0
         for _ in range(100):
             if policy.budget() > 1:
-                policy.fit(TokenTree(0), seconds)
+                policy.fit(TokenTree(0))
+                policy.spent += seconds
                 count += 1
             policy.observe(Outcome([], 0))
         assert count == pytest.approx(asked, abs=4), f"asked {count} times at {seconds} s"
@@ -208,7 +209,7 @@ def test_where_time_may_not_decide_the_size_is_fixed() -> None:
     policy = make(STEEP)
     policy.ctx.timed = False
     fixed = Policy(policy.ctx, 0)
-    assert fixed.budget() == 17 and len(fixed.fit(TokenTree(0).chain([1] * 16), 99.0)) == 17
+    assert fixed.budget() == 17 and len(fixed.fit(TokenTree(0).chain([1] * 16))) == 17
     fixed.worth.wait = 9
     assert fixed.budget() == 17
 

@@ -26,6 +26,7 @@ from foretell.ops.trees import grow
 from foretell.tree import TokenTree
 
 RATE = 1 / 32  # of the running acceptance
+UNREAD = 64  # rows put by at most
 ROW = 200  # bytes of an entry besides its candidates
 
 
@@ -39,13 +40,23 @@ class Store:
         self.k = k
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
+        self.unread: dict[int, torch.Tensor] = {}  # the last row (V,) of tokens, to be read before the next draft
 
     @property
     def nbytes(self) -> int:
         return len(self.rows) * (ROW + 8 * self.k)
 
+    def read(self) -> None:
+        """Takes in the rows put by: where nothing is drafted for long, few of them need be looked at."""
+        if self.unread:
+            rows = torch.stack([*self.unread.values()])
+            best = rows.topk(min(self.k, rows.shape[-1])).indices.tolist()
+            self.rows.update(zip(self.unread, best, strict=True))
+            self.unread = {}
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""
+        self.read()
         rows = [row + [-1] * (self.k - len(row)) for row in self.rows.values()]
         return {
             "tokens": torch.tensor(list(self.rows), dtype=torch.int32),
@@ -93,6 +104,7 @@ class TokenRecycling(Drafter):
         return store
 
     def propose(self, ctx: Context, state: Store, budget: int) -> TokenTree:
+        state.read()
         rows, chance = state.rows, state.chance
 
         def successors(tree: TokenTree, node: int) -> list[tuple[int, float]]:
@@ -108,7 +120,9 @@ class TokenRecycling(Drafter):
                 rank = row.index(tree.tokens[node])
                 state.chance[rank] += RATE * (accepted - state.chance[rank])
         state.chance.sort(reverse=True)
-        best = step.reply.logits.topk(min(self.k, step.reply.logits.shape[-1])).indices.tolist()
-        # Accepted nodes last: where a token stands twice in a tree, what really happened is remembered.
+        # Where a token stands twice in a tree, what really happened is remembered.
+        last = step.reply.logits.unbind()
         for node in [*range(len(tree)), 0, *step.outcome.path]:
-            rows[tree.tokens[node]] = best[node]
+            state.unread[tree.tokens[node]] = last[node]
+        if len(state.unread) > UNREAD:
+            state.read()

@@ -8,12 +8,14 @@ import torch.nn.functional as F
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
            softcap: float | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
-    """q (H, n, D) over k, v (KV, L, D), mask additive (n, L) or None -> (n, H, D)."""
+    """q (H, n, D) over k, v (KV, L, D), mask additive or None -> (n, H, D).
+
+    The mask is (n, L) with a softcap or sinks; else (H / KV * n, L), repeated for the heads that share keys.
+    """
     (heads, new, width), wide = q.shape, torch.promote_types(q.dtype, torch.float32)
     if softcap is None and sinks is None:
         # Heads that share keys become more queries of one head: no copy of the keys, and far quicker on a CPU.
         grouped = q.reshape(1, len(k), -1, width)
-        mask = mask if mask is None or heads == len(k) else mask.repeat(heads // len(k), 1)
         out = F.scaled_dot_product_attention(grouped, k[None], v[None], mask, scale=scale)
         return out.view(heads, new, -1).transpose(0, 1)
     scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from foretell.drafter import Step
-from foretell.drafters.token_recycling import Store, TokenRecycling
+from foretell.drafters.token_recycling import UNREAD, Store, TokenRecycling
 from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
 from foretell.models.toy import Toy
 from foretell.strategy import Speculative
+from foretell.tree import TokenTree
 from foretell.types import Outcome, Reply, Sampling
 from tests import laws
 
@@ -45,7 +46,22 @@ def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
     last = {}
     for node in [*range(len(tree)), 0, *path]:
         last[tree.tokens[node]] = [(node + 3) % 8, (node + 4) % 8]
+    drafter.propose(ctx, store, 1)
     assert {t: store.rows[t][:2] for t in last} == last
+
+
+def test_rows_put_by_are_bounded_and_kept_with_the_store() -> None:
+    drafter, store = TokenRecycling(k=2), Store(2)
+    for token in range(200):
+        row = torch.zeros(1, 256)
+        row[0, token], row[0, token + 1] = 2.0, 1.0
+        step = Step(TokenTree(token), Reply(row, {}, [0]), Outcome([], 0), [0])
+        drafter.observe(context(drafter, [1]), store, step)
+        assert len(store.unread) <= UNREAD
+    tensors = store.tensors()
+    assert dict(zip(tensors["tokens"].tolist(), tensors["rows"].tolist(), strict=True)) == {
+        token: [token, token + 1] for token in range(200)
+    }
 
 
 def test_trees_keep_to_size_depth_and_distinct_children() -> None:

@@ -45,6 +45,7 @@ def test_equals_the_twin(heads: tuple[int, int], new: int, masked: bool, softcap
         mask = torch.zeros(new, 5, dtype=torch.float64)
         mask[0, 1] = mask[-1, 4] = -torch.inf
     sinks = torch.randn(heads[0], generator=draw, dtype=torch.float64) if sunk else None
-    out = attend(q, k, v, mask, 0.5, softcap, sinks)
+    times = heads[0] // heads[1] if softcap is None and sinks is None else 1
+    out = attend(q, k, v, mask if mask is None else mask.repeat(times, 1), 0.5, softcap, sinks)
     assert out.shape == (new, heads[0], 3)
     assert torch.allclose(out, torch.tensor(twin(q, k, v, mask, 0.5, softcap, sinks), dtype=torch.float64), atol=1e-12)
