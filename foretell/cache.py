@@ -74,9 +74,7 @@ class Job:
         if window is not None:
             theirs = torch.tensor([*range(length), *self.columns])
             seen &= theirs[total - new :, None] - theirs[None, :] < window
-        return (
-            torch.zeros(new, total, dtype=dtype).masked_fill_(~seen, -torch.inf).repeat(times, 1).to(self.cache.device)
-        )
+        return torch.where(seen, 0.0, -torch.inf).to(self.cache.device, dtype).repeat(times, 1)
 
 
 class Cache:

@@ -2,7 +2,8 @@
 
 Every part proposes its own tree; the trees are merged by prefix, a drawn one first, and the policy keeps the nodes most
 likely to be accepted under one budget, whoever proposed them: what two parts agree on is a kind of node of its own.
-A part that wins less time than it takes is asked more rarely. Each keeps its stores and its state as if it were alone.
+A part whose tokens take longer, by its drafting, learning and nodes, than tokens take on average is asked more rarely.
+Each keeps its stores and its state as if it were alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,20 @@ class Part:
     worth: Worth
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
+
+
+@dataclass
+class Pace:
+    """Running means of a step: its tokens and its seconds, of drafting and of the target's forward."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, tokens: float, seconds: float) -> float:
+        """Returns the seconds a token takes now."""
+        self.tokens += (tokens - self.tokens) / (8 if self.tokens else 1)
+        self.seconds += (seconds - self.seconds) / (8 if self.seconds else 1)
+        return self.seconds / self.tokens
 
 
 @dataclass(frozen=True)
@@ -86,10 +101,20 @@ class Composition(Drafter):
         return tree
 
     def observe(self, ctx: Context, state: list[Part], step: Step) -> None:
-        firsts = [step.tree.sources[node].partition("+")[0] for node in step.outcome.path]  # who proposed it first
+        asked = [part.seconds for part in state if part.seconds >= 0]
+        if not asked:
+            for part in state:
+                part.drafter.observe(part.ctx, part.state, step)
+            return
+        tree = step.tree
+        firsts = [source.partition("+")[0] for source in tree.sources]  # who proposed it first
+        line = ctx.costs.line(len(tree), len(ctx.tokens))
+        node = float(line[-1] - line[0]) / max(1, len(tree) - 1)
+        pace = ctx.shared(Pace, "pace").note(1 + len(step.outcome.path), sum(asked) + float(line[-1]))
         for part in state:
-            if part.seconds >= 0:
-                gained = sum(source in part.sources for source in firsts)
-                part.worth.note(gained, part.seconds, ctx.costs.one(len(ctx.tokens)))
-                part.seconds = -1.0  # it may not be asked in the next step
+            start = time.perf_counter()
             part.drafter.observe(part.ctx, part.state, step)
+            if part.seconds >= 0:
+                spent = part.seconds + time.perf_counter() - start + node * sum(f in part.sources for f in firsts)
+                part.worth.note(sum(firsts[n] in part.sources for n in step.outcome.path), spent, pace)
+                part.seconds = -1.0  # it may not be asked in the next step

@@ -70,10 +70,13 @@ class Costs:
 
 
 class Worth:
-    """Whether asking somebody pays: tokens gained against seconds spent, both running means of one asking."""
+    """Whether asking somebody pays: tokens gained against seconds spent, both running means of one asking.
+
+    While it does not, the pauses between two askings double, up to where they cost PRICE of the time.
+    """
 
     def __init__(self) -> None:
-        self.gain, self.spent, self.wait = 1.0, 0.0, 0
+        self.gain, self.spent, self.wait, self.pause = 1.0, 0.0, 0, 0
 
     def due(self) -> bool:
         """Whether to ask in this step."""
@@ -84,7 +87,8 @@ class Worth:
         """An asking took `spent` seconds and won `gained` tokens, of `unit` seconds each without it."""
         self.gain += (gained - self.gain) / 8
         self.spent += (spent - self.spent) / 8
-        self.wait = 0 if self.gain * unit >= self.spent else min(32, int(self.spent / (PRICE * unit)))
+        worth = self.gain * unit >= self.spent
+        self.wait = self.pause = 0 if worth else min(32, int(self.spent / (PRICE * unit)), 2 * self.pause + 1)
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.drafter import Drafter
     from foretell.strategy import Strategy
 
-AUTO = "approx+token-recycling"  # what `auto` stands for: ahead of all others measured (docs/choose.md)
+AUTO = "suffix+approx+token-recycling"  # what `auto` stands for: ahead of all others measured (docs/choose.md)
 Encode = Callable[[str], list[int]]
 
 

@@ -115,7 +115,8 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
         for part in state:
             part.worth.gain, part.worth.spent, part.worth.wait = 0.0, 0.0, 0
         ctx.timed = timed
-        state[1].worth.note(0.0, 9.0, 1.0)
+        for _ in range(9):
+            state[1].worth.note(0.0, 9.0, 1.0)
         assert state[1].worth.wait == 32
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))

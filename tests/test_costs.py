@@ -62,6 +62,21 @@ def test_asking_in_vain_is_paid_for_by_waiting() -> None:
     assert worth.due() and worth.due()
 
 
+def test_pauses_double_so_that_one_bad_draft_costs_little() -> None:
+    worth, pauses = Worth(), []
+    worth.note(0.0, 9.0, 0.01)
+    for _ in range(7):
+        pauses.append(worth.wait)
+        worth.note(0.0, 9.0, 0.01)
+    assert pauses == [1, 3, 7, 15, 31, 32, 32]
+    for _ in range(60):
+        worth.note(9.0, 0.01, 1.0)
+    assert worth.wait == 0
+    worth.spent = 1e9
+    worth.note(0.0, 1e9, 1.0)
+    assert worth.wait == 1, "after a good time it begins anew"
+
+
 def test_a_model_is_measured_once_and_the_numbers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "deep" / "folder"))
     model, told = Toy(5), []

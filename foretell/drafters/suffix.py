@@ -97,7 +97,8 @@ class Suffix(Drafter):
         return tree
 
     def observe(self, ctx: Context, state: State, step: Step) -> None:
-        self._read(ctx, state)
+        if state.past is not None:  # the last tokens of a request are for others too
+            self._read(ctx, state)
 
     def _read(self, ctx: Context, state: State) -> None:
         """Takes in what the text has more than last time."""

@@ -119,7 +119,8 @@ class TokenRecycling(Drafter):
             if tree.tokens[node] in row:  # whoever proposed it
                 rank = row.index(tree.tokens[node])
                 state.chance[rank] += RATE * (accepted - state.chance[rank])
-        state.chance.sort(reverse=True)
+        if step.outcome.tested:
+            state.chance.sort(reverse=True)
         # Where a token stands twice in a tree, what really happened is remembered.
         last = step.reply.logits.unbind()
         for node in [*range(len(tree)), 0, *step.outcome.path]:
