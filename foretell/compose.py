@@ -32,6 +32,21 @@ class Part:
     seconds: float = -1.0  # which took so long; below 0: it was not asked
 
 
+class Joint(Worth):
+    """Of a composition as a whole, which is asked whenever one of its parts is due: each has pauses of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[Worth] = []
+
+    def due(self) -> bool:
+        if any(worth.wait <= 0 for worth in self.parts):
+            return True
+        for worth in self.parts:
+            worth.wait -= 1
+        return False
+
+
 @dataclass
 class Pace:
     """Running means of a step: its tokens and its seconds, of drafting and of the target's forward."""
@@ -80,10 +95,12 @@ class Composition(Drafter):
 
     def start(self, ctx: Context) -> list[Part]:
         parts = []
+        joint = ctx.shared(Joint, "worth")  # before the policy makes one that would pause all parts at once
         for drafter in sorted(self.parts, key=lambda d: not d.draws):
             scope = ctx.scoped(drafter)
             worth = ctx.scoped((self, drafter)).shared(Worth, "worth")
             parts.append(Part(drafter, scope, drafter.start(scope), worth))
+        joint.parts = [part.worth for part in parts]
         return parts
 
     def steps(self, ctx: Context, state: list[Part], budget: int) -> Drafting:

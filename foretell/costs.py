@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RATE = 1 / 8  # of the running means
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
 ROWS = (64, 1024)  # rows before them
-PRICE = 0.005  # share of the time that asking in vain may take
+PRICE = 0.002  # share of the time that asking in vain may take
 TOKENS = np.arange(1, 257)
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
 
@@ -57,6 +57,8 @@ class Costs:
 
         Sizes beyond all seen cost as on a machine bound by memory.
         """
+        if size == 1:  # asked for in every step that drafts nothing
+            return np.array([self.one(rows)])
         known = sorted(self.seconds) or [1]
         seconds = list(accumulate((self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known), max))
         tokens = TOKENS[:size] if size <= len(TOKENS) else np.arange(1, size + 1)

@@ -2,13 +2,13 @@
 
     python scripts/compare.py --model demo --threads 2 --json runs/compare.json
 
-Every prompt is run by every contender in turn, `--rounds` times over, after one warm-up round that is not counted. A
-figure is tokens/s after the first token (prefill and first token left out on both sides); a ratio is taken prompt by
-prompt within one round, and of all of them the median and the range from the 10th to the 90th percentile are printed.
-Each contender has stores of its own, forgotten between rounds: nobody learns from another one's text, nor from this
-text in an earlier round. The set `random` has prompts of random tokens: with --temperature 1.5
-nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts: their
-documents were kept from the embedded model's training).
+Every prompt is run by every contender, in an order shuffled each time, `--rounds` times over, after one warm-up round
+that is not counted. A figure is tokens/s after the first token (prefill and first token left out on both sides); a
+ratio is taken prompt by prompt within one round, and of all of them the median and the range from the 10th to the 90th
+percentile are printed. Each contender has stores of its own, forgotten between rounds: nobody learns from another one's
+text, nor from this text in an earlier round. The set `random` has prompts of random tokens: with --temperature 1.5
+nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts: their documents were
+kept from the embedded model's training).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import time
 import warnings
@@ -124,14 +125,15 @@ def main() -> None:
         mats: dict[str, list[float]] = {c: [] for c in contenders}
         hosts: dict[str, list[float]] = {c: [] for c in contenders}
         same: dict[str, int] = dict.fromkeys(contenders, 0)
+        order = random.Random(0)
         for turn in track(range(args.rounds + 1), description=name):
             # Or a drafter that learns would know a text from the last round, or from a contender that shares its store.
             stores: dict[str, dict[Hashable, Any]] = {c: {} for c in contenders}
             for ids in prompts:
                 results = {}
-                for c, run in contenders.items():
+                for c in order.sample(list(contenders), len(contenders)):
                     lm.engine.stores = stores[c]
-                    results[c] = run(ids)
+                    results[c] = contenders[c](ids)
                 if turn == 0:
                     for c, (_, new, _, _) in results.items():
                         same[c] += new == results["transformers"][1]

@@ -1,8 +1,8 @@
 """Writes everything in the documentation that the code already says: `python scripts/docs.py [--check]`.
 
 From the methods' cards: a page a method, the index of methods, the site's navigation and the README's table. From the
-modules' docstrings: the README's tree. From the command line: its options. `--check` writes nothing and fails where a
-file differs. Nothing here imports torch, so it is quick.
+modules' docstrings: the README's tree. From the command line: its options. From dev/measured: the tables of
+figures. `--check` writes nothing and fails where a file differs. Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ TITLES = {
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
+SHOWN = ["transformers prompt lookup", "transformers assisted",
+         *(f"foretell {m}" for m in ("plain", "auto", "ngram", "token-recycling", "draft"))]  # fmt: skip
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 
 
@@ -119,11 +122,40 @@ def command(card: Card) -> str:
     return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
 
 
+def runs() -> dict[str, Any]:
+    """What scripts/compare.py found, by the name of the file in dev/measured."""
+    return {
+        path.stem: json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "dev" / "measured").glob("*.json"))
+    }
+
+
+def figures(names: Sequence[str] = ()) -> str:
+    """Ratio to transformers' generate with its range, and MAT, of these contenders (all of them) on every set."""
+    results = runs()["greedy"]["results"]
+    contenders = names or [c for c in next(iter(results.values())) if c != "transformers"]
+    rows = [["transformers `generate`", *(f"{r['transformers']['tokens_per_s']:g} tokens/s" for r in results.values())]]
+    for name in contenders:
+        row = [re.sub(r"^foretell (\S+)", r"`\1`", name)]
+        for result in results.values():
+            low, high = result[name]["range"]
+            row.append(f"**{result[name]['ratio']:.2f}** ({low:.2f} to {high:.2f}), MAT {result[name]['MAT']:.2f}")
+        rows.append(row)
+    return table(["greedy, bfloat16, one request", *results], rows) + "\n\n" + circumstances(runs()["greedy"])
+
+
+def circumstances(run: dict[str, Any]) -> str:
+    how = f"temperature {run['temperature']:g}" if run["temperature"] else "greedy"
+    return (
+        f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, {run['threads']} threads of {run['cores']} "
+        f"cores ({run['machine']}), torch {run['torch'].partition('+')[0]}, transformers {run['transformers']}, "
+        f"{run['date']}, {run['rounds']} interleaved rounds of `scripts/compare.py`."
+    )
+
+
 def measured(card: Card) -> list[str]:
-    """What scripts/compare.py found for the method with its defaults, from the files of dev/measured."""
+    """What scripts/compare.py found for the method with its defaults."""
     parts = []
-    for path in sorted((ROOT / "dev" / "measured").glob("*.json")):
-        run = json.loads(path.read_text("utf-8"))
+    for run in runs().values():
         rows = []
         for name, results in run["results"].items():
             if found := results.get(f"foretell {card.name}"):
@@ -133,14 +165,8 @@ def measured(card: Card) -> list[str]:
                     [*row, f"{found['ratio_to_plain']:g}", f"{found['MAT']:g}", f"{found['host_ms_per_step']:g}"]
                 )
         if rows:
-            how = f"temperature {run['temperature']:g}" if run["temperature"] else "greedy"
             head = ["prompts", "tokens/s", "times transformers", "times plain", "MAT", "host ms a step"]
-            parts.append(
-                f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, {run['threads']} threads of "
-                f"{run['cores']} cores ({run['machine']}), {run['date']}, {run['rounds']} interleaved rounds of "
-                "`scripts/compare.py`:"
-            )
-            parts.append(table(head, rows))
+            parts += [table(head, rows), circumstances(run)]
     return ["## Measured", *parts] if parts else []
 
 
@@ -288,6 +314,9 @@ def pages() -> dict[Path, str]:
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
     wanted[readme] = between(readme, "tree", tree(), between(readme, "methods", readme_table(every)))
+    wanted[readme] = between(readme, "figures", figures(SHOWN), wanted[readme])
+    choose = ROOT / "docs" / "choose.md"
+    wanted[choose] = between(choose, "chosen", figures())
     line = ROOT / "docs" / "cli.md"
     wanted[line] = line.read_text("utf-8")
     for name, command in commands().items():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.compose import Composition
+from foretell.compose import Composition, Joint
+from foretell.costs import Worth
 from foretell.drafter import Drafter, Step
 from foretell.drafters.copyspec import Copyspec
 from foretell.drafters.draft import Draft
@@ -121,6 +122,21 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))
         assert sorted(set(done.value.value.sources[1:])) == (["a"] if timed else ["a", "b"])
+
+
+def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
+    parts = [Worth(), Worth()]
+    joint = Joint()
+    joint.parts = parts
+    parts[0].wait, parts[1].wait = 2, 5
+    asked = []
+    for _ in range(4):
+        asked.append(joint.due() and [worth.due() for worth in parts])
+        if asked[-1]:
+            parts[0].wait = 9  # it failed again
+    assert asked == [False, False, [True, False], False] and parts[1].wait == 1
+    parts[1].wait = 0
+    assert joint.due() and joint.due(), "nobody was asked in between"
 
 
 def test_a_step_without_a_question_counts_against_nobody() -> None:

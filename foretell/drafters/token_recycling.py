@@ -9,7 +9,7 @@ Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80 is the paper's size); a token never seen has no children rather than eight times token 0; rows still empty are filled from the prompt's own pairs
+Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80,floor=0 is the paper's size); a token never seen has no children rather than eight times token 0; rows still empty are filled from the prompt's own pairs
 """
 
 from __future__ import annotations
@@ -82,10 +82,11 @@ class Store:
 
 @dataclass(frozen=True)
 class TokenRecycling(Drafter):
-    """All are counts."""
+    """Two counts and a chance."""
 
     k: int = 8  # candidates kept of each token
     depth: int = 6  # levels
+    floor: float = 0.01  # tokens less likely to be reached are not drafted
 
     needs = ("tree", "rows")
 
@@ -93,6 +94,8 @@ class TokenRecycling(Drafter):
         for name, low, high in (("k", 1, 64), ("depth", 1, 64)):
             if not low <= getattr(self, name) <= high:
                 raise BadConfig.field(f"token-recycling:{name}", getattr(self, name), f"between {low} and {high}")
+        if not 0 <= self.floor <= 1:
+            raise BadConfig.field("token-recycling:floor", self.floor, "between 0 and 1")
 
     def start(self, ctx: Context) -> Store:
         store = ctx.shared(lambda: Store(self.k))
@@ -110,7 +113,7 @@ class TokenRecycling(Drafter):
         def successors(tree: TokenTree, node: int) -> list[tuple[int, float]]:
             return list(zip(rows.get(tree.tokens[node], ()), chance, strict=False))
 
-        return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling")
+        return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling", self.floor)
 
     def observe(self, ctx: Context, state: Store, step: Step) -> None:
         tree, rows = step.tree, state.rows

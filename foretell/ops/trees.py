@@ -9,8 +9,10 @@ from foretell.tree import TokenTree
 
 
 def grow(root: int, successors: Callable[[TokenTree, int], Sequence[tuple[int, float]]], size: int,
-         depth: int = 64, source: str = "") -> TokenTree:  # fmt: skip
+         depth: int = 64, source: str = "", floor: float = 0.0) -> TokenTree:  # fmt: skip
     """The best deterministic tree of `size` nodes, root included: best first by the product of acceptances.
+
+    Nodes reached with a smaller chance than `floor` are left out.
 
     `successors(tree, node)` gives (token, chance that it is accepted if `node` is), best first. The N largest values
     are closed under parents, so any prefix of the nodes is the best tree of its own size.
@@ -29,6 +31,8 @@ def grow(root: int, successors: Callable[[TokenTree, int], Sequence[tuple[int, f
     push(0, 0)
     while heap and len(tree) < size:
         value, _, parent, rank = heapq.heappop(heap)
+        if -value < floor:
+            break
         before = len(tree)
         node = tree.add(parent, options[parent][rank][0], value=-value, source=source)
         push(parent, rank + 1)

@@ -158,7 +158,7 @@ def test_without_a_match_the_candidates_alone_make_the_tree() -> None:
     ctx = context(drafter, tokens)
     state = drafter.start(ctx)
     tree = drafter.propose(ctx, state, 50)
-    rival = TokenRecycling()
+    rival = TokenRecycling(floor=0)
     other = Context(Engine({"target": Toy(V)}), Request(tokens, Speculative(rival), Sampling(max_new_tokens=40)))
     want = rival.propose(other, rival.start(other), 50)
     assert not state.spine and not any(tree.matches)
