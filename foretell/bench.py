@@ -69,6 +69,7 @@ class Settings:
     seed: int = 0
     rounds: int = 3
     requests: tuple[int, ...] = (1,)
+    device: str | None = None  # asked for; kept so that a run is not continued on another one
 
     def __post_init__(self) -> None:
         for name in ("models", "dtypes", "methods", "temperatures", "requests"):
@@ -292,7 +293,7 @@ def cells(contenders: Sequence[Contender], tallies: Sequence[Tally], reads: dict
         later = sum(len(run.tokens) - run.counts[0] for run in tally.runs)
         found.append(cell | {
             "status": "ok",
-            "tokens_per_s": spread(list(tally.speeds.values())),
+            "tokens_per_s": spread([s for s in tally.speeds.values() if s]),
             "ratio": _ratio(tally, base),
             "ratio_to_plain": _ratio(tally, plain),
             "ttft_s": spread([run.times[0] for run in tally.runs]),

@@ -315,17 +315,17 @@ def bench(
     settings = runner.Settings(
         models=_several(model), draft=draft, dtypes=_several(dtype), methods=tuple(specs), peers=_several(peers),
         max_new_tokens=max_new_tokens, temperatures=_numbers("--temperature", temperature, float), seed=seed,
-        rounds=rounds, requests=_numbers("--requests", requests, int),
+        rounds=rounds, requests=_numbers("--requests", requests, int), device=device,
     )  # fmt: skip
     sets = runner.read_sets(prompts or [])
     if threads:
         torch.set_num_threads(threads)
     document = runner.begin(settings, sets, file)
-    with _progress() as progress:
+    with _progress(still=True) as progress:
         bar = progress.add_task("bench", total=None)
 
         def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
+            progress.update(bar, description=what, completed=done, total=total, refresh=True)
 
         def load(name: str, kind: str) -> LM:
             progress.stop()  # loading and measuring have displays of their own
@@ -564,9 +564,10 @@ def _load(
         )
 
 
-def _progress() -> Progress:
+def _progress(still: bool = False) -> Progress:
+    """`still`: nothing moves by itself, so that no thread disturbs what is being timed."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal, auto_refresh=not still)
 
 
 def _show(prompt: str, pieces: Iterator[Piece]) -> Piece | None:

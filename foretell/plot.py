@@ -210,7 +210,7 @@ def track(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], colours: Sequen
     most = max([step[0] for _, steps in rows for step in steps[1:]] + [1.0])
     worst = max([step[1] - step[2] for _, steps in rows for step in steps[1:]] + [1.0])
     left = CHAR * max(len(name) for name, _ in rows) + 16
-    room, up, down, y = PAGE - left - 70, 40.0, 22.0, 6.0
+    room, up, down, y = PAGE - left - 96, 40.0, 22.0, 6.0
     for name, steps in rows:
         x, base = left, y + up
         parts.append(_word(left - 8, base + 4, name, "end"))

@@ -13,6 +13,7 @@ from foretell.plot import columns, lines, stacked, track
 
 Cell = dict[str, Any]
 SERIES = 8  # colours of the page
+UNTIMED = "all at once"  # no token came after the first ones
 STYLE = """
 :root { color-scheme: light dark; --page: #fafaf8; --card: #fff; --ink: #22252a; --soft: #6a7078; --line: #dfe1e4;
   --good: #1f7a4a; --bad: #b4412f; --s0: #8a9099; --s1: #2f6fbb; --s2: #dd7f22; --s3: #3c9a63; --s4: #8a5fb0;
@@ -37,7 +38,9 @@ th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--li
 th:first-child, td:first-child { text-align: left; } td small { display: block; line-height: 1.2; }
 thead th { color: var(--soft); font-weight: 500; } td.best b { color: var(--good); } .bad { color: var(--bad); }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 8px; }
-svg { display: block; max-width: 100%; height: auto; margin-top: 8px; } svg text { fill: var(--ink); }
+svg { display: block; max-width: 100%; height: auto;
+  margin-top: 8px; } svg text { fill: var(--ink); paint-order: stroke;
+  stroke: var(--card); stroke-width: 3px; stroke-linejoin: round; }
 svg .soft { fill: var(--soft); } details { margin-top: 8px; } summary { cursor: pointer; }
 """
 
@@ -50,6 +53,7 @@ class Table:
     dtype: str
     temperature: float
     requests: int
+    computed: str  # the number format that `dtype` came to
     sets: list[str]
     rows: dict[str, dict[str, Cell]]
 
@@ -57,7 +61,7 @@ class Table:
     def title(self) -> str:
         how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
         many = "one request" if self.requests == 1 else f"{self.requests} requests at once"
-        return f"{self.model}, {self.dtype}, {how}, {many}"
+        return f"{self.model}, {self.computed}, {how}, {many}"
 
     def mean(self, name: str) -> float | None:
         """Geometric mean of the median ratios over the sets; None where one is missing."""
@@ -75,10 +79,11 @@ class Table:
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
+    computed = {(m["model"], m["dtype"]): m["computed_in"] for m in document["models"]}
     found: dict[tuple[Any, ...], Table] = {}
     for cell in document["cells"]:
         key = cell["model"], cell["dtype"], cell["temperature"], cell["requests"]
-        table = found.setdefault(key, Table(*key, [], {}))
+        table = found.setdefault(key, Table(*key, computed.get(key[:2], cell["dtype"]), [], {}))
         if cell["set"] not in table.sets:
             table.sets.append(cell["set"])
         table.rows.setdefault(cell["contender"], {})[cell["set"]] = cell
@@ -100,10 +105,10 @@ def _words(cell: Cell | None) -> str:
     if cell["status"] == "failed":
         return "failed"
     ratio, speed = cell["ratio"], cell["tokens_per_s"]
-    if cell["contender"] == cell["baseline"]:
+    if speed is None:
+        return UNTIMED
+    if cell["contender"] == cell["baseline"] or ratio is None:
         return f"{speed['median']:,.1f} tok/s"
-    if ratio is None:
-        return f"{speed['median']:,.1f} tok/s" if speed else "too short"
     return f"{ratio['median']:.2f} MAT {cell['MAT']:.2f}\n{ratio['low']:.2f} to {ratio['high']:.2f}"
 
 
@@ -182,9 +187,11 @@ def _figure(cell: Cell | None) -> str:
         return ""
     if cell["status"] == "failed":
         return f'<span class="bad" title="{escape(cell["reason"])}">failed</span>'
-    speed, ratio = cell["tokens_per_s"]["median"], cell["ratio"]
+    speed, ratio = cell["tokens_per_s"], cell["ratio"]
+    if speed is None:
+        return UNTIMED
     if cell["contender"] == cell["baseline"] or ratio is None:
-        return f"<b>{speed:,.1f}</b><small>tokens/s</small>"
+        return f"<b>{speed['median']:,.1f}</b><small>tokens/s</small>"
     return (f"<b>{ratio['median']:.2f}x</b><small>{ratio['low']:.2f} to {ratio['high']:.2f} · MAT {cell['MAT']:.1f}"
             "</small>")  # fmt: skip
 
@@ -204,7 +211,8 @@ def _details(table: Table) -> str:
                 margin = "" if same["margin"] is None else f", margin {same['margin']:.2g}"
                 alike += f"; first difference at token {same['position'] + 1}{margin}"
             rows.append([
-                name, s, f"{c['tokens_per_s']['median']:,.1f}", f"{1000 * c['ttft_s']['median']:.1f} ms",
+                name, s, f"{c['tokens_per_s']['median']:,.1f}" if c["tokens_per_s"] else UNTIMED,
+                f"{1000 * c['ttft_s']['median']:.1f} ms",
                 f"{1000 * c['tpot_s']['median']:.2f} ms" if c["tpot_s"] else "", f"{c['MAT']:.2f}",
                 f"{c['accepted']:,} of {c['drafted']:,}" if c.get("drafted") else "",
                 "" if read is None else f"{read / 1e6:,.1f}", "" if share is None else f"{100 * share:.0f} %", alike,
@@ -258,10 +266,10 @@ def _depth(table: Table, colour: dict[str, str]) -> str:
 def _split(table: Table) -> str:
     groups, values = [], []
     for name in table.rows:
-        known = [c for c in _ok(table, name) if c.get("step_s")]
+        known = [c for c in _ok(table, name) if c.get("step_s") and c["steps"]]
         if known:
             groups.append(name)
-            total = sum(c["steps"] for c in known) or 1
+            total = sum(c["steps"] for c in known)
             values.append([1000 * sum(c["step_s"][part] * c["steps"] for c in known) / total
                            for part in ("target", "draft", "host")])  # fmt: skip
     if not groups:
@@ -320,10 +328,11 @@ def _timelines(table: Table) -> str:
 def _how(document: dict[str, Any]) -> str:
     s = document["settings"]
     peak = document["peak_memory"]
+    threads = _count(document["machine"]["threads"], "thread")
     peers = {c["contender"]: c["about"] for c in document["cells"] if c["about"] not in ("", "foretell")}
     lines = [
-        f"{s['rounds']} rounds after one that is not counted; prompt by prompt, contenders in an order shuffled each "
-        f"time (seed {s['seed']}), in one process, {_count(document['machine']['threads'], 'thread')} for all.",
+        f"{_count(s['rounds'], 'round')} after one that is not counted; prompt by prompt, contenders in an order "
+        f"shuffled each time (seed {s['seed']}), in one process, {threads} for all.",
         f"{s['max_new_tokens']} new tokens at most. Prefill and first token are apart from all speeds.",
         "Nobody learns from another contender's text or from an earlier round.",
         "Bytes read count every weight once a forward; a cache that holds weights can raise a share above 100 %.",

@@ -297,6 +297,7 @@ def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
         ({"rounds": 5}, "another settings.rounds (2 there, 5 here)"),
         ({"methods": ("plain",)}, "another settings.methods"),
         ({"temperatures": (0.5,)}, "settings.temperatures"),
+        ({"device": "cuda"}, "another settings.device (None there, cuda here)"),
     ],
 )
 def test_a_file_of_other_settings_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -403,7 +404,7 @@ def test_the_command_prints_a_table_and_writes_files(run: Any, tmp_path: Path) -
     files = ["--json", f"{tmp_path}/o.json", "--html", f"{tmp_path}/o.html"]
     methods = ["--methods", "ngram:n=2,k=4,nodes=3,copyspec:nodes=2"]
     code, out, err = run(*methods, *files)
-    assert code == 0 and err == "" and ", auto, greedy, one request\n" in out and "mine" in out and "tok/s" in out
+    assert code == 0 and err == "" and ", float32, greedy, one request\n" in out and "mine" in out and "tok/s" in out
     assert "ngram:n=2,k=4,nodes=3" in out and "copyspec:nodes=2" in out and "MAT" in out
     document = json.loads((tmp_path / "o.json").read_text("utf-8"))
     assert [c["contender"] for c in document["cells"]] == ["plain", "ngram:n=2,k=4,nodes=3", "copyspec:nodes=2"]

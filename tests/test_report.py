@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    settings = Settings(models=("tiny",), methods=("ngram:n=2,k=4,nodes=3", "draft:nodes=3", "rest"),
+    settings = Settings(models=("tiny",), methods=("ngram:n=2,k=4,nodes=3", "draft:nodes=3", "rest", "superposed"),
                         max_new_tokens=16, rounds=1)  # fmt: skip
     sets = {"code": ["def add(a, b):\n    return a + b\n\ndef sub(a, b):"] * 4, "prose": ["The fox, and the fox"] * 4}
     found = bench.begin(settings, sets)
@@ -56,7 +56,7 @@ def test_the_page_is_whole_and_needs_nothing(document: dict[str, Any]) -> None:
     text = report.html(document)
     page = Page(text)
     said = " ".join(page.words)
-    for name in ("plain", "ngram:n=2,k=4,nodes=3", "draft:nodes=3", "rest", "code", "prose", "20 GB/s"):
+    for name in ("plain", "ngram:n=2,k=4,nodes=3", "draft:nodes=3", "rest", "all at once", "code", "prose", "20 GB/s"):
         assert name in said, name
     for title in ("Speed-up by method", "Acceptance by position", "Cost of a forward", "Where the time of a step goes",
                   "One generation, step by step", "How it was measured", "Failed"):  # fmt: skip
@@ -73,10 +73,11 @@ def test_what_failed_is_told(document: dict[str, Any]) -> None:
 
 def test_a_table_has_a_line_for_everybody(document: dict[str, Any]) -> None:
     (table,) = report.tables(document)
-    head, plain, ngram, draft, rest = table.text()
+    head, plain, ngram, draft, superposed, rest = table.text()
     assert head == ["", "code", "prose", "mean"] and plain[0] == "plain" and plain[1].endswith("tok/s")
     assert plain[3] == "1.00" and "MAT" in ngram[1] and float(draft[3]) > 0
     assert rest == ["rest", "failed", "failed", ""]
+    assert superposed == ["superposed", "all at once", "all at once", ""]
     assert table.mean("draft:nodes=3") == pytest.approx(
         (
             table.rows["draft:nodes=3"]["code"]["ratio"]["median"]

@@ -6,6 +6,7 @@ It is measured through a streamer, which it hands each step's tokens; no setting
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
@@ -60,7 +61,7 @@ def contenders(place: Place) -> list[Peer]:
     ]
     if place.draft is not None:
         small = _load(place.draft, place)
-        found.append(Generate("transformers assisted", f"generate(assistant_model={place.draft!r})", hf,
+        found.append(Generate("transformers assisted", f"generate(assistant_model={Path(place.draft).name!r})", hf,
                               assistant=small))  # fmt: skip
     return found
 
