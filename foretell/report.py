@@ -42,6 +42,8 @@ svg { display: block; max-width: 100%; height: auto;
   margin-top: 8px; } svg text { fill: var(--ink); paint-order: stroke;
   stroke: var(--card); stroke-width: 3px; stroke-linejoin: round; }
 svg .soft { fill: var(--soft); } details { margin-top: 8px; } summary { cursor: pointer; }
+details th, details td { font-size: 13px; padding: 4px 8px; }
+details th, details td:last-child { white-space: normal; }
 """
 
 
