@@ -245,10 +245,8 @@ def replay(
     stdout = json_out is not None and str(json_out) == "-"
     if plot is not None and plot.suffix != ".svg":
         raise BadConfig(f"--plot {plot}: the plot is an SVG; give a name that ends in .svg")
-    for name, path in (("--json", None if stdout else json_out), ("--plot", plot)):  # before the work, not behind it
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            what = "a folder" if path.is_dir() else "its folder does not exist"
-            raise BadConfig(f"{name} {path}: {what}; name a file")
+    for name, path in (("--json", None if stdout else json_out), ("--plot", plot)):
+        _writable(name, path)
     from foretell.loading import load_tokenizer
     from foretell.recordings import Recordings
     from foretell.replay import replay as score
@@ -276,6 +274,89 @@ def replay(
         print(report.text())
         print(f"{report.documents:,} documents; plain decoding makes 1.00 tokens a step", file=sys.stderr)
     return 0
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option(help="One or several, separated by commas: demo, folders or hub ids.")] = "demo",
+    draft: Draft = None,
+    dtype: Annotated[str, typer.Option(help="One or several: float32, bfloat16, float16, float64, auto.")] = "auto",
+    methods: Annotated[str, typer.Option(help="One or several; plain decoding is always among them.")] = "plain,auto",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.jsonl", help="Repeatable; also code, docs, prose, edits, repetitive: all of these."),
+    ] = None,
+    peers: Annotated[str, typer.Option(help="Other libraries to measure beside, the first as baseline.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 96,
+    temperature: Annotated[str, typer.Option(help="One or several; 0: greedy.")] = "0",
+    seed: Annotated[int, typer.Option(help="Of the samples and of the order.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Counted ones; another one warms up.")] = 3,
+    requests: Annotated[str, typer.Option(help="One or several: prompts that run at once.")] = "1",
+    threads: Annotated[int | None, typer.Option(min=1, help="For everybody; torch's own choice if not given.")] = None,
+    device: Device = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT|-", help="The document; a file that is there is continued.")
+    ] = None,
+    html_out: Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="The report, one file.")] = None,
+) -> int:
+    """Measure methods side by side, and other libraries beside them; exit 1 if something failed."""
+    stdout = json_out is not None and str(json_out) == "-"
+    file = None if stdout else json_out
+    for name, path in (("--json", file), ("--html", html_out)):
+        _writable(name, path)
+    specs = split_specs(methods, "--methods")
+    for spec in specs:
+        _known(spec)
+    import torch
+
+    from foretell import bench as runner
+    from foretell import report
+
+    settings = runner.Settings(
+        models=_several(model), draft=draft, dtypes=_several(dtype), methods=tuple(specs), peers=_several(peers),
+        max_new_tokens=max_new_tokens, temperatures=_numbers("--temperature", temperature, float), seed=seed,
+        rounds=rounds, requests=_numbers("--requests", requests, int), device=device,
+    )  # fmt: skip
+    sets = runner.read_sets(prompts or [])
+    if threads:
+        torch.set_num_threads(threads)
+    document = runner.begin(settings, sets, file)
+    with _progress(still=True) as progress:
+        bar = progress.add_task("bench", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total, refresh=True)
+
+        def load(name: str, kind: str) -> LM:
+            progress.stop()  # loading and measuring have displays of their own
+            try:
+                lm = _load(name, draft, device, kind, None, False)
+                lm.measure()
+            finally:
+                progress.start()
+            return lm
+
+        def save(found: dict[str, Any]) -> None:
+            if file is not None:
+                runner.write(found, file)
+
+        runner.bench(settings, sets, load, document, tell, save)
+    if html_out is not None:
+        html_out.write_text(report.html(document), "utf-8")
+    if stdout:
+        print(json.dumps(document, indent=1))
+    else:
+        console = Console(highlight=False)
+        for found in report.tables(document):
+            head, *rows = found.text()
+            table = Table(*head, box=None, pad_edge=False)
+            for row in rows:
+                table.add_row(*map(Text, row))
+            console.print(Text(found.title, "bold"), soft_wrap=True)
+            console.print(table)
+    for line in (failed := report.failures(document)):
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 @app.command()
@@ -421,6 +502,24 @@ def _known(spec: str) -> None:
         kind_of(piece.partition(":")[0])
 
 
+def _writable(option: str, path: Path | None) -> None:
+    """Checked before the work, not behind it."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        what = "a folder" if path.is_dir() else "its folder does not exist"
+        raise BadConfig(f"{option} {path}: {what}; name a file")
+
+
+def _several(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in _several(text))
+    except ValueError:
+        raise BadConfig(f"{option} {text}: write numbers separated by commas") from None
+
+
 def _biases(pairs: Sequence[str]) -> Iterator[tuple[int, float]]:
     for pair in pairs:
         token, _, bias = pair.partition("=")
@@ -465,9 +564,10 @@ def _load(
         )
 
 
-def _progress() -> Progress:
+def _progress(still: bool = False) -> Progress:
+    """`still`: nothing moves by itself, so that no thread disturbs what is being timed."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal, auto_refresh=not still)
 
 
 def _show(prompt: str, pieces: Iterator[Piece]) -> Piece | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.plot import COLOURS, WIDTH, bars
+from foretell.plot import COLOURS, WIDTH, bars, columns, lines, stacked, track
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -43,3 +43,52 @@ def test_every_value_fits_on_the_axis(values: list[float]) -> None:
     assert len(drawn) == len(values) and all(0 <= width <= WIDTH + 0.1 for _, width, _ in drawn)
     ticks = len(words) - 2 - 2 * len(values)
     assert 2 <= ticks <= 8
+
+
+# --- charts of a page
+
+
+def shapes(svg: str, tag: str) -> list[dict[str, str]]:
+    return [dict(e.attrib) for e in ET.fromstring(svg).iter(SPACE + tag)]
+
+
+def test_columns_stand_as_high_as_their_values_with_their_ranges() -> None:
+    svg = columns(
+        ["g & h"], ["a", "b", "c"], [[(2.0, 1.0, 4.0), None, (4.0, 4.0, 4.0)]], "times", ["red", "green", "blue"]
+    )
+    bars_ = [s for s in shapes(svg, "rect") if float(s["height"]) != 12]
+    assert [s["fill"] for s in bars_] == ["red", "blue"]
+    low, high = (float(s["height"]) for s in bars_)
+    assert high == pytest.approx(2 * low, abs=0.2)
+    whisker = next(s for s in shapes(svg, "line") if s["stroke-width"] == "1.2")
+    assert float(whisker["y1"]) - float(whisker["y2"]) == pytest.approx(1.5 * low, abs=0.2)
+    assert {"g & h", "2.00", "4.00", "times"} <= {str(t.text) for t in ET.fromstring(svg).iter(SPACE + "text")}
+
+
+def test_lines_go_through_their_points_and_marks_are_named() -> None:
+    svg = lines(["a"], [[(1.0, 1.0), (4.0, 2.0), (16.0, 3.0)]], "x", "y", ["red"], log=True,
+                marks=[(2.0, 1.5, "m < n", "blue"), (2.1, 1.5, "other", "blue")])  # fmt: skip
+    (line,) = shapes(svg, "polyline")
+    (x1, y1), (x2, y2), (x3, y3) = [tuple(map(float, p.split(","))) for p in line["points"].split()]
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2) and y1 - y2 == pytest.approx(y2 - y3, abs=0.2)
+    words = [(str(t.text), float(t.get("y", 0))) for t in ET.fromstring(svg).iter(SPACE + "text")]
+    one, two = (next(w for w in words if w[0].startswith(name)) for name in ("m < n: 2.0", "other: 2.1"))
+    assert abs(one[1] - two[1]) >= 14, "names lie on each other"
+
+
+def test_parts_of_a_bar_stand_side_by_side() -> None:
+    svg = stacked(["a", "b"], ["x", "y"], [[1.0, 2.0], [0.0, 1.0]], "ms", ["red", "blue"])
+    one, two, _, four = [s for s in shapes(svg, "rect") if s["height"] == "18.0"]
+    assert float(two["x"]) == pytest.approx(float(one["x"]) + float(one["width"]), abs=0.2)
+    assert float(two["width"]) == pytest.approx(2 * float(one["width"]), abs=0.2)
+    assert float(four["width"]) == pytest.approx(float(one["width"]), abs=0.2)
+
+
+def test_a_track_shows_accepted_and_refused_drafts() -> None:
+    svg = track([("m", [[1, 0, 0, 0.5], [3, 4, 2, 0.25], [1, 0, 0, 0.25]])], ["grey", "green", "red"])
+    drawn = {s["fill"]: s for s in shapes(svg, "rect")}
+    own = [s for s in shapes(svg, "rect") if s["fill"] == "grey"]
+    assert len(own) == 2 and float(drawn["green"]["height"]) == pytest.approx(2 * float(own[0]["height"]), abs=0.2)
+    assert float(drawn["red"]["y"]) > float(drawn["green"]["y"]) and "var(--line)" in drawn
+    words = [str(t.text) for t in ET.fromstring(svg).iter(SPACE + "text")]
+    assert "5 in 1.00 s" in words

@@ -1,0 +1,596 @@
+"""The measurements of `foretell bench`: methods and peers side by side, cell by cell, as one JSON document.
+
+A cell is (model, dtype, contender, prompt set, temperature, requests). All cells that differ only in the contender form
+a group and run in one process, prompt by prompt in an order shuffled each time, after a round that warms up and does
+not count. Each contender has engine stores of its own, emptied before every round: nobody learns from another one's
+text, nor from the same text in an earlier round. A ratio is taken prompt by prompt within one round against the first
+contender; of all of them the median and the range from the 10th to the 90th percentile are kept.
+
+Tokens/s count from when the last request of the batch has its first token: prefill is apart, on all sides. Nothing
+here prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+
+import foretell
+from foretell import peers
+from foretell.api import LM
+from foretell.costs import processor
+from foretell.engine import Engine, Live, Request
+from foretell.errors import BadConfig, BadFile, ForetellError
+from foretell.loading import ASSETS
+from foretell.model import Model
+from foretell.models.decoder import Decoder
+from foretell.peers import Peer, Place, Run
+from foretell.prompts import Prompt, read_prompts
+from foretell.spec import resolve
+from foretell.stats import Stats
+from foretell.types import Commit, Kept, Sampling
+
+SCHEMA = "foretell.bench/1"
+PROMPTS = ASSETS / "prompts"
+SETS = ("code", "docs", "prose", "edits", "repetitive")  # what ships, held out of the embedded models' training
+GROUP = ("model", "dtype", "set", "temperature", "requests")
+SAME = ("schema", "version", "settings", "machine", "versions")  # what a document must share to be continued
+READ = 1 << 28  # bytes that measuring the memory's speed reads
+Tell = Callable[[str, int, int], None]  # (what is being measured, runs done, runs in all)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured. `draft`: None, or a smaller relative of every model; `peers`: as foretell.peers names them."""
+
+    models: tuple[str, ...] = ("demo",)
+    draft: str | None = None
+    dtypes: tuple[str, ...] = ("auto",)
+    methods: tuple[str, ...] = ("plain", "auto")
+    peers: tuple[str, ...] = ()
+    max_new_tokens: int = 96
+    temperatures: tuple[float, ...] = (0.0,)
+    seed: int = 0
+    rounds: int = 3
+    requests: tuple[int, ...] = (1,)
+    device: str | None = None  # asked for; kept so that a run is not continued on another one
+
+    def __post_init__(self) -> None:
+        for name in ("models", "dtypes", "methods", "temperatures", "requests"):
+            if not getattr(self, name) or len(set(getattr(self, name))) != len(getattr(self, name)):
+                raise BadConfig.field(name, getattr(self, name), "at least one, each named once")
+        if self.max_new_tokens < 2:
+            raise BadConfig.field("max_new_tokens", self.max_new_tokens, "at least 2: what is timed follows the first")
+        if self.rounds < 1:
+            raise BadConfig.field("rounds", self.rounds, "at least 1")
+        if min(self.requests) < 1:
+            raise BadConfig.field("requests", min(self.requests), "at least 1")
+        for temperature in self.temperatures:
+            Sampling(temperature=temperature, seed=self.seed)
+        for name in self.peers:
+            peers.check(name)
+
+    @property
+    def specs(self) -> list[str]:
+        """Our methods, plain decoding first: it is what tokens are compared with."""
+        return ["plain", *(m for m in self.methods if m != "plain")]
+
+
+@dataclass
+class Mark:
+    """A commit: `at` seconds after the batch began; `draft_s`, `target_s`, `calls`: spent by the request until then."""
+
+    at: float
+    tokens: int
+    drafted: int
+    accepted: int
+    draft_s: float
+    target_s: float
+    calls: dict[str, int]
+
+
+@dataclass
+class Own(Run):
+    """A generation by one of our methods, with what its engine noted."""
+
+    stats: Stats
+    marks: list[Mark]
+
+
+class Watching(Engine):
+    """An engine that notes every commit."""
+
+    def __init__(self, lm: LM):
+        super().__init__(lm.models, lm.engine.eos)
+        self.costs = lm.engine.costs
+        self.marks: dict[int, list[Mark]] = {}
+        self.began = 0.0
+
+    def _commit(self, live: Live, commit: Commit, events: Any) -> Kept:
+        stats = live.ctx.stats
+        before = stats.accepted
+        kept = super()._commit(live, commit, events)
+        mark = Mark(time.perf_counter() - self.began, len(kept.tokens), commit.drafted, stats.accepted - before,
+                    stats.draft_s, stats.target_s, dict(stats.calls))  # fmt: skip
+        self.marks.setdefault(live.index, []).append(mark)
+        return kept
+
+
+class Contender(Protocol):
+    """Who is measured: `name` in the document, `about` in words."""
+
+    name: str
+    about: str
+
+    def run(self, batch: list[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Sequence[Run]: ...
+
+    def forget(self) -> None:
+        """Everything learnt from earlier prompts."""
+
+
+class Method:
+    """One of our methods, with an engine of its own. Raises BadConfig or UnknownMethod for a wrong spec."""
+
+    def __init__(self, lm: LM, spec: str):
+        self.name, self.about, self.lm = spec, "foretell", lm
+        self.label, self.strategy = resolve(spec, lambda text: lm.encode(text, special=False))
+        self.engine = Watching(lm)
+
+    def forget(self) -> None:
+        self.engine.stores.clear()
+
+    def run(self, batch: list[list[int]], max_new_tokens: int, temperature: float, seed: int) -> list[Run]:
+        """One request a prompt, all in one batch, of seeds `seed`, `seed` + 1, ... Raises the first error."""
+        engine, text = self.engine, self.lm.decode if self.lm.tokenizer is not None else None
+        engine.marks.clear()
+        lives: list[Live] = []
+        try:
+            for k, ids in enumerate(batch):
+                how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed + k)
+                lives.append(engine.add(Request(ids, self.strategy, how, self.label, text)))
+            engine.began = time.perf_counter()
+            for _ in engine.run():
+                pass
+        finally:
+            for live in lives:
+                engine.end(live)
+        for live in lives:
+            if live.error is not None:
+                raise live.error
+        return [self._own(live) for live in lives]
+
+    def _own(self, live: Live) -> Own:
+        stats, marks, tokens = live.ctx.stats, self.engine.marks[live.index], live.ctx.output
+        times, counts = [m.at for m in marks], [m.tokens for m in marks]
+        if sum(counts) != len(tokens):  # other branches were written too; which is the answer was known at the end
+            times, counts = [times[0], times[-1]], [stats.first_tokens, len(tokens) - stats.first_tokens]
+        return Own(tokens, times, counts, stats, marks)
+
+
+class Other:
+    """A peer, which takes one request at a time and learns nothing."""
+
+    def __init__(self, peer: Peer):
+        self.name, self.about, self.peer = peer.name, peer.about, peer
+
+    def forget(self) -> None:
+        pass
+
+    def run(self, batch: list[list[int]], max_new_tokens: int, temperature: float, seed: int) -> list[Run]:
+        return [self.peer.run(batch[0], max_new_tokens, temperature, seed)]
+
+
+def speed(runs: Sequence[Run]) -> float:
+    """Tokens/s of a batch together, from when its last request has its first token; 0: none came after that."""
+    begin, end = max(run.times[0] for run in runs), max(run.times[-1] for run in runs)
+    later = sum(count for run in runs for at, count in zip(run.times, run.counts, strict=True) if at > begin)
+    return later / (end - begin) if later else 0.0
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Median, 10th and 90th percentile; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    tenth = len(ordered) // 10
+    return {"median": statistics.median(ordered), "low": ordered[tenth], "high": ordered[-1 - tenth]}
+
+
+@dataclass
+class Tally:
+    """What is known of one contender in a group."""
+
+    speeds: dict[tuple[int, int], float] = field(default_factory=dict)  # by round and batch
+    runs: list[Run] = field(default_factory=list)  # of all counted rounds
+    same: int = 0  # of them with plain decoding's tokens
+    compared: int = 0
+    first: tuple[int, int, list[int]] | None = None  # batch, position and plain tokens of the first divergence
+    timeline: list[list[float]] = field(default_factory=list)
+    failed: str = ""
+
+    def compare(self, batch: int, mine: Run, plain: Run) -> None:
+        self.compared += 1
+        self.same += mine.tokens == plain.tokens
+        if mine.tokens != plain.tokens and self.first is None:
+            pairs = enumerate(zip(mine.tokens, plain.tokens, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(mine.tokens), len(plain.tokens)))
+            self.first = batch, at, plain.tokens
+
+
+def interleave(contenders: Sequence[Contender], batches: Sequence[list[list[int]]], settings: Settings,
+               temperature: float, tell: Callable[[str], None] = lambda name: None) -> list[Tally]:  # fmt: skip
+    """Runs every batch with every contender, `settings.rounds` times after a warm-up; `tell(name)` after each run.
+
+    A contender that raises is out of the group, with its reason; the others go on.
+    """
+    order, tallies = random.Random(settings.seed), [Tally() for _ in contenders]
+    plain = next((i for i, c in enumerate(contenders) if c.name == "plain"), None)
+    for turn in range(settings.rounds + 1):
+        for contender in contenders:
+            contender.forget()
+        for number, batch in enumerate(batches):
+            found: dict[int, Sequence[Run]] = {}
+            for i in order.sample(range(len(contenders)), len(contenders)):
+                if not tallies[i].failed:
+                    try:
+                        found[i] = contenders[i].run(batch, settings.max_new_tokens, temperature, settings.seed)
+                    except Exception as error:  # a peer may raise anything; its cell alone is lost
+                        tallies[i].failed = reason(error)
+                tell(contenders[i].name)
+            for i, runs in found.items() if turn else ():
+                tally = tallies[i]
+                tally.speeds[turn, number] = speed(runs)
+                tally.runs += runs
+                if not tally.timeline:
+                    tally.timeline = timeline(runs[0])
+                if plain in found and i != plain:
+                    for mine, reference in zip(runs, found[plain], strict=True):
+                        tally.compare(number, mine, reference)
+    return tallies
+
+
+def reason(error: BaseException) -> str:
+    """One line."""
+    text = str(error) if isinstance(error, ForetellError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:300]
+
+
+def timeline(run: Run) -> list[list[float]]:
+    """[tokens, drafted, accepted, seconds] of each step, the first one ending the prefill."""
+    steps = run.marks if isinstance(run, Own) else [Mark(t, n, 0, 0, 0, 0, {}) for t, n in
+                                                    zip(run.times, run.counts, strict=True)]  # fmt: skip
+    ends = [0.0, *(step.at for step in steps)]
+    return [[s.tokens, s.drafted, s.accepted, s.at - before] for s, before in zip(steps, ends, strict=False)]
+
+
+def cells(contenders: Sequence[Contender], tallies: Sequence[Tally], reads: dict[str, int | None],
+          bandwidth: float | None) -> list[dict[str, Any]]:  # fmt: skip
+    """The numbers of a group. `reads`: bytes of weights a forward of each model reads; `bandwidth`: bytes/s."""
+    base, found = tallies[0], list[dict[str, Any]]()
+    plain = next((t for c, t in zip(contenders, tallies, strict=True) if c.name == "plain"), None)
+    for contender, tally in zip(contenders, tallies, strict=True):
+        cell: dict[str, Any] = {"contender": contender.name, "about": contender.about, "baseline": contenders[0].name}
+        if tally.failed:
+            found.append(cell | {"status": "failed", "reason": tally.failed})
+            continue
+        steps = sum(_steps(run) for run in tally.runs)
+        later = sum(len(run.tokens) - run.counts[0] for run in tally.runs)
+        found.append(cell | {
+            "status": "ok",
+            "tokens_per_s": spread([s for s in tally.speeds.values() if s]),
+            "ratio": _ratio(tally, base),
+            "ratio_to_plain": _ratio(tally, plain),
+            "ttft_s": spread([run.times[0] for run in tally.runs]),
+            "tpot_s": spread([(r.times[-1] - r.times[0]) / (len(r.tokens) - r.counts[0]) for r in tally.runs
+                              if len(r.tokens) > r.counts[0]]),
+            "tokens": sum(len(run.tokens) for run in tally.runs),
+            "steps": steps,
+            "MAT": later / steps if steps else 1.0,
+            "identical": {"same": tally.same, "of": tally.compared} if tally.compared else None,
+            "timeline": tally.timeline,
+            **_inside([run for run in tally.runs if isinstance(run, Own)], later, reads, bandwidth),
+        })  # fmt: skip
+    return found
+
+
+def _ratio(tally: Tally, base: Tally | None) -> dict[str, float] | None:
+    """Of speeds on the same batch in the same round; None where the other one failed or nothing was long enough."""
+    if base is None or base.failed:
+        return None
+    return spread([s / base.speeds[key] for key, s in tally.speeds.items() if s and base.speeds.get(key)])
+
+
+def _steps(run: Run) -> int:
+    return run.stats.steps if isinstance(run, Own) else len(run.counts) - 1
+
+
+def _inside(runs: Sequence[Own], later: int, reads: dict[str, int | None],
+            bandwidth: float | None) -> dict[str, Any]:  # fmt: skip
+    """What only our own engine tells; of a peer nothing is known."""
+    if not runs:
+        return {}
+    steps = max(1, sum(run.stats.steps for run in runs))
+    depths: list[list[int]] = []
+    sizes: Counter[int] = Counter()
+    forwards: Counter[str] = Counter()
+    spent = {"draft": 0.0, "target": 0.0, "host": 0.0}
+    for run in runs:
+        for i, (tested, accepted) in enumerate(run.stats.by_depth):
+            depths += [[0, 0]] * (i == len(depths))
+            depths[i] = [depths[i][0] + tested, depths[i][1] + accepted]
+        first, last = run.marks[0], run.marks[-1]
+        sizes.update(mark.drafted for mark in run.marks[1:])
+        forwards.update({name: n - first.calls.get(name, 0) for name, n in last.calls.items()})
+        draft, target = last.draft_s - first.draft_s, last.target_s - first.target_s
+        spent["draft"] += draft
+        spent["target"] += target
+        spent["host"] += max(0.0, last.at - first.at - draft - target)
+    sizes_known = all(reads.get(name) is not None for name in forwards)
+    read = sum(n * (reads.get(name) or 0) for name, n in forwards.items()) if sizes_known else None
+    seconds = sum(spent.values())
+    return {
+        "drafted": sum(run.stats.drafted for run in runs),
+        "accepted": sum(run.stats.accepted for run in runs),
+        "by_depth": depths,
+        "drafted_a_step": {str(n): sizes[n] for n in sorted(sizes)},
+        "step_s": {name: value / steps for name, value in spent.items()},
+        "bytes_per_token": read / later if read is not None and later else None,
+        "bandwidth_share": read / seconds / bandwidth if read is not None and bandwidth and seconds else None,
+    }
+
+
+def weight_bytes(model: Model | None) -> int | None:
+    """Bytes of weights that a forward reads, each tensor once; a table of embeddings only counts where it is the head.
+
+    An upper bound for a mixture of experts or a forward of some layers. None where the model does not show its weights.
+    """
+    if not isinstance(model, Decoder):
+        return None
+    sizes = {p.data_ptr(): p.numel() * p.element_size() for p in model.hf.parameters()}
+    table: Any = model.hf.get_input_embeddings()
+    head: Any = model.hf.get_output_embeddings()
+    if table.weight.data_ptr() != head.weight.data_ptr():
+        sizes.pop(table.weight.data_ptr(), None)
+    return sum(sizes.values())
+
+
+@torch.inference_mode()
+def measure_bandwidth(device: torch.device | str = "cpu", size: int = READ) -> float:
+    """Bytes/s that this machine reads from memory: the best of a few sums, copies and matrix-vector products.
+
+    `size` bytes are read each time; a cache that holds them makes the figure larger than the memory's.
+    """
+    data = torch.ones(size // 4, device=device)
+    width = 4096 if size >= 1 << 25 else 64
+    matrix, vector = data.view(torch.bfloat16).view(-1, width), torch.ones(width, dtype=torch.bfloat16, device=device)
+    other = torch.empty_like(data[: len(data) // 2])
+    ways: list[Callable[[], Any]] = [lambda: data.sum(), lambda: other.copy_(data[: len(other)]),
+                                     lambda: matrix @ vector]  # fmt: skip
+    best = float("inf")
+    for _ in range(4):
+        for way in ways:
+            start = time.perf_counter()
+            way()
+            if torch.device(device).type == "cuda":
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - start)
+    return size / best
+
+
+def peak_memory() -> int | None:
+    """Largest resident bytes of this process so far, all contenders together; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def read_sets(names: Sequence[str | Path]) -> dict[str, list[Prompt]]:
+    """Prompt sets by name: files, or names of those that ship; nothing means all of these. Raises BadConfig."""
+    found: dict[str, list[Prompt]] = {}
+    for name in names or SETS:
+        path = PROMPTS / f"{name}.jsonl" if str(name) in SETS else Path(name)
+        if path.stem in found:
+            raise BadConfig(f"--prompts {name}: there is already a set {path.stem!r}; rename the file")
+        found[path.stem] = read_prompts(path)
+    return found
+
+
+def opened(path: Path) -> dict[str, Any] | None:
+    """The document of an earlier run, or None where there is no file. Raises BadFile for anything else."""
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document["schema"] != SCHEMA or not isinstance(document["cells"], list):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadFile(f"{path}: exists and is no document of foretell bench; name another file") from error
+    return dict(document)
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def begin(settings: Settings, sets: dict[str, list[Prompt]], path: Path | None = None) -> dict[str, Any]:
+    """A document without cells, or that of `path` if it was begun the same way. Raises BadFile where it was not."""
+    digests = {name: hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] for name, rows in sets.items()}
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": foretell.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+                    "system": platform.system()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                     "transformers": transformers.__version__},
+        "settings": dataclasses.asdict(settings) | {"sets": digests},
+        "bandwidth": None,
+        "peak_memory": None,
+        "models": [],
+        "cells": [],
+    }  # fmt: skip
+    document = json.loads(json.dumps(document))  # tuples become lists, as in a file
+    earlier = opened(path) if path else None
+    if earlier is None:
+        return document
+    for name in SAME:
+        old, new = earlier.get(name), document[name]
+        if old != new:
+            if isinstance(old, dict) and isinstance(new, dict):
+                key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
+                name, old, new = f"{name}.{key}", old.get(key), new.get(key)
+            raise BadFile(f"{path}: was measured with another {name} ({old} there, {new} here); name another file")
+    return earlier
+
+
+def bench(settings: Settings, sets: dict[str, list[Prompt]], load: Callable[[str, str], LM],
+          document: dict[str, Any], tell: Tell = lambda what, done, total: None,
+          save: Callable[[dict[str, Any]], None] = lambda document: None) -> dict[str, Any]:  # fmt: skip
+    """Fills `document` (see `begin`) with the groups it lacks; `save(document)` is called whenever one has ended.
+
+    `load(model, dtype)` gives the models. Raises what it raises if there is only one; of several, the others go on.
+    """
+    ran = {tuple(cell[key] for key in GROUP) for cell in document["cells"]}
+    names = len(settings.specs) + 3 * len(settings.peers)
+    places = [(model, dtype) for model in settings.models for dtype in settings.dtypes]
+    inner = [(name, t, n) for name in sets for t in settings.temperatures for n in settings.requests]
+    weights = {(name, n): (settings.rounds + 1) * -(-len(sets[name]) // n) * names for name, _, n in inner}
+    total, done = sum(weights[name, n] for name, _, n in inner) * len(places), 0
+    for model, dtype in places:
+        lm: LM | None = None
+        trouble, others = "", list[Other]()
+        for name, temperature, requests in inner:
+            about = dict(zip(GROUP, (model, dtype, name, temperature, requests), strict=True))
+            if tuple(about.values()) not in ran:
+                if lm is None and not trouble:
+                    try:
+                        lm = load(model, dtype)
+                    except ForetellError as error:
+                        if len(places) == 1:
+                            raise
+                        trouble = reason(error)
+                    else:
+                        others, broken = _opened_peers(settings, model, lm)
+                        _describe(document, model, dtype, lm)
+                ended: list[dict[str, Any]]
+                if lm is None:
+                    ended = [_failed(spec, trouble) for spec in settings.specs]
+                else:
+                    counter = itertools.count(done + 1)
+
+                    def step(who: str, counter: Iterator[int] = counter, what: str = f"{model} {name}") -> None:
+                        tell(f"{what}: {who}", min(total, next(counter)), total)
+
+                    group = others if requests == 1 else []
+                    ended = _group(lm, settings, sets[name], temperature, requests, group, document, step)
+                    ended += broken if requests == 1 else []
+                document["cells"] += [about | {"prompts": len(sets[name])} | cell for cell in ended]
+                document["peak_memory"] = max(document["peak_memory"] or 0, peak_memory() or 0) or None
+                save(document)
+            done += weights[name, requests]
+            tell(f"{model} {name}", done, total)
+    return document
+
+
+def _failed(name: str, why: str) -> dict[str, Any]:
+    return {"contender": name, "about": "", "baseline": None, "status": "failed", "reason": why}
+
+
+def _opened_peers(settings: Settings, model: str, lm: LM) -> tuple[list[Other], list[dict[str, Any]]]:
+    """The peers that are ready, and a failed cell for each that is not."""
+    draft = settings.draft
+    if draft is None and model == "demo":
+        draft = "demo-draft"
+    folder = str(ASSETS / draft) if draft == "demo-draft" else draft
+    target = lm.models["target"]
+    place = Place(str(lm.path or model), folder, str(target.dtype).removeprefix("torch."), str(target.device))
+    ready, broken = list[Other](), []
+    for name in settings.peers:
+        try:
+            ready += [Other(peer) for peer in peers.contenders(name, place)]
+        except Exception as error:  # another library may raise anything
+            broken.append(_failed(name, reason(error)))
+    return ready, broken
+
+
+def _describe(document: dict[str, Any], model: str, dtype: str, lm: LM) -> None:
+    """Notes the model's cost curve and size, and once the memory's speed."""
+    target = lm.models["target"]
+    if document["bandwidth"] is None:
+        document["bandwidth"] = {"bytes_per_s": measure_bandwidth(target.device), "device": str(target.device)}
+    found = lm.measure()
+    document["models"] = [m for m in document["models"] if (m["model"], m["dtype"]) != (model, dtype)]
+    document["models"].append({
+        "model": model, "dtype": dtype, "computed_in": str(target.dtype).removeprefix("torch."),
+        "about": found["about"], "seconds": {str(r): {str(n): s for n, s in line.items()}
+                                             for r, line in found["seconds"].items()},
+        "weight_bytes": weight_bytes(target), "draft_weight_bytes": weight_bytes(lm.models.get("draft")),
+    })  # fmt: skip
+
+
+def _group(
+    lm: LM,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    temperature: float,
+    requests: int,
+    others: Sequence[Other],
+    document: dict[str, Any],
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """The finished cells of one group, the first contender being what the others are measured against."""
+    try:
+        texts = [lm._encode(prompt) for prompt in prompts]
+    except ForetellError as error:
+        return [_failed(name, reason(error)) for name in [*(o.name for o in others), *settings.specs]]
+    contenders, broken = list[Contender](others), []
+    for spec in settings.specs:
+        try:
+            contenders.append(Method(lm, spec))
+        except ForetellError as error:
+            broken.append(_failed(spec, reason(error)))
+    # A set smaller than a batch fills it by beginning again.
+    batches = [[texts[(i + k) % len(texts)] for k in range(requests)] for i in range(0, len(texts), requests)]
+    tallies = interleave(contenders, batches, settings, temperature, tell)
+    reads = {name: weight_bytes(model) for name, model in lm.models.items()}
+    if requests > 1:  # a shared forward is counted by everybody in it
+        reads = dict.fromkeys(reads)
+    ended = cells(contenders, tallies, reads, document["bandwidth"]["bytes_per_s"])
+    for cell, tally in zip(ended, tallies, strict=True):
+        if tally.first is not None and cell.get("identical"):
+            cell["identical"] |= _divergence(lm.models["target"], batches, tally.first)
+    return ended + broken
+
+
+def _divergence(model: Model, batches: Sequence[list[list[int]]], first: tuple[int, int, list[int]]) -> dict[str, Any]:
+    """Where the first difference is, and how far apart the target's two best logits are there."""
+    number, at, plain = first
+    found: dict[str, Any] = {"batch": number, "position": at, "margin": None}
+    if len(batches[number]) == 1:
+        best = model.score([*batches[number][0], *plain[:at]])[0].topk(2).values.tolist()
+        found["margin"] = best[0] - best[1]
+    return found
