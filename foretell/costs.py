@@ -130,7 +130,7 @@ def identity(model: Model) -> str:
     """What a profile is valid for, in words."""
     from foretell import __version__
 
-    inner = getattr(model, "model", None)
+    inner = getattr(model, "hf", None)
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
     return " | ".join(map(str, (

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell import costs as module
 from foretell.costs import Costs, Worth, folder, identity, measure, profile
+from foretell.models.decoder import Decoder
 from foretell.models.toy import Toy
+from tests import tiny
 
 
 @given(st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.floats(1e-4, 1), max_size=7),
@@ -75,6 +78,14 @@ def test_pauses_double_so_that_one_bad_draft_costs_little() -> None:
     worth.spent = 1e9
     worth.note(0.0, 1e9, 1.0)
     assert worth.wait == 1, "after a good time it begins anew"
+
+
+def test_models_of_other_sizes_have_other_profiles() -> None:
+    one, other = tiny.lm().models["target"], tiny.lm().models["target"]
+    assert identity(one) == identity(other)
+    assert isinstance(other, Decoder)
+    other.hf.register_parameter("more", torch.nn.Parameter(torch.zeros(3)))
+    assert identity(one) != identity(other) and "Llama" in identity(one)
 
 
 def test_a_model_is_measured_once_and_the_numbers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
