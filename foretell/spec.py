@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.drafter import Drafter
     from foretell.strategy import Strategy
 
-AUTO = "suffix+approx+token-recycling"  # what `auto` stands for: copies, copies with changes, and what follows each token
+AUTO = "suffix+approx+token-recycling"  # what `auto` stands for: copies, near copies, and what follows each token
 Encode = Callable[[str], list[int]]
 
 
