@@ -41,12 +41,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "set-up, done once: torch (the largest download, a few minutes on a slow line)"
 	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@echo "set-up, done once: foretell and its tools"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,cpu]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.ready
 	@echo "set-up, done once: the site builder"
-	@$(PIP) -e '.[dev,docs]'
+	@$(PIP) -e '.[dev,cpu,docs]'
 	@touch $@
 
 clean:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from foretell.ops.attention import attend_job
 from foretell.tree import ancestors
 from foretell.types import Ask
 
@@ -41,6 +42,8 @@ class Job:
     layers: tuple[int, ...] | None = None
     states: torch.Tensor | None = None
     masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
+
+    attend = attend_job
 
     @property
     def positions(self) -> list[int]:
@@ -93,9 +96,9 @@ class Cache:
         self._allocate()
 
     def _allocate(self) -> None:
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        self.keys = [like.new_empty(self.layout.count(s), s[0], self.capacity, s[1]) for s in self.shapes]
-        self.values = [like.new_empty(self.layout.count(s), s[0], self.capacity, s[2]) for s in self.shapes]
+        like = torch.empty(0, dtype=self.dtype, device=self.device)  # zeros: no mask hides a NaN
+        self.keys = [like.new_zeros(self.layout.count(s), s[0], self.capacity, s[1]) for s in self.shapes]
+        self.values = [like.new_zeros(self.layout.count(s), s[0], self.capacity, s[2]) for s in self.shapes]
         groups = [self.shapes.index(s) for s in self.layout]
         order = [groups[:i].count(g) for i, g in enumerate(groups)]
         self.k = [self.keys[g][i] for g, i in zip(groups, order, strict=True)]

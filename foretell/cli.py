@@ -45,7 +45,8 @@ err = Console(stderr=True, highlight=False)
 Model = Annotated[str, typer.Option(help="demo, a folder in transformers' layout, or a hub id.")]
 Draft = Annotated[str | None, typer.Option(help="The same for a smaller relative; demo brings its own.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto: as stored.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, int8, or auto: as stored.")]
+Executor = Annotated[str, typer.Option(help="What computes ordinary steps: torch, openvino, or auto.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python files that come with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
@@ -118,6 +119,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(help="Also of this many best tokens (with --json).")] = None,
     device: Device = None,
     dtype: Dtype = "auto",
+    executor: Executor = "auto",
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
@@ -133,7 +135,7 @@ def generate(
     if compare and n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
     text = _stdin() if prompt == "-" else prompt
-    lm = _load(model, draft, device, dtype, revision, trust_remote_code)
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor)
     about = {
         "schema": "foretell.generate/1", "version": foretell.__version__, "model": model,
         "dtype": str(lm.models["target"].dtype).removeprefix("torch."), "method": method, "prompt": text,
@@ -193,6 +195,7 @@ def audit(
     max_new_tokens: Annotated[int, typer.Option(help="Of each greedy comparison.")] = 48,
     device: Device = None,
     dtype: Dtype = "auto",
+    executor: Executor = "auto",
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
@@ -204,7 +207,7 @@ def audit(
     for spec in specs:
         _known(spec)
     chosen = read_prompts(prompts) if prompts else None
-    lm = _load(model, draft, device, dtype, revision, trust_remote_code)
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor)
     from foretell import audit as auditor
 
     with _progress() as progress:
@@ -280,7 +283,9 @@ def replay(
 def bench(
     model: Annotated[str, typer.Option(help="One or several, separated by commas: demo, folders or hub ids.")] = "demo",
     draft: Draft = None,
-    dtype: Annotated[str, typer.Option(help="One or several: float32, bfloat16, float16, float64, auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="One or several: float32, bfloat16, float16, float64, int8, auto.")
+    ] = "auto",
     methods: Annotated[str, typer.Option(help="One or several; plain decoding is always among them.")] = "plain,auto",
     prompts: Annotated[
         list[str] | None,
@@ -555,13 +560,13 @@ def _quiet() -> Iterator[None]:
         print(f"warning: {message}", file=sys.stderr)
 
 
-def _load(
-    model: str, draft: str | None, device: str | None, dtype: str, revision: str | None, trust_remote_code: bool
-) -> LM:
+def _load(model: str, draft: str | None, device: str | None, dtype: str, revision: str | None, trust_remote_code: bool,
+          executor: str = "auto") -> LM:  # fmt: skip
     with err.status(f"loading {model}"), _quiet():
         return foretell.load(
-            model, draft=draft, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
-        )
+            model, draft=draft, device=device, dtype=dtype, executor=executor, revision=revision,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
 
 
 def _progress(still: bool = False) -> Progress:

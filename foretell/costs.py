@@ -105,9 +105,6 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     rows = [min(r, model.context // 2) for r in ROWS]
     sizes = [n for n in SIZES if n + max(rows) <= model.context]
     caches = {r: Cache(model.layout, model.dtype, model.device, max(256, r + SIZES[-1])) for r in rows}
-    for cache in caches.values():
-        for part in (*cache.keys, *cache.values):
-            part.zero_()  # what lies in fresh memory can be numbers that are slow to work with
     seen: dict[tuple[int, int], list[float]] = {(n, r): [] for n in sizes for r in rows}
     begin, total = time.perf_counter(), ROUNDS * len(seen)
     for turn in range(ROUNDS):
@@ -130,12 +127,13 @@ def identity(model: Model) -> str:
     """What a profile is valid for, in words."""
     from foretell import __version__
 
-    inner = getattr(model, "hf", None)
+    inner, executor = getattr(model, "hf", None), getattr(getattr(model, "executor", None), "name", "torch")
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
     return " | ".join(map(str, (
-        type(inner or model).__name__, size, model.vocab, len(model.layout), *sorted(set(model.layout)), model.dtype,
-        device, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}", f"foretell {__version__}",
+        type(inner or model).__name__, executor, size, model.vocab, len(model.layout), *sorted(set(model.layout)),
+        model.dtype, device, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}",
+        f"foretell {__version__}",
     )))  # fmt: skip
 
 

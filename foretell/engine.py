@@ -269,8 +269,7 @@ class Engine:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)  # or the seconds would be those of launching it
         seconds = time.perf_counter() - start
-        rows = sum(job.start for job in jobs) // len(jobs)
-        self.costs[lead.model].note(sum(len(job.tokens) for job in jobs), seconds, rows)
+        self.costs[lead.model].note(sum(len(j.tokens) for j in jobs), seconds, sum(j.start for j in jobs) // len(jobs))
         for live in dict.fromkeys(live for live, _ in asked):
             live.ctx.stats.called(lead.model, seconds)
         for ((live, _), (i, whole)), reply in zip(asked.items(), replies, strict=True):

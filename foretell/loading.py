@@ -16,25 +16,31 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from foretell.api import LM, wrap
 from foretell.errors import BadConfig, BadModel, Unsupported
+from foretell.models.decoder import Decoder
+from foretell.models.int8 import quantize
+from foretell.models.openvino import Executor
 
 ASSETS = Path(__file__).parent / "assets"
+EXECUTORS = ("auto", "torch", "openvino")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 def load(source: str | Path = "demo", *, draft: str | Path | None = None, device: str | None = None,
-         dtype: str = "auto", exact_bits: bool = False, revision: str | None = None,
+         dtype: str = "auto", exact_bits: bool = False, executor: str = "auto", revision: str | None = None,
          trust_remote_code: bool = False) -> LM:  # fmt: skip
     """Loads a model: `demo`, a folder in transformers' layout, or a hub id. `draft`: the same, a smaller relative.
 
-    `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, or auto: as stored. Raises
-    BadModel, BadConfig or Unsupported.
+    `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on
+    a CPU; the rest bfloat16), or auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs
+    only), or auto: openvino where it is installed and takes the model, else torch. Raises BadModel, BadConfig or
+    Unsupported.
     """
-    if dtype == "int8":
-        raise Unsupported.missing("dtype='int8'", str(source), "quantized linear layers", "use bfloat16 for now")
     if exact_bits:
         raise Unsupported.missing("exact_bits=True", str(source), "batch-invariant kernels", "use dtype='float32'")
-    if dtype not in ("auto", *DTYPES):
-        raise BadConfig.field("dtype", dtype, f"one of auto, {', '.join(DTYPES)}")
+    if dtype not in ("auto", "int8", *DTYPES):
+        raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
+    if executor not in EXECUTORS:
+        raise BadConfig.field("executor", executor, f"one of {', '.join(EXECUTORS)}")
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -42,12 +48,24 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     except (RuntimeError, AssertionError) as error:
         raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
     name = str(source)
+    if dtype == "int8" and torch.device(device).type != "cpu":
+        raise Unsupported.missing("dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'")
     if name == "demo" and draft is None:
         draft = "demo-draft"
     hf, path = _model(name, dtype, device, revision, trust_remote_code)
     tokenizer = _tokenizer(path or name, revision, trust_remote_code)
     second = _model(str(draft), dtype, device, None, trust_remote_code)[0] if draft is not None else None
-    return wrap(hf, tokenizer, second, name, path)
+    lm = wrap(hf, tokenizer, second, name, path)
+    for model in lm.models.values() if executor != "torch" else ():
+        assert isinstance(model, Decoder)
+        try:
+            model.use(Executor)
+        except LookupError as error:
+            if executor == "openvino":
+                raise Unsupported.missing(
+                    "executor='openvino'", model.name, f"what it takes ({error})", "use torch"
+                ) from error
+    return lm
 
 
 def load_tokenizer(source: str | Path = "demo", revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -110,7 +128,8 @@ def _model(name: str, dtype: str, device: str, revision: str | None,
     path = _folder(name)
     if path is not None:
         _check_files(path)
-    options: dict[str, Any] = {"dtype": DTYPES.get(dtype, "auto"), "use_safetensors": True, "trust_remote_code": remote}
+    kind = torch.bfloat16 if dtype == "int8" else DTYPES.get(dtype, "auto")  # of what is not a linear layer's weights
+    options: dict[str, Any] = {"dtype": kind, "use_safetensors": True, "trust_remote_code": remote}
     if path is None:
         options["revision"] = revision
     try:
@@ -126,6 +145,8 @@ def _model(name: str, dtype: str, device: str, revision: str | None,
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             raise BadModel(f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
                            "config.json and the .safetensors files do not belong together")  # fmt: skip
+    if dtype == "int8" and not quantize(hf):
+        raise Unsupported.missing("dtype='int8'", name, "torch's linear layers", "use bfloat16")
     return hf.to(device).eval(), path
 
 

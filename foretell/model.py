@@ -13,7 +13,6 @@ from contextvars import ContextVar
 import torch
 
 from foretell.cache import Cache, Job, Layout
-from foretell.ops.attention import attend
 from foretell.tree import TokenTree
 from foretell.types import Ask, Reply
 
@@ -24,14 +23,14 @@ def forest_attention(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
                      window: int | None = None, softcap: float | None = None,
                      sinks: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
     """Packed q (H, T, D), k, v (KV, T, D) of the running step -> (T, H, D), each job over its own rows."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    times, outs, low = len(q) // len(k) if softcap is None and sinks is None else 1, [], 0
-    for job in STEP.get():
-        high = low + len(job.tokens)
-        keys, values = job.write(layer, k[:, low:high], v[:, low:high])
-        outs.append(attend(q[:, low:high], keys, values, job.mask(window, q.dtype, times), scale, softcap, sinks))
-        low = high
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    scale, jobs = q.shape[-1] ** -0.5 if scale is None else scale, STEP.get()
+    if len(jobs) == 1:
+        return jobs[0].attend(layer, q, k, v, scale, window, softcap, sinks)
+    outs, low = [], 0
+    for job in jobs:
+        part = slice(low, low := low + len(job.tokens))
+        outs.append(job.attend(layer, q[:, part], k[:, part], v[:, part], scale, window, softcap, sinks))
+    return torch.cat(outs)
 
 
 class Model:

@@ -14,6 +14,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from foretell.errors import BadConfig
+from foretell.ops.rows import firsts
 from foretell.types import Sampling
 
 
@@ -89,7 +90,7 @@ class Target:
 
     def __init__(self, rows: torch.Tensor, sampler: Sampler, output: list[int], words: Callable[[int], list[int]]):
         self.rows, self.sampler, self.output, self.words = rows, sampler, output, words
-        self.firsts: list[int] | None = rows.argmax(-1).tolist() if sampler.greedy and sampler.plain else None
+        self.firsts: list[int] | None = firsts(rows) if sampler.greedy and sampler.plain else None
 
     def p(self, node: int) -> torch.Tensor:
         """The law (V,) of the token after `node`."""

@@ -58,9 +58,7 @@ class Speculative(Strategy):
         ctx.timed = not self.nodes and (ctx.sampler.greedy or not (self.drafter.draws or self.rule))
         state = self.drafter.start(ctx)
         policy = Policy(ctx, self.nodes, self.drafter.whole)
-        verify = self.rule or default
-        layers = len(ctx.models["target"].layout)
-        taps = tuple(t if t >= 0 else layers + 1 + t for t in self.drafter.taps)
+        taps = tuple(t if t >= 0 else len(ctx.models["target"].layout) + 1 + t for t in self.drafter.taps)
         while True:
             tree, start = TokenTree(ctx.tokens[-1]), time.perf_counter()
             if (budget := policy.budget()) > 1:
@@ -68,7 +66,7 @@ class Speculative(Strategy):
                 policy.spent += time.perf_counter() - start
             reply: Reply = yield Ask(tree, taps=taps)
             target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
-            outcome = verify(tree, target, ctx.rng, len(ctx.output))
+            outcome = (self.rule or default)(tree, target, ctx.rng, len(ctx.output))
             tokens = [*(tree.tokens[n] for n in outcome.path), outcome.token]
             sources = [*(tree.sources[n] for n in outcome.path), "target"]
             tested = [(tree.depths[n], good) for n, good in outcome.tested]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -24,7 +24,7 @@ from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
 from foretell.models.loop import Block, Loop
 from foretell.tree import TokenTree
-from foretell.types import Ask
+from foretell.types import Ask, Reply
 
 # Families whose packed forward the project's tests compare with transformers' own; others are tested when loaded.
 PROVEN = frozenset(
@@ -82,6 +82,17 @@ AttentionInterface.register("foretell-look", _look)
 AttentionMaskInterface.register("foretell-look", _reach)
 
 
+class Executor(Protocol):
+    """Computes a job of whole layers in torch's place: stores its rows, returns its logits (rows, V) in float32.
+
+    None: it leaves this job to torch.
+    """
+
+    name: str
+
+    def __call__(self, job: Job) -> torch.Tensor | None: ...
+
+
 class Decoder(Model):
     """A transformers causal language model. `caps`: `tree`, and `layers` (taps, subsets, entry) where the loop is ours.
 
@@ -95,6 +106,8 @@ class Decoder(Model):
         self.config = hf.config.get_text_config()
         self.device, self.dtype = hf.device, hf.dtype
         self.loop: Loop | None = None
+        self.executor: Executor | None = None  # what computes ordinary steps in torch's place
+        self.narrow = any(p.dtype == torch.int8 for p in hf.parameters())  # executors round activations in their ways
         self.fused = False  # whether no module of a layer is called
         head: Any = hf.get_output_embeddings()
         if head is None or hf.config.is_encoder_decoder:
@@ -168,7 +181,7 @@ class Decoder(Model):
         return shapes, list(windows)
 
     def _close(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else 0.05
+        tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) and not self.narrow else 0.05
         return bool((ours.float() - theirs.float()).abs().max() <= tolerance * theirs.float().abs().max())
 
     def _loop(self, windows: list[int | None], accelerate: Callable[[Loop], list[Block] | None] | None) -> Loop | None:
@@ -198,6 +211,36 @@ class Decoder(Model):
             return None
         finally:
             STEP.reset(token)
+
+    def use(self, make: Callable[[Loop, Layout, torch.dtype, int], Executor]) -> None:
+        """Hands ordinary steps to another executor. Raises LookupError, with the reason, where it cannot have them."""
+        if self.loop is None:
+            raise LookupError("the loop over the layers of this family is its own")
+        with self._attention():
+            executor, answers = make(self.loop, self.layout, self.dtype, self.vocab), list[torch.Tensor]()
+        # A text it was not recorded with, behind rows of another forward: what was a constant then shows now.
+        tokens = torch.randint(self.vocab, (12,), generator=torch.Generator().manual_seed(0)).tolist()
+        for self.executor in (None, executor):
+            cache, done = self.cache(), False
+            while not done:
+                job, done = cache.prepare(Ask(TokenTree(tokens[5]).chain(tokens[6:])), tokens[:6], 3)
+                with torch.inference_mode():
+                    logits = self.forward([job])[0].logits
+            answers.append(logits)
+        self.executor = None
+        if not self._close(answers[1], answers[0]):
+            raise LookupError("its logits differ from torch's by more than rounding")
+        self.executor = executor
+
+    def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
+        job = jobs[0]
+        usual = len(jobs) == 1 and not taps and job.layers is None and job.states is None
+        logits = self.executor(job) if self.executor is not None and usual else None
+        if logits is None:
+            return super().forward(jobs, taps)
+        self.calls += 1
+        job.cache.finish()
+        return [Reply(logits, {}, [r + job.first for r in job.rows])]
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"

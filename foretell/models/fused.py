@@ -8,7 +8,8 @@ fused matrices are the storage: the modules' own weights become views of them, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch import nn
 
 from foretell.model import forest_attention
 from foretell.models.decoder import Block, Loop
+from foretell.models.int8 import Linear8
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def blocks(loop: Loop) -> list[Block] | None:
@@ -31,27 +35,37 @@ def _fits(layer: nn.Module) -> bool:
     linears = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]  # fmt: skip
     wanted = {"input_layernorm.weight", "post_attention_layernorm.weight", "mlp.act_fn", *linears}
+    kinds = {type(layer.get_submodule(name)) for name in linears if name in names}
     children = {name for name, _ in layer.named_children()}
     return (
         wanted <= names
         and children == {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-        and all(type(layer.get_submodule(name)) is nn.Linear for name in linears)
+        and len(kinds) == 1
+        and kinds <= {nn.Linear, Linear8}
+        and len({(layer.get_submodule(n).bias is None) for n in linears[:3]}) == 1
         and all(hasattr(m, "variance_epsilon") for m in (layer.input_layernorm, layer.post_attention_layernorm))
         and ("self_attn.q_norm.weight" in names) == ("self_attn.k_norm.weight" in names)
     )
 
 
-def _join(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One matrix (sum of outs, in) and bias; the modules' own become views of it."""
-    weight = torch.cat([m.weight.data for m in linears])
-    for module, part in zip(linears, weight.split([m.out_features for m in linears]), strict=True):
+def _join(linears: Sequence[nn.Linear | Linear8]) -> Product:
+    """One product for several layers with the same input, side by side; their own matrices become views of its."""
+    if isinstance(linears[0], Linear8):
+        if len(linears) == 1:
+            return linears[0].forward
+        return Linear8.join([m for m in linears if isinstance(m, Linear8)]).forward
+    if len(linears) == 1:
+        return partial(F.linear, weight=linears[0].weight, bias=linears[0].bias)
+    weight, sizes = torch.cat([m.weight.data for m in linears]), [m.out_features for m in linears]
+    for module, part in zip(linears, weight.split(sizes), strict=True):
         module.weight.data = part
-    if linears[0].bias is None:
-        return weight, None
-    bias = torch.cat([m.bias.data for m in linears])
-    for module, part in zip(linears, bias.split([m.out_features for m in linears]), strict=True):
-        module.bias.data = part
-    return weight, bias
+    biases = [m.bias for m in linears if m.bias is not None]
+    if not biases:
+        return partial(F.linear, weight=weight)
+    bias = torch.cat([b.data for b in biases])
+    for own, part in zip(biases, bias.split(sizes), strict=True):
+        own.data = part
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 class _Fused:
@@ -62,10 +76,9 @@ class _Fused:
         mlp: Any = layer.mlp
         self.index, self.width = index, int(attention.head_dim)
         self.scale, self.window = float(attention.scaling), window
-        self.qkv, self.qkv_bias = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out, self.out_bias = attention.o_proj.weight, attention.o_proj.bias
-        self.gate_up, self.gate_up_bias = _join([mlp.gate_proj, mlp.up_proj])
-        self.down, self.down_bias, self.act = mlp.down_proj.weight, mlp.down_proj.bias, mlp.act_fn
+        self.qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up, self.act = _join([mlp.gate_proj, mlp.up_proj]), mlp.act_fn
+        self.out, self.down = _join([attention.o_proj]), _join([mlp.down_proj])
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
         self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
@@ -78,7 +91,7 @@ class _Fused:
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         h = hidden[0]
         heads, both = self.queries, self.queries + self.keys
-        x = F.linear(self.norm(self.before, h), self.qkv, self.qkv_bias).view(len(h), -1, self.width)
+        x = self.qkv(self.norm(self.before, h)).view(h.shape[0], -1, self.width)
         qk, v = x[:, :both], x[:, both:]
         if self.norms is not None:
             qk = torch.cat([self.norm(self.norms[0], qk[:, :heads]), self.norm(self.norms[1], qk[:, heads:])], 1)
@@ -86,7 +99,7 @@ class _Fused:
         low, high = qk.chunk(2, -1)
         qk = torch.addcmul(qk * cos, torch.cat([-high, low], -1), sin).transpose(0, 1)
         out = forest_attention(self.index, qk[:heads], qk[heads:], v.transpose(0, 1), self.scale, self.window)
-        h = h + F.linear(out.reshape(len(h), -1), self.out, self.out_bias)
-        gate, up = F.linear(self.norm(self.after, h), self.gate_up, self.gate_up_bias).chunk(2, -1)
-        h = h + F.linear(self.act(gate) * up, self.down, self.down_bias)
+        h = h + self.out(out.reshape(h.shape[0], -1))
+        gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
+        h = h + self.down(self.act(gate) * up)
         return h[None]

@@ -71,17 +71,22 @@ class Loop:
         h: torch.Tensor = self.embed(ids)
         return h if self.scale == 1 else h * self.scale
 
-    def rotation(self, h: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
-        """What the rotary module gives for these positions (1, T), looked up in a table of all up to the largest."""
-        needed, table = int(positions.max()) + 1, self.tables.get(kind)
+    def table(self, h: torch.Tensor, needed: int, *kind: str) -> tuple[torch.Tensor, ...] | None:
+        """The rotary module's answer (1, P, D) for positions 0 to P - 1, at least `needed`; None: it gives no such."""
+        table = self.tables.get(kind)
         if table is None or table[0].shape[1] < needed:
             # Within the context a position's rotation depends on nothing else, and never beyond it is looked.
             every = torch.arange(max(needed, min(2 * needed + 256, self.context)), device=h.device)[None]
             made = self.rotary(h, every, *kind)
             if not (isinstance(made, tuple) and all(m.ndim == 3 and m.shape[1] == every.shape[1] for m in made)):
-                return self.rotary(h, positions, *kind)
+                return None
             table = self.tables[kind] = made
-        return tuple(part[:, positions[0]] for part in table)
+        return table
+
+    def rotation(self, h: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
+        """What the rotary module gives for these positions (1, T), looked up in a table of all up to the largest."""
+        table = self.table(h, int(positions.max()) + 1, *kind)
+        return self.rotary(h, positions, *kind) if table is None else tuple(part[:, positions[0]] for part in table)
 
     def run(self, h: torch.Tensor, positions: torch.Tensor, layers: Sequence[int], taps: Sequence[int],
             hidden: dict[int, torch.Tensor]) -> torch.Tensor:  # fmt: skip

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from foretell.cache import Job
+
+
+def attend_job(job: Job, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float,
+               window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+    """Of a job's new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends to all rows -> (n, H, D)."""
+    times = len(q) // len(k) if softcap is None and sinks is None else 1
+    keys, values = job.write(layer, k, v)
+    return attend(q, keys, values, job.mask(window, q.dtype, times), scale, softcap, sinks)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,

@@ -1,0 +1,15 @@
+"""What is wanted of rows of logits."""
+
+import torch
+
+from foretell.ops.rows import firsts
+
+
+def test_firsts_are_the_best_and_of_equals_the_lowest():
+    rows = torch.randn(7, 33)
+    rows[2] = 0
+    rows[3, 5] = rows[3, 30] = 100
+    assert firsts(rows) == [int(row.argmax()) for row in rows]
+    assert firsts(rows)[2:4] == [0, 5]
+    assert firsts(rows[:0]) == []
+    assert firsts(rows.double()) == firsts(rows)
