@@ -494,7 +494,7 @@ def bench(settings: Settings, sets: dict[str, list[Prompt]], load: Callable[[str
                             raise
                         trouble = reason(error)
                     else:
-                        others, broken = _opened_peers(settings, model, lm)
+                        others, broken = _opened_peers(settings, model, dtype, lm)
                         _describe(document, model, dtype, lm)
                 ended: list[dict[str, Any]]
                 if lm is None:
@@ -520,14 +520,15 @@ def _failed(name: str, why: str) -> dict[str, Any]:
     return {"contender": name, "about": "", "baseline": None, "status": "failed", "reason": why}
 
 
-def _opened_peers(settings: Settings, model: str, lm: LM) -> tuple[list[Other], list[dict[str, Any]]]:
+def _opened_peers(settings: Settings, model: str, dtype: str, lm: LM) -> tuple[list[Other], list[dict[str, Any]]]:
     """The peers that are ready, and a failed cell for each that is not."""
     draft = settings.draft
     if draft is None and model == "demo":
         draft = "demo-draft"
     folder = str(ASSETS / draft) if draft == "demo-draft" else draft
     target = lm.models["target"]
-    place = Place(str(lm.path or model), folder, str(target.dtype).removeprefix("torch."), str(target.device))
+    kind = dtype if dtype == "int8" else str(target.dtype).removeprefix("torch.")  # `auto` is what was stored
+    place = Place(str(lm.path or model), folder, kind, str(target.device), torch.get_num_threads(), lm.engine.eos)
     ready, broken = list[Other](), []
     for name in settings.peers:
         try:
