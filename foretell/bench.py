@@ -1,10 +1,11 @@
 """The measurements of `foretell bench`: methods and peers side by side, cell by cell, as one JSON document.
 
 A cell is (model, dtype, contender, prompt set, temperature, requests). All cells that differ only in the contender form
-a group and run in one process, prompt by prompt in an order shuffled each time, after a round that warms up and does
-not count. Each contender has engine stores of its own, emptied before every round: nobody learns from another one's
-text, nor from the same text in an earlier round. A ratio is taken prompt by prompt within one round against the first
-contender; of all of them the median and the range from the 10th to the 90th percentile are kept.
+a group and take turns, prompt by prompt in an order shuffled each time, after a round that warms up and does not count;
+all in one process, but for peers that have packages of their own. Each contender has engine stores of its own, emptied
+before every round: nobody learns from another one's text, nor from the same text in an earlier round. A ratio is taken
+prompt by prompt within one round against the first contender; of all of them the median and the range from the 10th to
+the 90th percentile are kept.
 
 Tokens/s count from when the last request of the batch has its first token: prefill is apart, on all sides. Nothing
 here prints.
@@ -52,6 +53,7 @@ SETS = ("code", "docs", "prose", "edits", "repetitive")  # what ships, held out 
 GROUP = ("model", "dtype", "set", "temperature", "requests")
 SAME = ("schema", "version", "settings", "machine", "versions")  # what a document must share to be continued
 READ = 1 << 28  # bytes that measuring the memory's speed reads
+PAUSE = 0.02  # seconds before a run where processes take turns: threads of the one before go on spinning for some
 Tell = Callable[[str, int, int], None]  # (what is being measured, runs done, runs in all)
 
 
@@ -248,6 +250,7 @@ def interleave(contenders: Sequence[Contender], batches: Sequence[list[list[int]
             found: dict[int, Sequence[Run]] = {}
             for i in order.sample(range(len(contenders)), len(contenders)):
                 if not tallies[i].failed:
+                    time.sleep(PAUSE if settings.peers else 0.0)
                     try:
                         found[i] = contenders[i].run(batch, settings.max_new_tokens, temperature, settings.seed)
                     except Exception as error:  # a peer may raise anything; its cell alone is lost
@@ -494,7 +497,7 @@ def bench(settings: Settings, sets: dict[str, list[Prompt]], load: Callable[[str
                             raise
                         trouble = reason(error)
                     else:
-                        others, broken = _opened_peers(settings, model, lm)
+                        others, broken = _opened_peers(settings, model, dtype, lm)
                         _describe(document, model, dtype, lm)
                 ended: list[dict[str, Any]]
                 if lm is None:
@@ -520,14 +523,15 @@ def _failed(name: str, why: str) -> dict[str, Any]:
     return {"contender": name, "about": "", "baseline": None, "status": "failed", "reason": why}
 
 
-def _opened_peers(settings: Settings, model: str, lm: LM) -> tuple[list[Other], list[dict[str, Any]]]:
+def _opened_peers(settings: Settings, model: str, dtype: str, lm: LM) -> tuple[list[Other], list[dict[str, Any]]]:
     """The peers that are ready, and a failed cell for each that is not."""
     draft = settings.draft
     if draft is None and model == "demo":
         draft = "demo-draft"
     folder = str(ASSETS / draft) if draft == "demo-draft" else draft
     target = lm.models["target"]
-    place = Place(str(lm.path or model), folder, str(target.dtype).removeprefix("torch."), str(target.device))
+    kind = dtype if dtype == "int8" else str(target.dtype).removeprefix("torch.")  # `auto` is what was stored
+    place = Place(str(lm.path or model), folder, kind, str(target.device), torch.get_num_threads(), lm.engine.eos)
     ready, broken = list[Other](), []
     for name in settings.peers:
         try:

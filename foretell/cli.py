@@ -291,7 +291,7 @@ def bench(
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Repeatable; also code, docs, prose, edits, repetitive: all of these."),
     ] = None,
-    peers: Annotated[str, typer.Option(help="Other libraries to measure beside, the first as baseline.")] = "",
+    peers: Annotated[str, typer.Option(help="transformers, llama.cpp, openvino, ctranslate2; the first leads.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 96,
     temperature: Annotated[str, typer.Option(help="One or several; 0: greedy.")] = "0",
     seed: Annotated[int, typer.Option(help="Of the samples and of the order.")] = 0,

@@ -334,12 +334,12 @@ def _how(document: dict[str, Any]) -> str:
     peers = {c["contender"]: c["about"] for c in document["cells"] if c["about"] not in ("", "foretell")}
     lines = [
         f"{_count(s['rounds'], 'round')} after one that is not counted; prompt by prompt, contenders in an order "
-        f"shuffled each time (seed {s['seed']}), in one process, {threads} for all.",
+        f"shuffled each time (seed {s['seed']}), {threads} for all; in one process, but for peers with other packages.",
         f"{s['max_new_tokens']} new tokens at most. Prefill and first token are apart from all speeds.",
         "Nobody learns from another contender's text or from an earlier round.",
         "Bytes read count every weight once a forward; a cache that holds weights can raise a share above 100 %.",
         *(f"{name}: {about}." for name, about in peers.items()),
     ]
     if peak:
-        lines.append(f"Peak memory of the measuring process, all contenders together: {peak / 1e6:,.0f} MB.")
+        lines.append(f"Peak memory of the measuring process, all contenders in it together: {peak / 1e6:,.0f} MB.")
     return f"<section><h2>How it was measured</h2><ul>{''.join(f'<li>{escape(x)}</li>' for x in lines)}</ul></section>"

@@ -376,6 +376,18 @@ def test_peers_lead_and_a_missing_one_is_a_failed_cell(monkeypatch: pytest.Monke
     assert document["cells"][1]["ratio_to_plain"]["median"] == 1
 
 
+def test_a_peer_is_told_what_is_measured_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[Any] = []
+    monkeypatch.setattr(bench.peers, "contenders", lambda name, place: places.append(place) or [])
+    lm = load("tiny", "auto")
+    for dtype in ("auto", "int8"):
+        bench._opened_peers(Settings(models=("tiny",), draft="small", peers=("llama.cpp",)), "tiny", dtype, lm)
+    assert [place.dtype for place in places] == ["float32", "int8"], "auto is what was stored"
+    for place in places:
+        assert (place.model, place.draft, place.device, place.threads) == ("tiny", "small", "cpu", 1)
+        assert place.eos == lm.engine.eos == (0,)
+
+
 # --- the command
 
 

@@ -1,11 +1,13 @@
 """transformers' own generate: plain, with its prompt lookup, and assisted where there is a draft model.
 
-It is measured through a streamer, which it hands each step's tokens; no setting is changed but those of sampling.
+It is measured through a streamer, which it hands each step's tokens; no setting is changed but those of sampling. Its
+ways to 8 bits are other packages, so beside our int8 it stays at bfloat16.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -54,14 +56,17 @@ class Generate:
 
 def contenders(place: Place) -> list[Peer]:
     """Loads weights of its own, so that nothing of ours is in its modules."""
+    name = "transformers"
+    if place.dtype == "int8":
+        place, name = replace(place, dtype="bfloat16"), "transformers bfloat16"
     hf = _load(place.model, place)
     found: list[Peer] = [
-        Generate("transformers", "generate, one request, its default attention and cache", hf),
-        Generate("transformers prompt lookup", f"generate(prompt_lookup_num_tokens={LOOKUP})", hf, lookup=LOOKUP),
+        Generate(name, "generate, one request, its default attention and cache", hf),
+        Generate(f"{name} prompt lookup", f"generate(prompt_lookup_num_tokens={LOOKUP})", hf, lookup=LOOKUP),
     ]
     if place.draft is not None:
         small = _load(place.draft, place)
-        found.append(Generate("transformers assisted", f"generate(assistant_model={Path(place.draft).name!r})", hf,
+        found.append(Generate(f"{name} assisted", f"generate(assistant_model={Path(place.draft).name!r})", hf,
                               assistant=small))  # fmt: skip
     return found
 

@@ -58,3 +58,18 @@ def test_peers_are_found_by_their_files() -> None:
         peers.check("transformer")
     package = Path(foretell.__file__).parent / "peers"
     assert all(len(path.read_text("utf-8").splitlines()) <= 120 for path in package.glob("*.py"))
+
+
+def test_a_dot_in_a_name_is_an_underscore_in_the_files() -> None:
+    assert {"ctranslate2", "llama.cpp", "openvino", "transformers"} <= set(peers.names())
+    peers.check("llama.cpp")
+    assert peers.stem("llama.cpp") == "llama_cpp"
+    with pytest.raises(UnknownMethod, match=r"did you mean llama\.cpp"):
+        peers.check("llama_cpp")
+
+
+def test_beside_int8_it_stays_at_16_bits_and_says_so(tmp_path: Path) -> None:
+    tiny.save(tiny.llama(), tmp_path)
+    found = peers.contenders("transformers", Place(str(tmp_path), None, "int8", "cpu"))
+    assert [peer.name for peer in found] == ["transformers bfloat16", "transformers bfloat16 prompt lookup"]
+    assert {str(peer.hf.dtype) for peer in found} == {"torch.bfloat16"}  # type: ignore[attr-defined]
