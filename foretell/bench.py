@@ -42,7 +42,7 @@ from foretell.model import Model
 from foretell.models.decoder import Decoder
 from foretell.peers import Peer, Place, Run
 from foretell.prompts import Prompt, read_prompts
-from foretell.spec import resolve
+from foretell.spec import AUTO
 from foretell.stats import Stats
 from foretell.types import Commit, Kept, Sampling
 
@@ -149,7 +149,9 @@ class Method:
 
     def __init__(self, lm: LM, spec: str):
         self.name, self.about, self.lm = spec, "foretell", lm
-        self.label, self.strategy = resolve(spec, lambda text: lm.encode(text, special=False))
+        self.label, self.strategy = lm.resolve(spec)
+        if spec == "auto":
+            self.about = f"stands for {lm.auto}, {'the default' if lm.auto == AUTO else 'as foretell tune found'}"
         self.engine = Watching(lm)
 
     def forget(self) -> None:

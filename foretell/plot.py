@@ -107,10 +107,10 @@ def _ticks(high: float, count: int = 6) -> list[float]:
 
 def columns(groups: Sequence[str], series: Sequence[str],
             values: Sequence[Sequence[tuple[float, float, float] | None]], axis: str,
-            colours: Sequence[str]) -> str:  # fmt: skip
-    """Upright bars with ranges: values[g][s] is (middle, low, high) or None; a line stands at 1."""
+            colours: Sequence[str], *, base: float | None = 1.0) -> str:  # fmt: skip
+    """Upright bars with ranges: values[g][s] is (middle, low, high) or None; a line stands at `base`."""
     parts, top = _legend(series, colours)
-    ticks = _ticks(max([v[2] for row in values for v in row if v] + [1.0]))
+    ticks = _ticks(max([v[2] for row in values for v in row if v] + [base or 0.0]))
     left, high = 44.0, 260.0
     bottom, room = top + 22 + high, (PAGE - left) / len(groups)
     wide = min(46.0, (room - 26) / len(series))
@@ -131,9 +131,10 @@ def columns(groups: Sequence[str], series: Sequence[str],
                 parts.append(_line(middle, at(value[1]), middle, at(value[2]), "var(--ink)", 1.2))
                 parts += [_line(middle - 3, at(v), middle + 3, at(v), "var(--ink)", 1.2) for v in value[1:]]
                 if wide >= 30:
-                    parts.append(_word(middle, at(value[2]) - 5, f"{value[0]:.2f}", "middle"))
+                    figure = f"{value[0]:.2f}" if value[0] < 100 else f"{value[0]:.0f}"
+                    parts.append(_word(middle, at(value[2]) - 5, figure, "middle"))
             x += wide
-    parts += [_line(left, at(1), PAGE, at(1), "var(--ink)", 1.4)]
+    parts += [_line(left, at(base), PAGE, at(base), "var(--ink)", 1.4)] if base is not None else []
     return _page(bottom + 30, parts, f"{axis} by group")
 
 
@@ -167,15 +168,15 @@ def lines(series: Sequence[str], points: Sequence[Sequence[tuple[float, float]]]
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in
                   (at(x, y) for x, y in line)]  # fmt: skip
     taken: list[tuple[float, float]] = []
-    for x, y, name, colour in sorted(marks):
+    for x, y, name, colour in sorted(marks, reverse=True):  # a label further left is higher: no line crosses a label
         a, b = at(x, y)
-        label = b - 12.0
-        while any(abs(a - c) < CHAR * 18 and abs(label - d) < 14 for c, d in taken):
+        words, label = f"{name}: {x:.1f}", b - 12.0
+        while any(c - a < CHAR * len(words) + 12 and d - label < 14 for c, d in taken):
             label -= 14
         taken.append((a, label))
         parts += [_line(a, b, a, label + 4, colour),
                   f'<circle cx="{a:.1f}" cy="{b:.1f}" r="5" fill="{colour}" stroke="var(--card)"/>',
-                  _word(a, label, f"{name}: {x:.1f}", "end" if a > right - 120 else "start")]  # fmt: skip
+                  _word(a, label, words, "end" if a + CHAR * len(words) > right else "start")]  # fmt: skip
     return _page(bottom + 46, parts, f"{up} by {across}")
 
 

@@ -31,7 +31,7 @@ p { margin: 4px 0 12px; } .soft, small { color: var(--soft); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 20px 22px;
   margin-top: 20px; overflow-x: auto; }
 .tiles { display: flex; flex-wrap: wrap; gap: 14px; margin-top: 20px; }
-.tile { flex: 1 1 200px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px
+.tile { flex: 1 1 170px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px
   18px; } .tile b { display: block; font-size: 26px; line-height: 1.25; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -101,6 +101,15 @@ def failures(document: dict[str, Any]) -> list[str]:
     return [f"{what} ({', '.join(dict.fromkeys(sets))})" for what, sets in found.items()]
 
 
+def drafted(cells: Sequence[Cell]) -> float | None:
+    """Mean nodes drafted a step; None where that is not known."""
+    sizes: dict[int, int] = {}
+    for cell in cells:
+        for size, count in (cell.get("drafted_a_step") or {}).items():
+            sizes[int(size)] = sizes.get(int(size), 0) + count
+    return sum(size * count for size, count in sizes.items()) / sum(sizes.values()) if sizes else None
+
+
 def _words(cell: Cell | None) -> str:
     if cell is None:
         return ""
@@ -122,25 +131,73 @@ def html(document: dict[str, Any]) -> str:
     every = tables(document)
     names = list(dict.fromkeys(cell["contender"] for cell in document["cells"]))
     colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
-    settings, machine = document["settings"], document["machine"]
-    band = document["bandwidth"]
+    parts = [_tiles(every)]
+    for table in every:
+        parts += [_headline(table, colour), _speed(table, colour), _depth(table, colour), _split(table)]
+    parts += [_costs(document, every, colour), *(_timelines(table) for table in every[:1])]
+    parts.append(_failed(document))
+    return _page("foretell bench", document, [*parts, _how(document)])
+
+
+def _page(title: str, document: dict[str, Any], parts: Sequence[str]) -> str:
+    machine, band = document["machine"], document["bandwidth"]
     memory = f"{band['bytes_per_s'] / 1e9:.0f} GB/s read from memory" if band else "memory not measured"
     about = (f"{machine['processor']} ({machine['cores']} cores), {_count(machine['threads'], 'thread')}, {memory} · "
              f"foretell {document['version']}, torch {document['versions']['torch']}, transformers "
              f"{document['versions']['transformers']} · {document['date']}")  # fmt: skip
-    parts = ["<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+    models = escape(", ".join(document["settings"]["models"]))
+    whole = ["<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
              '<meta name="viewport" content="width=device-width, initial-scale=1">',
-             f"<title>foretell bench: {escape(', '.join(settings['models']))}</title><style>{STYLE}</style></head>",
-             "<body><main><h1>foretell bench</h1>", f'<p class="soft">{escape(about)}</p>',
-             _tiles(every)]  # fmt: skip
-    for table in every:
-        parts += [_headline(table, colour), _speed(table, colour), _depth(table, colour), _split(table)]
-    parts += [_costs(document, every, colour), *(_timelines(table) for table in every[:1])]
-    if failed := failures(document):
-        rows = "".join(f'<li class="bad">{escape(line)}</li>' for line in failed)
-        parts.append(f"<section><h2>Failed</h2><ul>{rows}</ul></section>")
-    parts += [_how(document), "</main></body></html>"]
-    return "\n".join(p for p in parts if p) + "\n"
+             f"<title>{title}: {models}</title><style>{STYLE}</style></head>",
+             f"<body><main><h1>{title}</h1>", f'<p class="soft">{escape(about)}</p>', *parts,
+             "</main></body></html>"]  # fmt: skip
+    return "\n".join(p for p in whole if p) + "\n"
+
+
+def tuned(profile: dict[str, Any]) -> str:
+    """The page of `foretell tune`: what was chosen, the speeds it was chosen by, and what a forward costs."""
+    document = profile["bench"]
+    every = tables(document)
+    names = list(every[0].rows)
+    colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
+    tiles = [(f"{every[0].rows[best][kind]['ratio']['median']:.2f}x", f"best on {kind}: {best}")
+             for kind, best in profile["best"].items()]  # fmt: skip
+    return _page("foretell tune", document, [
+        _section(f"auto stands for {profile['chosen']}", reasons(profile)), _boxes(tiles),
+        _headline(every[0], colour), _rates(every[0], colour), _costs(document, every, colour), _split(every[0]),
+        _failed(document), _how(document),
+    ])  # fmt: skip
+
+
+def reasons(profile: dict[str, Any]) -> str:
+    """Why `auto` stands for what it does."""
+    usual, chosen, means = profile["default"], profile["chosen"], profile["means"]
+    against = "against plain decoding, geometric mean over the kinds of text"
+    if profile["final"] is None:
+        said = f"It is the default, which nothing was ahead of: {means.get(usual, 0.0):.2f}x {against}"
+    else:
+        first, second = profile["final"]["means"], profile["final"]["challenger"]
+        what = f"{second} {first.get(second, 0.0):.2f}x, the default {usual} {first.get(usual, 0.0):.2f}x {against}"
+        won = "It won a second measurement on more prompts" if chosen == second else (
+            "It is the default, which a second measurement on more prompts did not find behind")  # fmt: skip
+        said = f"{won}: {what}"
+    more = [name for name in profile["shown_only"] if name in means]
+    return f"{said}." + (f" Never taken for auto, since they cannot decide by cost at every temperature or are not "
+                         f"exact: {', '.join(more)}." if more else "")  # fmt: skip
+
+
+def _rates(table: Table, colour: dict[str, str]) -> str:
+    names = [name for name in table.rows if any(c["tokens_per_s"] for c in _ok(table, name))]
+    speeds = [[table.rows[name].get(s, {}).get("tokens_per_s") for name in names] for s in table.sets]
+    values = [[(v["median"], v["low"], v["high"]) if v else None for v in row] for row in speeds]
+    return _section("Tokens per second by method and kind of text",
+                    "After the first token; bars are medians, whiskers the 10th to 90th percentile.",
+                    columns(table.sets, names, values, "tokens/s", [colour[n] for n in names], base=None))  # fmt: skip
+
+
+def _failed(document: dict[str, Any]) -> str:
+    rows = "".join(f'<li class="bad">{escape(line)}</li>' for line in failures(document))
+    return f"<section><h2>Failed</h2><ul>{rows}</ul></section>" if rows else ""
 
 
 def _count(number: int, what: str) -> str:
@@ -161,8 +218,12 @@ def _tiles(every: Sequence[Table]) -> str:
         best = max(means, key=lambda name: means[name])
         tiles.append((f"{means[best]:.2f}x", f"{best} against {cells[0]['baseline']}, mean of {len(table.sets)} sets; "
                       f"{table.title}"))  # fmt: skip
+    return _boxes(tiles[:4])
+
+
+def _boxes(tiles: Sequence[tuple[str, str]]) -> str:
     inside = "".join(f'<div class="tile"><b>{escape(a)}</b><span class="soft">{escape(b)}</span></div>'
-                     for a, b in tiles[:4])  # fmt: skip
+                     for a, b in tiles)  # fmt: skip
     return f'<div class="tiles">{inside}</div>' if inside else ""
 
 
@@ -194,8 +255,8 @@ def _figure(cell: Cell | None) -> str:
         return UNTIMED
     if cell["contender"] == cell["baseline"] or ratio is None:
         return f"<b>{speed['median']:,.1f}</b><small>tokens/s</small>"
-    return (f"<b>{ratio['median']:.2f}x</b><small>{ratio['low']:.2f} to {ratio['high']:.2f} · MAT {cell['MAT']:.1f}"
-            "</small>")  # fmt: skip
+    return (f"<b>{ratio['median']:.2f}x</b><small>{ratio['low']:.2f} to {ratio['high']:.2f}</small>"
+            f"<small>MAT {cell['MAT']:.1f}</small>")  # fmt: skip
 
 
 def _details(table: Table) -> str:
@@ -293,13 +354,9 @@ def _costs(document: dict[str, Any], every: Sequence[Table], colour: dict[str, s
             if (table.model, table.dtype) != (model["model"], model["dtype"]) or table.requests > 1:
                 continue
             for name in table.rows:
-                sizes: dict[int, int] = {}
-                for cell in _ok(table, name):
-                    for size, count in (cell.get("drafted_a_step") or {}).items():
-                        sizes[int(size)] = sizes.get(int(size), 0) + count
-                if any(sizes) and name not in [m[2] for m in marks]:
-                    mean = sum(size * count for size, count in sizes.items()) / sum(sizes.values()) + 1
-                    marks.append((mean, _between(near, mean), name, colour[name]))
+                size = drafted(_ok(table, name))
+                if size and name not in [m[2] for m in marks]:
+                    marks.append((size + 1, _between(near, size + 1), name, colour[name]))
         parts += [f"<h3>{escape(model['model'])}, {escape(model['computed_in'])}</h3>",
                   lines(names, points, "tokens in a forward", "milliseconds", ["var(--s1)", "var(--s0)"], marks=marks,
                         log=True)]  # fmt: skip
