@@ -292,6 +292,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of the samples and of the order.")] = 0,
     rounds: Annotated[int, typer.Option(help="Counted ones; another one warms up.")] = 3,
     requests: Annotated[str, typer.Option(help="One or several: prompts that run at once.")] = "1",
+    contexts: Annotated[str, typer.Option(help="One or several: also behind so many tokens, of all prompts.")] = "",
     threads: Annotated[int | None, typer.Option(min=1, help="For everybody; torch's own choice if not given.")] = None,
     device: Device = None,
     json_out: Annotated[
@@ -315,7 +316,8 @@ def bench(
     settings = runner.Settings(
         models=_several(model), draft=draft, dtypes=_several(dtype), methods=tuple(specs), peers=_several(peers),
         max_new_tokens=max_new_tokens, temperatures=_numbers("--temperature", temperature, float), seed=seed,
-        rounds=rounds, requests=_numbers("--requests", requests, int), device=device,
+        rounds=rounds, requests=_numbers("--requests", requests, int),
+        contexts=_numbers("--contexts", contexts, int), device=device,
     )  # fmt: skip
     sets = runner.read_sets(prompts or [])
     if threads:

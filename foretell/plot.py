@@ -140,10 +140,15 @@ def columns(groups: Sequence[str], series: Sequence[str],
 
 def lines(series: Sequence[str], points: Sequence[Sequence[tuple[float, float]]], across: str, up: str,
           colours: Sequence[str], *, top: float | None = None, log: bool = False,
-          marks: Sequence[tuple[float, float, str, str]] = ()) -> str:  # fmt: skip
-    """Lines through points; `marks`: (x, y, name, colour) dots; `log`: x by its logarithm; `top`: end of the y axis."""
+          marks: Sequence[tuple[float, float, str, str]] = (),
+          ranges: Sequence[Sequence[tuple[float, float]]] = ()) -> str:  # fmt: skip
+    """Lines through points; `marks`: (x, y, name, colour) dots; `log`: x by its logarithm; `top`: end of the y axis.
+
+    `ranges`: (low, high) of each point.
+    """
     parts, above = _legend(series, colours)
-    ticks = _ticks(top or max(y for line in points for _, y in line))
+    ends = [high for line in ranges for _, high in line]
+    ticks = _ticks(top or max([y for line in points for _, y in line] + ends))
     left, high = 54.0, 260.0
     bottom, right = above + 22 + high, float(PAGE - 20)
     xs = sorted({x for line in points for x, _ in line})
@@ -167,6 +172,13 @@ def lines(series: Sequence[str], points: Sequence[Sequence[tuple[float, float]]]
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in
                   (at(x, y) for x, y in line)]  # fmt: skip
+    for i, (line, whiskers) in enumerate(zip(points, ranges, strict=False)):
+        aside = 5.0 * (i - (len(ranges) - 1) / 2)  # or those of two lines would hide one another
+        for (x, y), ends_of in zip(line, whiskers, strict=True):
+            a = at(x, y)[0] + aside
+            low_at, high_at = (at(x, end)[1] for end in ends_of)
+            parts.append(_line(a, low_at, a, high_at, colours[i], 1.2))
+            parts += [_line(a - 3, b, a + 3, b, colours[i], 1.2) for b in (low_at, high_at)]
     taken: list[tuple[float, float]] = []
     for x, y, name, colour in sorted(marks, reverse=True):  # a label further left is higher: no line crosses a label
         a, b = at(x, y)
@@ -181,12 +193,12 @@ def lines(series: Sequence[str], points: Sequence[Sequence[tuple[float, float]]]
 
 
 def stacked(groups: Sequence[str], series: Sequence[str], values: Sequence[Sequence[float]], axis: str,
-            colours: Sequence[str]) -> str:  # fmt: skip
-    """Horizontal bars of parts: values[g][s], at least 0."""
+            colours: Sequence[str], notes: Sequence[str] = ()) -> str:  # fmt: skip
+    """Horizontal bars of parts: values[g][s], at least 0; `notes`: a word behind each bar's sum."""
     parts, top = _legend(series, colours)
     left = CHAR * max(map(len, groups)) + 16
     ticks = _ticks(max(sum(row) for row in values))
-    room, bottom = PAGE - left - 60, top + 6 + 26 * len(groups)
+    room, bottom = PAGE - left - 60 - CHAR * max(map(len, notes), default=0), top + 6 + 26 * len(groups)
     for tick in ticks:
         x = left + room * tick / ticks[-1]
         parts += [_line(x, top, x, bottom), _word(x, bottom + 16, f"{tick:g}", "middle", True)]
@@ -197,7 +209,7 @@ def stacked(groups: Sequence[str], series: Sequence[str], values: Sequence[Seque
         for value, colour in zip(row, colours, strict=True):
             parts.append(_box(x, y, room * value / ticks[-1], 18, colour))
             x += room * value / ticks[-1]
-        parts.append(_word(x + 6, y + 13, f"{sum(row):.2f}"))
+        parts.append(_word(x + 6, y + 13, f"{sum(row):.2f} {notes[g] if notes else ''}".strip()))
     return _page(bottom + 42, parts, axis)
 
 

@@ -49,12 +49,13 @@ details th, details td:last-child { white-space: normal; }
 
 @dataclass
 class Table:
-    """All cells of one (model, dtype, temperature, requests): `rows[contender][set]`."""
+    """All cells of one (model, dtype, temperature, requests, context): `rows[contender][set]`."""
 
     model: str
     dtype: str
     temperature: float
     requests: int
+    context: int | None  # tokens of the prompts; None: as they are
     computed: str  # the number format that `dtype` came to
     sets: list[str]
     rows: dict[str, dict[str, Cell]]
@@ -63,7 +64,8 @@ class Table:
     def title(self) -> str:
         how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
         many = "one request" if self.requests == 1 else f"{self.requests} requests at once"
-        return f"{self.model}, {self.computed}, {how}, {many}"
+        behind = "" if self.context is None else f", behind {self.context:,} tokens"
+        return f"{self.model}, {self.computed}, {how}, {many}{behind}"
 
     def mean(self, name: str) -> float | None:
         """Geometric mean of the median ratios over the sets; None where one is missing."""
@@ -84,7 +86,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
     computed = {(m["model"], m["dtype"]): m["computed_in"] for m in document["models"]}
     found: dict[tuple[Any, ...], Table] = {}
     for cell in document["cells"]:
-        key = cell["model"], cell["dtype"], cell["temperature"], cell["requests"]
+        key = cell["model"], cell["dtype"], cell["temperature"], cell["requests"], cell["context"]
         table = found.setdefault(key, Table(*key, computed.get(key[:2], cell["dtype"]), [], {}))
         if cell["set"] not in table.sets:
             table.sets.append(cell["set"])
@@ -132,8 +134,13 @@ def html(document: dict[str, Any]) -> str:
     names = list(dict.fromkeys(cell["contender"] for cell in document["cells"]))
     colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
     parts = [_tiles(every)]
+    fewest = min((table.requests for table in every), default=1)
     for table in every:
-        parts += [_headline(table, colour), _speed(table, colour), _depth(table, colour), _split(table)]
+        if table.context is None:
+            parts.append(_headline(table, colour))
+        if table.context is None and table.requests == fewest:
+            parts += [_speed(table, colour), _depth(table, colour), _split(table)]
+    parts += [_scaling(every, colour, across) for across in ("context", "requests")]
     parts += [_costs(document, every, colour), *(_timelines(table) for table in every[:1])]
     parts.append(_failed(document))
     return _page("foretell bench", document, [*parts, _how(document)])
@@ -211,6 +218,8 @@ def _section(title: str, why: str, *inside: str) -> str:
 def _tiles(every: Sequence[Table]) -> str:
     tiles = []
     for table in every:
+        if table.context is not None:
+            continue
         means = {name: mean for name in table.rows if (mean := table.mean(name)) is not None}
         cells = [c for row in table.rows.values() for c in row.values() if c["status"] == "ok"]
         if not means or not cells:
@@ -262,7 +271,7 @@ def _figure(cell: Cell | None) -> str:
 def _details(table: Table) -> str:
     """Everything else that is known of a cell, folded away."""
     head = ("contender", "set", "tokens/s", "first token", "a token", "MAT", "accepted of drafted", "MB read a token",
-            "of the bandwidth", "as plain")  # fmt: skip
+            "of the bandwidth", "host", "as plain")  # fmt: skip
     rows = []
     for name, cells in table.rows.items():
         for s, c in cells.items():
@@ -278,11 +287,16 @@ def _details(table: Table) -> str:
                 f"{1000 * c['ttft_s']['median']:.1f} ms",
                 f"{1000 * c['tpot_s']['median']:.2f} ms" if c["tpot_s"] else "", f"{c['MAT']:.2f}",
                 f"{c['accepted']:,} of {c['drafted']:,}" if c.get("drafted") else "",
-                "" if read is None else f"{read / 1e6:,.1f}", "" if share is None else f"{100 * share:.0f} %", alike,
+                "" if read is None else f"{read / 1e6:,.1f}", _percent(share),
+                _percent(c.get("host_share")), alike,
             ])  # fmt: skip
     body = "".join("<tr>" + "".join(f"<td>{escape(x)}</td>" for x in row) + "</tr>" for row in rows)
     return ("<details><summary>All numbers</summary><table><thead><tr>" + "".join(f"<th>{h}</th>" for h in head)
             + f"</tr></thead><tbody>{body}</tbody></table></details>")  # fmt: skip
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _ok(table: Table, name: str) -> list[Cell]:
@@ -327,7 +341,7 @@ def _depth(table: Table, colour: dict[str, str]) -> str:
 
 
 def _split(table: Table) -> str:
-    groups, values = [], []
+    groups, values, notes = [], [], []
     for name in table.rows:
         known = [c for c in _ok(table, name) if c.get("step_s") and c["steps"]]
         if known:
@@ -335,13 +349,72 @@ def _split(table: Table) -> str:
             total = sum(c["steps"] for c in known)
             values.append([1000 * sum(c["step_s"][part] * c["steps"] for c in known) / total
                            for part in ("target", "draft", "host")])  # fmt: skip
+            notes.append(f"(host {_percent(values[-1][2] / sum(values[-1]) if sum(values[-1]) else None)})")
     if not groups:
         return ""
     return _section(f"Where the time of a step goes: {table.title}",
                     "Milliseconds a step after prefill: forwards of the model, forwards of a draft model, and all else "
                     "(drafting, verifying, bookkeeping).",
                     stacked(groups, ["target", "draft", "host"], values, "ms a step",
-                            ["var(--s1)", "var(--s2)", "var(--s0)"]))  # fmt: skip
+                            ["var(--s1)", "var(--s2)", "var(--s0)"], notes))  # fmt: skip
+
+
+def _scaling(every: Sequence[Table], colour: dict[str, str], across: str) -> str:
+    """What a token costs by the length of the context, or by the number of requests at once; "": nothing to compare."""
+    alike: dict[tuple[Any, ...], list[Table]] = {}
+    for table in every:
+        if (table.context is None) == (across == "requests"):
+            alike.setdefault((table.model, table.dtype, table.temperature), []).append(table)
+    parts = []
+    for group in alike.values():
+        found = sorted(group, key=lambda table: (table.context or 0, table.requests))
+        names = [name for name in found[0].rows if sum(_cost(t, name) is not None for t in found) > 1]
+        if not names:
+            continue
+        at = [float(t.requests if t.context is None else t.context) for t in found]
+        costs = [[(x, c) for x, t in zip(at, found, strict=True) if (c := _cost(t, name)) is not None]
+                 for name in names]  # fmt: skip
+        title = found[0].title if across == "context" else found[0].title.rpartition(", ")[0]
+        parts += [f"<h3>{escape(title.partition(', behind')[0])}</h3>",
+                  lines(names, [[(x, c[0]) for x, c in line] for line in costs],
+                        "tokens of the prompt" if across == "context" else "requests at once", "ms a token",
+                        [colour[n] for n in names], log=True, ranges=[[c[1:] for _, c in line] for line in costs]),
+                  _sizes(found, names, colour, at)]  # fmt: skip
+    if not parts:
+        return ""
+    what = ("Behind prompts of that many tokens, which end alike: texts of all sets, each behind the others."
+            if across == "context" else "All requests together, in one batch; geometric mean of the sets.")  # fmt: skip
+    return _section("Cost of a token by context" if across == "context" else "Cost of a token by requests at once",
+                    f"{what} After the first token; whiskers are the 10th to 90th percentile. Below it what was "
+                    "drafted a step, which the policy turns down where it does not pay.", *parts)  # fmt: skip
+
+
+def _cost(table: Table, name: str) -> tuple[float, float, float] | None:
+    """Milliseconds a token of the whole batch, with its range: the geometric means over the sets."""
+    speeds = [c["tokens_per_s"] for c in _ok(table, name) if c["tokens_per_s"]] if name in table.rows else []
+    if not speeds:
+        return None
+    means = [math.exp(sum(math.log(v[key]) for v in speeds) / len(speeds)) for key in ("median", "high", "low")]
+    return 1000 / means[0], 1000 / means[1], 1000 / means[2]
+
+
+def _sizes(found: Sequence[Table], names: Sequence[str], colour: dict[str, str], at: Sequence[float]) -> str:
+    """A row a contender: ratio to the baseline, nodes drafted a step and the host's share."""
+    rows = []
+    for name in names:
+        line = [f'<td><span class="dot" style="background:{colour[name]}"></span>{escape(name)}</td>']
+        for table in found:
+            cells, cost = _ok(table, name) if name in table.rows else [], _cost(table, name)
+            mean, size = table.mean(name) if name in table.rows else None, drafted(cells)
+            shares = [c["host_share"] for c in cells if c.get("host_share") is not None]
+            what = [f"<b>{cost[0]:.2f} ms</b>" if cost else ""]
+            what += [f"<small>{mean:.2f}x</small>"] if mean is not None else []
+            what += [f"<small>{size:.1f} drafted</small>"] if size is not None else []
+            what += [f"<small>host {_percent(sum(shares) / len(shares))}</small>"] if shares else []
+            line.append(f"<td>{''.join(what)}</td>")
+        rows.append(f"<tr>{''.join(line)}</tr>")
+    head = "".join(f"<th>{x:,.0f}</th>" for x in at)
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _costs(document: dict[str, Any], every: Sequence[Table], colour: dict[str, str]) -> str:
@@ -351,7 +424,7 @@ def _costs(document: dict[str, Any], every: Sequence[Table], colour: dict[str, s
         points = [[(float(n), 1000 * s) for n, s in line.items()] for line in model["seconds"].values()]
         near, marks = points[0], list[tuple[float, float, str, str]]()
         for table in every:
-            if (table.model, table.dtype) != (model["model"], model["dtype"]) or table.requests > 1:
+            if (table.model, table.dtype) != (model["model"], model["dtype"]) or table.requests > 1 or table.context:
                 continue
             for name in table.rows:
                 size = drafted(_ok(table, name))
@@ -398,5 +471,9 @@ def _how(document: dict[str, Any]) -> str:
         *(f"{name}: {about}." for name, about in peers.items()),
     ]
     if peak:
-        lines.append(f"Peak memory of the measuring process, all contenders together: {peak / 1e6:,.0f} MB.")
+        said, limit = f"{peak / 1e6:,.0f} MB", document["memory_limit"]
+        if limit:
+            parts = [f"{limit[kind] / 1e6:,.0f} MB of {kind}" for kind in ("weights", "caches")]
+            said += f"; {parts[0]} x 1.15, {parts[1]} and 300 MB are {limit['bytes'] / 1e6:,.0f} MB"
+        lines.append(f"Peak memory of the measuring process, all contenders together: {said}.")
     return f"<section><h2>How it was measured</h2><ul>{''.join(f'<li>{escape(x)}</li>' for x in lines)}</ul></section>"
