@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -48,6 +50,8 @@ def serve(lm: foretell.LM, spec: str, count: int) -> None:
         stream.close()  # type: ignore[attr-defined]
         with pytest.raises(RequestFailed):
             lm.generate(prompt, spec, max_new_tokens=4, logits_processors=broken)
+    for *_, store in stores.stores(lm.engine):
+        store.tensors()  # one may put rows by until its next draft: how many is a matter of time
 
 
 @pytest.mark.parametrize("spec", ["plain", AUTO, "draft", "ngram+draft"])
@@ -78,6 +82,16 @@ def test_what_a_request_holds_is_seen_while_it_runs() -> None:
     del stream
     after = held()
     assert not {name for name in OWN if after[name] > before[name]}
+
+
+def test_compiled_shapes_are_limited_unless_the_user_says_otherwise() -> None:
+    code = "import foretell.api, os; print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])"
+    for given in ({}, {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}):
+        clean = {k: v for k, v in os.environ.items() if k != "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=clean | given, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == [given.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")]
 
 
 def test_measuring_holds_no_requests() -> None:
