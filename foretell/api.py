@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,10 +32,6 @@ from foretell.stats import Stats
 from foretell.strategy import Speculative, Strategy
 from foretell.text import Detokenizer
 from foretell.types import Sampling
-
-# Every shape of a forward leaves something compiled behind, by default 1,024 of them and about half a megabyte each;
-# trees and growing texts have that many shapes. Torch's CPU library reads this when it first computes.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 Method = str | Drafter | Strategy
 COLUMNS = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
