@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from foretell import stores
+from foretell import stores, tuning
 from foretell.costs import ROWS, SIZES, identity, profile
 from foretell.drafter import Drafter
 from foretell.engine import Engine, Event, Live, Request
@@ -25,7 +27,7 @@ from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
 from foretell.models.decoder import Decoder
 from foretell.models.fused import blocks
-from foretell.spec import resolve
+from foretell.spec import AUTO, resolve
 from foretell.stats import Stats
 from foretell.strategy import Speculative, Strategy
 from foretell.text import Detokenizer
@@ -86,6 +88,7 @@ class LM:
         self.models = {"target": target} | ({"draft": draft} if draft else {})
         self.engine = Engine(self.models, eos)
         self.measured = False
+        self._auto: tuple[int, str] | None = None  # see `auto`; the number of threads it was looked up with
         self._inbox: dict[int, deque[Event]] = {}  # of each request that somebody waits for
 
     def generate(self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any) -> Any:
@@ -172,6 +175,25 @@ class LM:
             for live in lives:
                 self.engine.end(live)
                 del self._inbox[live.index]
+
+    @property
+    def auto(self) -> str:
+        """What `auto` stands for: the method that `foretell tune` found best for this model here, else spec.AUTO.
+
+        A profile that is damaged or of another place is left aside, with a warning.
+        """
+        threads = torch.get_num_threads()
+        if self._auto is None or self._auto[0] != threads:
+            profile, trouble = tuning.kept(self.models, self.path)
+            if trouble:
+                warnings.warn(trouble, stacklevel=2)
+            self._auto = threads, profile["chosen"] if profile else AUTO
+        return self._auto[1]
+
+    def resolve(self, method: Method) -> tuple[str, Strategy]:
+        """(name, strategy) of a spec or a config object on this model. Raises UnknownMethod or BadConfig."""
+        return resolve(self.auto if isinstance(method, str) and method == "auto" else method,
+                       lambda text: self.encode(text, special=False))  # fmt: skip
 
     def measure(self, fresh: bool = False) -> dict[str, Any]:
         """What this model's forwards cost here, which decides how much is drafted; returns what was found, for people.
@@ -270,7 +292,7 @@ class LM:
             chosen = Sampling(**self._clean({name: values[i] for name, values in columns.items()}))
             if not isinstance(methods[i], str | Drafter | Strategy):
                 raise BadConfig.field("method", methods[i], "a spec like 'ngram:n=3', or a config object")
-            name, strategy = resolve(methods[i], lambda text: self.encode(text, special=False))
+            name, strategy = self.resolve(methods[i])
             try:
                 ids = self._encode(one)
                 self.engine.end(self.engine.add(Request(ids, resolve("plain")[1])))

@@ -125,7 +125,7 @@ def audit(lm: LM, methods: Sequence[str], prompts: Sequence[Prompt] | None = Non
     if max_new_tokens < 1:
         raise BadConfig.field("max_new_tokens", max_new_tokens, "at least 1")
     texts = [lm._encode(prompt) for prompt in (PROMPTS if prompts is None else prompts)]
-    strategies = [(spec, resolve(spec)) for spec in methods]
+    strategies = [(spec, lm.resolve(spec)) for spec in methods]
     target = lm.models["target"]
     for _, (name, strategy) in strategies:
         _fits(lm, name, strategy, texts)

@@ -1,11 +1,11 @@
 """The measurements of `foretell bench`: methods and peers side by side, cell by cell, as one JSON document.
 
-A cell is (model, dtype, contender, prompt set, temperature, requests). All cells that differ only in the contender form
-a group and take turns, prompt by prompt in an order shuffled each time, after a round that warms up and does not count;
-all in one process, but for peers that have packages of their own. Each contender has engine stores of its own, emptied
-before every round: nobody learns from another one's text, nor from the same text in an earlier round. A ratio is taken
-prompt by prompt within one round against the first contender; of all of them the median and the range from the 10th to
-the 90th percentile are kept.
+A cell is (model, dtype, contender, prompt set, temperature, requests, context). All cells that differ only in the
+contender form a group and take turns, prompt by prompt in an order shuffled each time, after a round that warms up and
+does not count; all in one process, but for peers that have packages of their own. Each contender has engine stores of
+its own, emptied before every round: nobody learns from another one's text, nor from the same text in an earlier round.
+A ratio is taken prompt by prompt within one round against the first contender; of all of them the median and the range
+from the 10th to the 90th percentile are kept.
 
 Tokens/s count from when the last request of the batch has its first token: prefill is apart, on all sides. Nothing
 here prints.
@@ -13,6 +13,7 @@ here prints.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -43,14 +44,15 @@ from foretell.model import Model
 from foretell.models.decoder import Decoder
 from foretell.peers import Peer, Place, Run
 from foretell.prompts import Prompt, read_prompts
-from foretell.spec import resolve
+from foretell.spec import AUTO
 from foretell.stats import Stats
 from foretell.types import Commit, Kept, Sampling
 
 SCHEMA = "foretell.bench/1"
 PROMPTS = ASSETS / "prompts"
 SETS = ("code", "docs", "prose", "edits", "repetitive")  # what ships, held out of the embedded models' training
-GROUP = ("model", "dtype", "set", "temperature", "requests")
+GROUP = ("model", "dtype", "set", "temperature", "requests", "context")
+MIXED, LONG = "mixed", 4  # the set of prompts cut to a context's length, and how many there are
 SAME = ("schema", "version", "settings", "machine", "versions")  # what a document must share to be continued
 READ = 1 << 28  # bytes that measuring the memory's speed reads
 PAUSE = 0.02  # seconds before a run where processes take turns: threads of the one before go on spinning for some
@@ -71,6 +73,7 @@ class Settings:
     seed: int = 0
     rounds: int = 3
     requests: tuple[int, ...] = (1,)
+    contexts: tuple[int, ...] = ()  # tokens of the prompts that are made besides, of all sets together
     device: str | None = None  # asked for; kept so that a run is not continued on another one
 
     def __post_init__(self) -> None:
@@ -81,8 +84,11 @@ class Settings:
             raise BadConfig.field("max_new_tokens", self.max_new_tokens, "at least 2: what is timed follows the first")
         if self.rounds < 1:
             raise BadConfig.field("rounds", self.rounds, "at least 1")
-        if min(self.requests) < 1:
-            raise BadConfig.field("requests", min(self.requests), "at least 1")
+        for name in ("requests", "contexts"):
+            if min(getattr(self, name), default=1) < 1:
+                raise BadConfig.field(name, min(getattr(self, name)), "at least 1")
+        if len(set(self.contexts)) < len(self.contexts):
+            raise BadConfig.field("contexts", self.contexts, "each named once")
         for temperature in self.temperatures:
             Sampling(temperature=temperature, seed=self.seed)
         for name in self.peers:
@@ -123,6 +129,12 @@ class Watching(Engine):
         self.costs = lm.engine.costs
         self.marks: dict[int, list[Mark]] = {}
         self.began = 0.0
+        self.rows = 0  # bytes of the caches that the requests had at their ends
+
+    def end(self, live: Live) -> None:
+        parts = (part for cache in live.caches.values() for part in (*cache.keys, *cache.values))
+        self.rows += sum(part.numel() * part.element_size() for part in parts)
+        super().end(live)
 
     def _commit(self, live: Live, commit: Commit, events: Any) -> Kept:
         stats = live.ctx.stats
@@ -151,8 +163,10 @@ class Method:
 
     def __init__(self, lm: LM, spec: str):
         self.name, self.about, self.lm = spec, "foretell", lm
-        self.label, self.strategy = resolve(spec, lambda text: lm.encode(text, special=False))
-        self.engine = Watching(lm)
+        self.label, self.strategy = lm.resolve(spec)
+        if spec == "auto":
+            self.about = f"stands for {lm.auto}, {'the default' if lm.auto == AUTO else 'as foretell tune found'}"
+        self.engine, self.cached = Watching(lm), 0  # bytes of caches, of the largest batch so far
 
     def forget(self) -> None:
         self.engine.stores.clear()
@@ -161,6 +175,7 @@ class Method:
         """One request a prompt, all in one batch, of seeds `seed`, `seed` + 1, ... Raises the first error."""
         engine, text = self.engine, self.lm.decode if self.lm.tokenizer is not None else None
         engine.marks.clear()
+        engine.rows = 0
         lives: list[Live] = []
         try:
             for k, ids in enumerate(batch):
@@ -175,6 +190,7 @@ class Method:
         for live in lives:
             if live.error is not None:
                 raise live.error
+        self.cached = max(self.cached, engine.rows)
         return [self._own(live) for live in lives]
 
     def _own(self, live: Live) -> Own:
@@ -307,6 +323,7 @@ def cells(contenders: Sequence[Contender], tallies: Sequence[Tally], reads: dict
             "MAT": later / steps if steps else 1.0,
             "identical": {"same": tally.same, "of": tally.compared} if tally.compared else None,
             "timeline": tally.timeline,
+            "cache_bytes": contender.cached if isinstance(contender, Method) else None,
             **_inside([run for run in tally.runs if isinstance(run, Own)], later, reads, bandwidth),
         })  # fmt: skip
     return found
@@ -353,6 +370,7 @@ def _inside(runs: Sequence[Own], later: int, reads: dict[str, int | None],
         "by_depth": depths,
         "drafted_a_step": {str(n): sizes[n] for n in sorted(sizes)},
         "step_s": {name: value / steps for name, value in spent.items()},
+        "host_share": spent["host"] / seconds if seconds else None,
         "bytes_per_token": read / later if read is not None and later else None,
         "bandwidth_share": read / seconds / bandwidth if read is not None and bandwidth and seconds else None,
     }
@@ -396,13 +414,52 @@ def measure_bandwidth(device: torch.device | str = "cpu", size: int = READ) -> f
     return size / best
 
 
+def forget_peak() -> None:
+    """Lets the system note the largest memory anew, where it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> int | None:
-    """Largest resident bytes of this process so far, all contenders together; None where the system does not tell."""
+    """Largest resident bytes of this process since `forget_peak`, or ever; None where the system does not tell."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
     try:
         import resource
     except ImportError:  # not a Unix
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def held_bytes(model: Model | None) -> int:
+    """Bytes of all its weights, each tensor once."""
+    parts = model.hf.parameters() if isinstance(model, Decoder) else ()
+    return sum({p.data_ptr(): p.numel() * p.element_size() for p in parts}.values())
+
+
+def cut(lm: LM, prompts: Sequence[Prompt], context: int, new: int) -> list[list[int]]:
+    """Prompts of exactly `context` tokens: a few texts, each behind as much of the others as there is room for.
+
+    They end alike whatever the context, so that only its length differs. Nothing is repeated. Raises BadConfig.
+    """
+    target = lm.models["target"]
+    if context + new > target.context:
+        raise BadConfig(f"a context of {context} and {new} new tokens: {target.name} holds {target.context}; take less")
+    texts = [p if isinstance(p, str) else "\n\n".join(str(m["content"]) for m in p) for p in prompts]
+    ids = [lm.encode(text, special=False) for text in texts]
+    gap = lm.encode("\n\n", special=False)
+    room = sum(map(len, ids)) + len(gap) * (len(ids) - 1)
+    if room < context:
+        raise BadConfig(f"a context of {context}: all prompts together have {room} tokens; give more or longer ones")
+    head = lm.encode(texts[0])[: -len(ids[0])]  # what the tokenizer puts before a text
+    found = []
+    for k in range(min(LONG, len(ids))):
+        last = k * len(ids) // min(LONG, len(ids))
+        order = [*ids[last + 1 :], *ids[: last + 1]]
+        whole = [token for i, part in enumerate(order) for token in ([*gap, *part] if i else part)]
+        found.append([*head, *whole[len(whole) - context + len(head) :]])
+    return found
 
 
 def read_sets(names: Sequence[str | Path]) -> dict[str, list[Prompt]]:
@@ -453,6 +510,7 @@ def begin(settings: Settings, sets: dict[str, list[Prompt]], path: Path | None =
         "settings": dataclasses.asdict(settings) | {"sets": digests},
         "bandwidth": None,
         "peak_memory": None,
+        "memory_limit": None,
         "models": [],
         "cells": [],
     }  # fmt: skip
@@ -477,17 +535,31 @@ def bench(settings: Settings, sets: dict[str, list[Prompt]], load: Callable[[str
 
     `load(model, dtype)` gives the models. Raises what it raises if there is only one; of several, the others go on.
     """
-    ran = {tuple(cell[key] for key in GROUP) for cell in document["cells"]}
+
+    def group(cell: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(cell.get(key) for key in GROUP)
+
+    # A group with a failed cell is run again as a whole: its ratios are of one run.
+    again = {group(cell) for cell in document["cells"] if cell["status"] == "failed"}
+    ran = {group(cell) for cell in document["cells"]} - again
+    every = [prompt for rows in sets.values() for prompt in rows]
+
+    def rows(name: str, context: int | None) -> int:
+        return len(sets[name]) if context is None else min(LONG, len(every))
+
     names = len(settings.specs) + 3 * len(settings.peers)
     places = [(model, dtype) for model in settings.models for dtype in settings.dtypes]
-    inner = [(name, t, n) for name in sets for t in settings.temperatures for n in settings.requests]
-    weights = {(name, n): (settings.rounds + 1) * -(-len(sets[name]) // n) * names for name, _, n in inner}
-    total, done = sum(weights[name, n] for name, _, n in inner) * len(places), 0
+    inner: list[tuple[str, float, int, int | None]] = [
+        (name, t, n, None) for name in sets for t in settings.temperatures for n in settings.requests
+    ]  # fmt: skip
+    inner += [(MIXED, t, settings.requests[0], c) for t in settings.temperatures for c in settings.contexts]
+    weights = {(name, n, c): (settings.rounds + 1) * -(-rows(name, c) // n) * names for name, _, n, c in inner}
+    total, done = sum(weights[name, n, c] for name, _, n, c in inner) * len(places), 0
     for model, dtype in places:
         lm: LM | None = None
         trouble, others = "", list[Other]()
-        for name, temperature, requests in inner:
-            about = dict(zip(GROUP, (model, dtype, name, temperature, requests), strict=True))
+        for name, temperature, requests, context in inner:
+            about = dict(zip(GROUP, (model, dtype, name, temperature, requests, context), strict=True))
             if tuple(about.values()) not in ran:
                 if lm is None and not trouble:
                     try:
@@ -505,18 +577,35 @@ def bench(settings: Settings, sets: dict[str, list[Prompt]], load: Callable[[str
                 else:
                     counter = itertools.count(done + 1)
 
-                    def step(who: str, counter: Iterator[int] = counter, what: str = f"{model} {name}") -> None:
+                    what = f"{model} {name}" + (f" {context}" if context else "")
+
+                    def step(who: str, counter: Iterator[int] = counter, what: str = what) -> None:
                         tell(f"{what}: {who}", min(total, next(counter)), total)
 
-                    group = others if requests == 1 else []
-                    ended = _group(lm, settings, sets[name], temperature, requests, group, document, step)
+                    who = others if requests == 1 else []
+                    prompts = sets[name] if context is None else every
+                    ended = _group(lm, settings, prompts, temperature, requests, who, document, step, context)
                     ended += broken if requests == 1 else []
-                document["cells"] += [about | {"prompts": len(sets[name])} | cell for cell in ended]
+                at = next((i for i, c in enumerate(document["cells"]) if group(c) == group(about)), None)
+                document["cells"] = [c for c in document["cells"] if group(c) != group(about)]
+                at = len(document["cells"]) if at is None else at
+                document["cells"][at:at] = [about | {"prompts": rows(name, context)} | cell for cell in ended]
                 document["peak_memory"] = max(document["peak_memory"] or 0, peak_memory() or 0) or None
+                if lm is not None:
+                    _limit(document, lm, ended)
                 save(document)
-            done += weights[name, requests]
+            done += weights[name, requests, context]
             tell(f"{model} {name}", done, total)
     return document
+
+
+def _limit(document: dict[str, Any], lm: LM, ended: Sequence[dict[str, Any]]) -> None:
+    """Notes what memory should be enough: weights x 1.15, the caches, and 300 MB for the program; of the largest."""
+    held = sum(held_bytes(model) for model in lm.models.values())
+    rows = max((cell.get("cache_bytes") or 0 for cell in ended), default=0)
+    old = document.get("memory_limit") or {"weights": 0, "caches": 0}
+    limit = {"weights": max(held, old["weights"]), "caches": max(rows, old["caches"])}
+    document["memory_limit"] = limit | {"bytes": int(1.15 * limit["weights"]) + limit["caches"] + 300_000_000}
 
 
 def _failed(name: str, why: str) -> dict[str, Any]:
@@ -546,6 +635,7 @@ def _describe(document: dict[str, Any], model: str, dtype: str, lm: LM) -> None:
     target = lm.models["target"]
     if document["bandwidth"] is None:
         document["bandwidth"] = {"bytes_per_s": measure_bandwidth(target.device), "device": str(target.device)}
+        forget_peak()  # what that took is no matter of decoding
     found = lm.measure()
     document["models"] = [m for m in document["models"] if (m["model"], m["dtype"]) != (model, dtype)]
     document["models"].append({
@@ -565,10 +655,14 @@ def _group(
     others: Sequence[Other],
     document: dict[str, Any],
     tell: Callable[[str], None],
+    context: int | None = None,
 ) -> list[dict[str, Any]]:
     """The finished cells of one group, the first contender being what the others are measured against."""
     try:
-        texts = [lm._encode(prompt) for prompt in prompts]
+        if context is None:
+            texts = [lm._encode(prompt) for prompt in prompts]
+        else:
+            texts = cut(lm, prompts, context, settings.max_new_tokens)
     except ForetellError as error:
         return [_failed(name, reason(error)) for name in [*(o.name for o in others), *settings.specs]]
     contenders, broken = list[Contender](others), []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import foretell
@@ -297,6 +297,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of the samples and of the order.")] = 0,
     rounds: Annotated[int, typer.Option(help="Counted ones; another one warms up.")] = 3,
     requests: Annotated[str, typer.Option(help="One or several: prompts that run at once.")] = "1",
+    contexts: Annotated[str, typer.Option(help="One or several: also behind so many tokens, of all prompts.")] = "",
     threads: Annotated[int | None, typer.Option(min=1, help="For everybody; torch's own choice if not given.")] = None,
     device: Device = None,
     json_out: Annotated[
@@ -320,7 +321,8 @@ def bench(
     settings = runner.Settings(
         models=_several(model), draft=draft, dtypes=_several(dtype), methods=tuple(specs), peers=_several(peers),
         max_new_tokens=max_new_tokens, temperatures=_numbers("--temperature", temperature, float), seed=seed,
-        rounds=rounds, requests=_numbers("--requests", requests, int), device=device,
+        rounds=rounds, requests=_numbers("--requests", requests, int),
+        contexts=_numbers("--contexts", contexts, int), device=device,
     )  # fmt: skip
     sets = runner.read_sets(prompts or [])
     if threads:
@@ -408,25 +410,87 @@ def datastore(
 @app.command()
 def tune(
     model: Model = "demo",
-    device: Device = None,
+    draft: Draft = None,
     dtype: Dtype = "auto",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.jsonl", help="A kind of text each, instead of those that ship; repeatable."),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Candidates instead of the usual ones, beside the default.")] = "",
+    threads: Annotated[int | None, typer.Option(min=1, help="The profile holds for that many.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="What is kept, without measuring.")] = False,
+    device: Device = None,
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
+    html_out: Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="The same as a page.")] = None,
 ) -> int:
-    """Measure what a model's forwards cost here, anew, and keep it for every method that decides by it."""
-    lm = _load(model, None, device, dtype, revision, trust_remote_code)
-    found = lm.measure(fresh=True)
+    """Measure a model on this machine and keep what was found: `auto` goes by it."""
+    _writable("--html", html_out)
+    specs = split_specs(methods, "--methods") if methods else []
+    for spec in specs:
+        _known(spec)
+    import torch
+
+    from foretell import report, tuning
+    from foretell.bench import read_sets
+
+    sets = read_sets(prompts or [])
+    if threads:
+        torch.set_num_threads(threads)
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code)
+    if show:
+        profile, _ = tuning.kept(lm.models, lm.path)
+        if profile is None:
+            raise BadConfig(f"--show: there is no profile of {model} here; leave --show out to measure")
+    else:
+        with _progress(still=True) as progress:
+            bar = progress.add_task("measuring", total=None)
+
+            def tell(what: str, done: int, total: int) -> None:
+                progress.update(bar, description=what, completed=done, total=total, refresh=True)
+
+            profile = tuning.tune(lm, sets, specs or tuning.CANDIDATES, model=model, tell=tell)
+    if html_out is not None:
+        html_out.write_text(report.tuned(profile), "utf-8")
     if as_json:
-        print(json.dumps({"schema": "foretell.tune/1", "version": foretell.__version__, "model": model} | found))
-        return 0
-    sizes = list(next(iter(found["seconds"].values())))
-    table = Table("rows before", *(f"{n} token{'s' * (n > 1)}" for n in sizes), box=None, pad_edge=False)
-    for rows, line in found["seconds"].items():
-        table.add_row(str(rows), *(f"{1000 * s:.2f} ms" for s in line.values()))
-    Console(highlight=False).print(table)
-    print(f"kept in {found['file']}", file=sys.stderr)
-    return 0
+        print(json.dumps(profile, indent=1))
+    else:
+        _tuned(profile)
+    for line in (failed := report.failures(profile["bench"])):
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _tuned(profile: dict[str, Any]) -> None:
+    """Tables of what was measured, and what follows from it."""
+    from foretell import report
+
+    document, means, chosen = profile["bench"], profile["means"], profile["chosen"]
+    console = Console(highlight=False)
+    (found,) = report.tables(document)
+    rates = Table(Column("tokens/s", no_wrap=True), *found.sets, "mean", "drafts", box=None, pad_edge=False)
+    for name, cells in found.rows.items():
+        speeds = [(cells[kind].get("tokens_per_s") or {}).get("median") for kind in found.sets]
+        sizes = report.drafted(list(cells.values()))
+        figures = ["" if v is None else f"{v:,.0f}" for v in speeds]
+        figures += [f"{means[name]:.2f}x" if name in means else "", "" if sizes is None else f"{sizes:.1f}"]
+        rates.add_row(Text(name, "bold" if name == chosen else ""), *figures)
+    (measured,) = document["models"]
+    lines = list(measured["seconds"].items())
+    costs = Table(Column("ms by tokens", no_wrap=True), *lines[0][1], box=None, pad_edge=False)
+    for rows, line in lines:
+        costs.add_row(f"behind {rows} rows", *(f"{1000 * s:.2f}" for s in line.values()))
+    console.print(Text(found.title, "bold"), soft_wrap=True)
+    for part in (rates, "", costs, ""):
+        console.print(part)
+    best: dict[str, list[str]] = {}
+    for kind, name in profile["best"].items():
+        best.setdefault(name, []).append(kind)
+    console.print(f"memory: {document['bandwidth']['bytes_per_s'] / 1e9:.1f} GB/s", soft_wrap=True)
+    console.print("best: " + "; ".join(f"{name} on {', '.join(kinds)}" for name, kinds in best.items()), soft_wrap=True)
+    console.print(Text(f"auto stands for {chosen}.", "bold"), report.reasons(profile), soft_wrap=True)
+    print(f"kept in {profile['file']}; measured in {profile['seconds']:.0f} s", file=sys.stderr)
 
 
 def split_specs(text: str, option: str = "--method") -> list[str]:
@@ -563,10 +627,12 @@ def _quiet() -> Iterator[None]:
 def _load(model: str, draft: str | None, device: str | None, dtype: str, revision: str | None, trust_remote_code: bool,
           executor: str = "auto") -> LM:  # fmt: skip
     with err.status(f"loading {model}"), _quiet():
-        return foretell.load(
+        lm = foretell.load(
             model, draft=draft, device=device, dtype=dtype, executor=executor, revision=revision,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
+        _ = lm.auto  # a profile that does not count is told now, in one line
+        return lm
 
 
 def _progress(still: bool = False) -> Progress:

@@ -123,18 +123,25 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     return {n: [statistics.median(seen[n, r][1:] or seen[n, r]) for r in rows] for n in sizes}
 
 
-def identity(model: Model) -> str:
-    """What a profile is valid for, in words."""
+def traits(model: Model) -> dict[str, str]:
+    """What a measurement is valid for, by name."""
     from foretell import __version__
 
     inner, executor = getattr(model, "hf", None), getattr(getattr(model, "executor", None), "name", "torch")
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
-    return " | ".join(map(str, (
-        type(inner or model).__name__, executor, size, model.vocab, len(model.layout), *sorted(set(model.layout)),
-        model.dtype, device, f"{torch.get_num_threads()} threads", f"torch {torch.__version__}",
-        f"foretell {__version__}",
-    )))  # fmt: skip
+    return {
+        "kind": type(inner or model).__name__, "executor": executor, "size": str(size), "vocabulary": str(model.vocab),
+        "layers": str(len(model.layout)), "shapes": " | ".join(map(str, sorted(set(model.layout)))),
+        "dtype": f"{'int8 and ' * getattr(model, 'narrow', False)}{model.dtype}", "device": device,
+        "threads": f"{torch.get_num_threads()} threads", "torch": f"torch {torch.__version__}",
+        "version": f"foretell {__version__}",
+    }  # fmt: skip
+
+
+def identity(model: Model) -> str:
+    """The same in one line."""
+    return " | ".join(traits(model).values())
 
 
 def processor() -> str:

@@ -107,10 +107,10 @@ def _ticks(high: float, count: int = 6) -> list[float]:
 
 def columns(groups: Sequence[str], series: Sequence[str],
             values: Sequence[Sequence[tuple[float, float, float] | None]], axis: str,
-            colours: Sequence[str]) -> str:  # fmt: skip
-    """Upright bars with ranges: values[g][s] is (middle, low, high) or None; a line stands at 1."""
+            colours: Sequence[str], *, base: float | None = 1.0) -> str:  # fmt: skip
+    """Upright bars with ranges: values[g][s] is (middle, low, high) or None; a line stands at `base`."""
     parts, top = _legend(series, colours)
-    ticks = _ticks(max([v[2] for row in values for v in row if v] + [1.0]))
+    ticks = _ticks(max([v[2] for row in values for v in row if v] + [base or 0.0]))
     left, high = 44.0, 260.0
     bottom, room = top + 22 + high, (PAGE - left) / len(groups)
     wide = min(46.0, (room - 26) / len(series))
@@ -131,18 +131,24 @@ def columns(groups: Sequence[str], series: Sequence[str],
                 parts.append(_line(middle, at(value[1]), middle, at(value[2]), "var(--ink)", 1.2))
                 parts += [_line(middle - 3, at(v), middle + 3, at(v), "var(--ink)", 1.2) for v in value[1:]]
                 if wide >= 30:
-                    parts.append(_word(middle, at(value[2]) - 5, f"{value[0]:.2f}", "middle"))
+                    figure = f"{value[0]:.2f}" if value[0] < 100 else f"{value[0]:.0f}"
+                    parts.append(_word(middle, at(value[2]) - 5, figure, "middle"))
             x += wide
-    parts += [_line(left, at(1), PAGE, at(1), "var(--ink)", 1.4)]
+    parts += [_line(left, at(base), PAGE, at(base), "var(--ink)", 1.4)] if base is not None else []
     return _page(bottom + 30, parts, f"{axis} by group")
 
 
 def lines(series: Sequence[str], points: Sequence[Sequence[tuple[float, float]]], across: str, up: str,
           colours: Sequence[str], *, top: float | None = None, log: bool = False,
-          marks: Sequence[tuple[float, float, str, str]] = ()) -> str:  # fmt: skip
-    """Lines through points; `marks`: (x, y, name, colour) dots; `log`: x by its logarithm; `top`: end of the y axis."""
+          marks: Sequence[tuple[float, float, str, str]] = (),
+          ranges: Sequence[Sequence[tuple[float, float]]] = ()) -> str:  # fmt: skip
+    """Lines through points; `marks`: (x, y, name, colour) dots; `log`: x by its logarithm; `top`: end of the y axis.
+
+    `ranges`: (low, high) of each point.
+    """
     parts, above = _legend(series, colours)
-    ticks = _ticks(top or max(y for line in points for _, y in line))
+    ends = [high for line in ranges for _, high in line]
+    ticks = _ticks(top or max([y for line in points for _, y in line] + ends))
     left, high = 54.0, 260.0
     bottom, right = above + 22 + high, float(PAGE - 20)
     xs = sorted({x for line in points for x, _ in line})
@@ -166,26 +172,33 @@ def lines(series: Sequence[str], points: Sequence[Sequence[tuple[float, float]]]
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in
                   (at(x, y) for x, y in line)]  # fmt: skip
+    for i, (line, whiskers) in enumerate(zip(points, ranges, strict=False)):
+        aside = 5.0 * (i - (len(ranges) - 1) / 2)  # or those of two lines would hide one another
+        for (x, y), ends_of in zip(line, whiskers, strict=True):
+            a = at(x, y)[0] + aside
+            low_at, high_at = (at(x, end)[1] for end in ends_of)
+            parts.append(_line(a, low_at, a, high_at, colours[i], 1.2))
+            parts += [_line(a - 3, b, a + 3, b, colours[i], 1.2) for b in (low_at, high_at)]
     taken: list[tuple[float, float]] = []
-    for x, y, name, colour in sorted(marks):
+    for x, y, name, colour in sorted(marks, reverse=True):  # a label further left is higher: no line crosses a label
         a, b = at(x, y)
-        label = b - 12.0
-        while any(abs(a - c) < CHAR * 18 and abs(label - d) < 14 for c, d in taken):
+        words, label = f"{name}: {x:.1f}", b - 12.0
+        while any(c - a < CHAR * len(words) + 12 and d - label < 14 for c, d in taken):
             label -= 14
         taken.append((a, label))
         parts += [_line(a, b, a, label + 4, colour),
                   f'<circle cx="{a:.1f}" cy="{b:.1f}" r="5" fill="{colour}" stroke="var(--card)"/>',
-                  _word(a, label, f"{name}: {x:.1f}", "end" if a > right - 120 else "start")]  # fmt: skip
+                  _word(a, label, words, "end" if a + CHAR * len(words) > right else "start")]  # fmt: skip
     return _page(bottom + 46, parts, f"{up} by {across}")
 
 
 def stacked(groups: Sequence[str], series: Sequence[str], values: Sequence[Sequence[float]], axis: str,
-            colours: Sequence[str]) -> str:  # fmt: skip
-    """Horizontal bars of parts: values[g][s], at least 0."""
+            colours: Sequence[str], notes: Sequence[str] = ()) -> str:  # fmt: skip
+    """Horizontal bars of parts: values[g][s], at least 0; `notes`: a word behind each bar's sum."""
     parts, top = _legend(series, colours)
     left = CHAR * max(map(len, groups)) + 16
     ticks = _ticks(max(sum(row) for row in values))
-    room, bottom = PAGE - left - 60, top + 6 + 26 * len(groups)
+    room, bottom = PAGE - left - 60 - CHAR * max(map(len, notes), default=0), top + 6 + 26 * len(groups)
     for tick in ticks:
         x = left + room * tick / ticks[-1]
         parts += [_line(x, top, x, bottom), _word(x, bottom + 16, f"{tick:g}", "middle", True)]
@@ -196,7 +209,7 @@ def stacked(groups: Sequence[str], series: Sequence[str], values: Sequence[Seque
         for value, colour in zip(row, colours, strict=True):
             parts.append(_box(x, y, room * value / ticks[-1], 18, colour))
             x += room * value / ticks[-1]
-        parts.append(_word(x + 6, y + 13, f"{sum(row):.2f}"))
+        parts.append(_word(x + 6, y + 13, f"{sum(row):.2f} {notes[g] if notes else ''}".strip()))
     return _page(bottom + 42, parts, axis)
 
 

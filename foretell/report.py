@@ -31,7 +31,7 @@ p { margin: 4px 0 12px; } .soft, small { color: var(--soft); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 20px 22px;
   margin-top: 20px; overflow-x: auto; }
 .tiles { display: flex; flex-wrap: wrap; gap: 14px; margin-top: 20px; }
-.tile { flex: 1 1 200px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px
+.tile { flex: 1 1 170px; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px
   18px; } .tile b { display: block; font-size: 26px; line-height: 1.25; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -49,12 +49,13 @@ details th, details td:last-child { white-space: normal; }
 
 @dataclass
 class Table:
-    """All cells of one (model, dtype, temperature, requests): `rows[contender][set]`."""
+    """All cells of one (model, dtype, temperature, requests, context): `rows[contender][set]`."""
 
     model: str
     dtype: str
     temperature: float
     requests: int
+    context: int | None  # tokens of the prompts; None: as they are
     computed: str  # the number format that `dtype` came to
     sets: list[str]
     rows: dict[str, dict[str, Cell]]
@@ -63,7 +64,8 @@ class Table:
     def title(self) -> str:
         how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
         many = "one request" if self.requests == 1 else f"{self.requests} requests at once"
-        return f"{self.model}, {self.computed}, {how}, {many}"
+        behind = "" if self.context is None else f", behind {self.context:,} tokens"
+        return f"{self.model}, {self.computed}, {how}, {many}{behind}"
 
     def mean(self, name: str) -> float | None:
         """Geometric mean of the median ratios over the sets; None where one is missing."""
@@ -84,7 +86,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
     computed = {(m["model"], m["dtype"]): m["computed_in"] for m in document["models"]}
     found: dict[tuple[Any, ...], Table] = {}
     for cell in document["cells"]:
-        key = cell["model"], cell["dtype"], cell["temperature"], cell["requests"]
+        key = cell["model"], cell["dtype"], cell["temperature"], cell["requests"], cell["context"]
         table = found.setdefault(key, Table(*key, computed.get(key[:2], cell["dtype"]), [], {}))
         if cell["set"] not in table.sets:
             table.sets.append(cell["set"])
@@ -99,6 +101,15 @@ def failures(document: dict[str, Any]) -> list[str]:
         if cell["status"] == "failed":
             found.setdefault(f"{cell['contender']} on {cell['model']}: {cell['reason']}", []).append(cell["set"])
     return [f"{what} ({', '.join(dict.fromkeys(sets))})" for what, sets in found.items()]
+
+
+def drafted(cells: Sequence[Cell]) -> float | None:
+    """Mean nodes drafted a step; None where that is not known."""
+    sizes: dict[int, int] = {}
+    for cell in cells:
+        for size, count in (cell.get("drafted_a_step") or {}).items():
+            sizes[int(size)] = sizes.get(int(size), 0) + count
+    return sum(size * count for size, count in sizes.items()) / sum(sizes.values()) if sizes else None
 
 
 def _words(cell: Cell | None) -> str:
@@ -122,25 +133,78 @@ def html(document: dict[str, Any]) -> str:
     every = tables(document)
     names = list(dict.fromkeys(cell["contender"] for cell in document["cells"]))
     colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
-    settings, machine = document["settings"], document["machine"]
-    band = document["bandwidth"]
+    parts = [_tiles(every)]
+    fewest = min((table.requests for table in every), default=1)
+    for table in every:
+        if table.context is None:
+            parts.append(_headline(table, colour))
+        if table.context is None and table.requests == fewest:
+            parts += [_speed(table, colour), _depth(table, colour), _split(table)]
+    parts += [_scaling(every, colour, across) for across in ("context", "requests")]
+    parts += [_costs(document, every, colour), *(_timelines(table) for table in every[:1])]
+    parts.append(_failed(document))
+    return _page("foretell bench", document, [*parts, _how(document)])
+
+
+def _page(title: str, document: dict[str, Any], parts: Sequence[str]) -> str:
+    machine, band = document["machine"], document["bandwidth"]
     memory = f"{band['bytes_per_s'] / 1e9:.0f} GB/s read from memory" if band else "memory not measured"
     about = (f"{machine['processor']} ({machine['cores']} cores), {_count(machine['threads'], 'thread')}, {memory} · "
              f"foretell {document['version']}, torch {document['versions']['torch']}, transformers "
              f"{document['versions']['transformers']} · {document['date']}")  # fmt: skip
-    parts = ["<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+    models = escape(", ".join(document["settings"]["models"]))
+    whole = ["<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
              '<meta name="viewport" content="width=device-width, initial-scale=1">',
-             f"<title>foretell bench: {escape(', '.join(settings['models']))}</title><style>{STYLE}</style></head>",
-             "<body><main><h1>foretell bench</h1>", f'<p class="soft">{escape(about)}</p>',
-             _tiles(every)]  # fmt: skip
-    for table in every:
-        parts += [_headline(table, colour), _speed(table, colour), _depth(table, colour), _split(table)]
-    parts += [_costs(document, every, colour), *(_timelines(table) for table in every[:1])]
-    if failed := failures(document):
-        rows = "".join(f'<li class="bad">{escape(line)}</li>' for line in failed)
-        parts.append(f"<section><h2>Failed</h2><ul>{rows}</ul></section>")
-    parts += [_how(document), "</main></body></html>"]
-    return "\n".join(p for p in parts if p) + "\n"
+             f"<title>{title}: {models}</title><style>{STYLE}</style></head>",
+             f"<body><main><h1>{title}</h1>", f'<p class="soft">{escape(about)}</p>', *parts,
+             "</main></body></html>"]  # fmt: skip
+    return "\n".join(p for p in whole if p) + "\n"
+
+
+def tuned(profile: dict[str, Any]) -> str:
+    """The page of `foretell tune`: what was chosen, the speeds it was chosen by, and what a forward costs."""
+    document = profile["bench"]
+    every = tables(document)
+    names = list(every[0].rows)
+    colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
+    tiles = [(f"{every[0].rows[best][kind]['ratio']['median']:.2f}x", f"best on {kind}: {best}")
+             for kind, best in profile["best"].items()]  # fmt: skip
+    return _page("foretell tune", document, [
+        _section(f"auto stands for {profile['chosen']}", reasons(profile)), _boxes(tiles),
+        _headline(every[0], colour), _rates(every[0], colour), _costs(document, every, colour), _split(every[0]),
+        _failed(document), _how(document),
+    ])  # fmt: skip
+
+
+def reasons(profile: dict[str, Any]) -> str:
+    """Why `auto` stands for what it does."""
+    usual, chosen, means = profile["default"], profile["chosen"], profile["means"]
+    against = "against plain decoding, geometric mean over the kinds of text"
+    if profile["final"] is None:
+        said = f"It is the default, which nothing was ahead of: {means.get(usual, 0.0):.2f}x {against}"
+    else:
+        first, second = profile["final"]["means"], profile["final"]["challenger"]
+        what = f"{second} {first.get(second, 0.0):.2f}x, the default {usual} {first.get(usual, 0.0):.2f}x {against}"
+        won = "It won a second measurement on more prompts" if chosen == second else (
+            "It is the default, which a second measurement on more prompts did not find behind")  # fmt: skip
+        said = f"{won}: {what}"
+    more = [name for name in profile["shown_only"] if name in means]
+    return f"{said}." + (f" Never taken for auto, since they cannot decide by cost at every temperature or are not "
+                         f"exact: {', '.join(more)}." if more else "")  # fmt: skip
+
+
+def _rates(table: Table, colour: dict[str, str]) -> str:
+    names = [name for name in table.rows if any(c["tokens_per_s"] for c in _ok(table, name))]
+    speeds = [[table.rows[name].get(s, {}).get("tokens_per_s") for name in names] for s in table.sets]
+    values = [[(v["median"], v["low"], v["high"]) if v else None for v in row] for row in speeds]
+    return _section("Tokens per second by method and kind of text",
+                    "After the first token; bars are medians, whiskers the 10th to 90th percentile.",
+                    columns(table.sets, names, values, "tokens/s", [colour[n] for n in names], base=None))  # fmt: skip
+
+
+def _failed(document: dict[str, Any]) -> str:
+    rows = "".join(f'<li class="bad">{escape(line)}</li>' for line in failures(document))
+    return f"<section><h2>Failed</h2><ul>{rows}</ul></section>" if rows else ""
 
 
 def _count(number: int, what: str) -> str:
@@ -154,6 +218,8 @@ def _section(title: str, why: str, *inside: str) -> str:
 def _tiles(every: Sequence[Table]) -> str:
     tiles = []
     for table in every:
+        if table.context is not None:
+            continue
         means = {name: mean for name in table.rows if (mean := table.mean(name)) is not None}
         cells = [c for row in table.rows.values() for c in row.values() if c["status"] == "ok"]
         if not means or not cells:
@@ -161,8 +227,12 @@ def _tiles(every: Sequence[Table]) -> str:
         best = max(means, key=lambda name: means[name])
         tiles.append((f"{means[best]:.2f}x", f"{best} against {cells[0]['baseline']}, mean of {len(table.sets)} sets; "
                       f"{table.title}"))  # fmt: skip
+    return _boxes(tiles[:4])
+
+
+def _boxes(tiles: Sequence[tuple[str, str]]) -> str:
     inside = "".join(f'<div class="tile"><b>{escape(a)}</b><span class="soft">{escape(b)}</span></div>'
-                     for a, b in tiles[:4])  # fmt: skip
+                     for a, b in tiles)  # fmt: skip
     return f'<div class="tiles">{inside}</div>' if inside else ""
 
 
@@ -194,14 +264,14 @@ def _figure(cell: Cell | None) -> str:
         return UNTIMED
     if cell["contender"] == cell["baseline"] or ratio is None:
         return f"<b>{speed['median']:,.1f}</b><small>tokens/s</small>"
-    return (f"<b>{ratio['median']:.2f}x</b><small>{ratio['low']:.2f} to {ratio['high']:.2f} · MAT {cell['MAT']:.1f}"
-            "</small>")  # fmt: skip
+    return (f"<b>{ratio['median']:.2f}x</b><small>{ratio['low']:.2f} to {ratio['high']:.2f}</small>"
+            f"<small>MAT {cell['MAT']:.1f}</small>")  # fmt: skip
 
 
 def _details(table: Table) -> str:
     """Everything else that is known of a cell, folded away."""
     head = ("contender", "set", "tokens/s", "first token", "a token", "MAT", "accepted of drafted", "MB read a token",
-            "of the bandwidth", "as plain")  # fmt: skip
+            "of the bandwidth", "host", "as plain")  # fmt: skip
     rows = []
     for name, cells in table.rows.items():
         for s, c in cells.items():
@@ -217,11 +287,16 @@ def _details(table: Table) -> str:
                 f"{1000 * c['ttft_s']['median']:.1f} ms",
                 f"{1000 * c['tpot_s']['median']:.2f} ms" if c["tpot_s"] else "", f"{c['MAT']:.2f}",
                 f"{c['accepted']:,} of {c['drafted']:,}" if c.get("drafted") else "",
-                "" if read is None else f"{read / 1e6:,.1f}", "" if share is None else f"{100 * share:.0f} %", alike,
+                "" if read is None else f"{read / 1e6:,.1f}", _percent(share),
+                _percent(c.get("host_share")), alike,
             ])  # fmt: skip
     body = "".join("<tr>" + "".join(f"<td>{escape(x)}</td>" for x in row) + "</tr>" for row in rows)
     return ("<details><summary>All numbers</summary><table><thead><tr>" + "".join(f"<th>{h}</th>" for h in head)
             + f"</tr></thead><tbody>{body}</tbody></table></details>")  # fmt: skip
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _ok(table: Table, name: str) -> list[Cell]:
@@ -266,7 +341,7 @@ def _depth(table: Table, colour: dict[str, str]) -> str:
 
 
 def _split(table: Table) -> str:
-    groups, values = [], []
+    groups, values, notes = [], [], []
     for name in table.rows:
         known = [c for c in _ok(table, name) if c.get("step_s") and c["steps"]]
         if known:
@@ -274,13 +349,72 @@ def _split(table: Table) -> str:
             total = sum(c["steps"] for c in known)
             values.append([1000 * sum(c["step_s"][part] * c["steps"] for c in known) / total
                            for part in ("target", "draft", "host")])  # fmt: skip
+            notes.append(f"(host {_percent(values[-1][2] / sum(values[-1]) if sum(values[-1]) else None)})")
     if not groups:
         return ""
     return _section(f"Where the time of a step goes: {table.title}",
                     "Milliseconds a step after prefill: forwards of the model, forwards of a draft model, and all else "
                     "(drafting, verifying, bookkeeping).",
                     stacked(groups, ["target", "draft", "host"], values, "ms a step",
-                            ["var(--s1)", "var(--s2)", "var(--s0)"]))  # fmt: skip
+                            ["var(--s1)", "var(--s2)", "var(--s0)"], notes))  # fmt: skip
+
+
+def _scaling(every: Sequence[Table], colour: dict[str, str], across: str) -> str:
+    """What a token costs by the length of the context, or by the number of requests at once; "": nothing to compare."""
+    alike: dict[tuple[Any, ...], list[Table]] = {}
+    for table in every:
+        if (table.context is None) == (across == "requests"):
+            alike.setdefault((table.model, table.dtype, table.temperature), []).append(table)
+    parts = []
+    for group in alike.values():
+        found = sorted(group, key=lambda table: (table.context or 0, table.requests))
+        names = [name for name in found[0].rows if sum(_cost(t, name) is not None for t in found) > 1]
+        if not names:
+            continue
+        at = [float(t.requests if t.context is None else t.context) for t in found]
+        costs = [[(x, c) for x, t in zip(at, found, strict=True) if (c := _cost(t, name)) is not None]
+                 for name in names]  # fmt: skip
+        title = found[0].title if across == "context" else found[0].title.rpartition(", ")[0]
+        parts += [f"<h3>{escape(title.partition(', behind')[0])}</h3>",
+                  lines(names, [[(x, c[0]) for x, c in line] for line in costs],
+                        "tokens of the prompt" if across == "context" else "requests at once", "ms a token",
+                        [colour[n] for n in names], log=True, ranges=[[c[1:] for _, c in line] for line in costs]),
+                  _sizes(found, names, colour, at)]  # fmt: skip
+    if not parts:
+        return ""
+    what = ("Behind prompts of that many tokens, which end alike: texts of all sets, each behind the others."
+            if across == "context" else "All requests together, in one batch; geometric mean of the sets.")  # fmt: skip
+    return _section("Cost of a token by context" if across == "context" else "Cost of a token by requests at once",
+                    f"{what} After the first token; whiskers are the 10th to 90th percentile. Below it what was "
+                    "drafted a step, which the policy turns down where it does not pay.", *parts)  # fmt: skip
+
+
+def _cost(table: Table, name: str) -> tuple[float, float, float] | None:
+    """Milliseconds a token of the whole batch, with its range: the geometric means over the sets."""
+    speeds = [c["tokens_per_s"] for c in _ok(table, name) if c["tokens_per_s"]] if name in table.rows else []
+    if not speeds:
+        return None
+    means = [math.exp(sum(math.log(v[key]) for v in speeds) / len(speeds)) for key in ("median", "high", "low")]
+    return 1000 / means[0], 1000 / means[1], 1000 / means[2]
+
+
+def _sizes(found: Sequence[Table], names: Sequence[str], colour: dict[str, str], at: Sequence[float]) -> str:
+    """A row a contender: ratio to the baseline, nodes drafted a step and the host's share."""
+    rows = []
+    for name in names:
+        line = [f'<td><span class="dot" style="background:{colour[name]}"></span>{escape(name)}</td>']
+        for table in found:
+            cells, cost = _ok(table, name) if name in table.rows else [], _cost(table, name)
+            mean, size = table.mean(name) if name in table.rows else None, drafted(cells)
+            shares = [c["host_share"] for c in cells if c.get("host_share") is not None]
+            what = [f"<b>{cost[0]:.2f} ms</b>" if cost else ""]
+            what += [f"<small>{mean:.2f}x</small>"] if mean is not None else []
+            what += [f"<small>{size:.1f} drafted</small>"] if size is not None else []
+            what += [f"<small>host {_percent(sum(shares) / len(shares))}</small>"] if shares else []
+            line.append(f"<td>{''.join(what)}</td>")
+        rows.append(f"<tr>{''.join(line)}</tr>")
+    head = "".join(f"<th>{x:,.0f}</th>" for x in at)
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _costs(document: dict[str, Any], every: Sequence[Table], colour: dict[str, str]) -> str:
@@ -290,16 +424,12 @@ def _costs(document: dict[str, Any], every: Sequence[Table], colour: dict[str, s
         points = [[(float(n), 1000 * s) for n, s in line.items()] for line in model["seconds"].values()]
         near, marks = points[0], list[tuple[float, float, str, str]]()
         for table in every:
-            if (table.model, table.dtype) != (model["model"], model["dtype"]) or table.requests > 1:
+            if (table.model, table.dtype) != (model["model"], model["dtype"]) or table.requests > 1 or table.context:
                 continue
             for name in table.rows:
-                sizes: dict[int, int] = {}
-                for cell in _ok(table, name):
-                    for size, count in (cell.get("drafted_a_step") or {}).items():
-                        sizes[int(size)] = sizes.get(int(size), 0) + count
-                if any(sizes) and name not in [m[2] for m in marks]:
-                    mean = sum(size * count for size, count in sizes.items()) / sum(sizes.values()) + 1
-                    marks.append((mean, _between(near, mean), name, colour[name]))
+                size = drafted(_ok(table, name))
+                if size and name not in [m[2] for m in marks]:
+                    marks.append((size + 1, _between(near, size + 1), name, colour[name]))
         parts += [f"<h3>{escape(model['model'])}, {escape(model['computed_in'])}</h3>",
                   lines(names, points, "tokens in a forward", "milliseconds", ["var(--s1)", "var(--s0)"], marks=marks,
                         log=True)]  # fmt: skip
@@ -341,5 +471,9 @@ def _how(document: dict[str, Any]) -> str:
         *(f"{name}: {about}." for name, about in peers.items()),
     ]
     if peak:
-        lines.append(f"Peak memory of the measuring process, all contenders in it together: {peak / 1e6:,.0f} MB.")
+        said, limit = f"{peak / 1e6:,.0f} MB", document["memory_limit"]
+        if limit:
+            parts = [f"{limit[kind] / 1e6:,.0f} MB of {kind}" for kind in ("weights", "caches")]
+            said += f"; {parts[0]} x 1.15, {parts[1]} and 300 MB are {limit['bytes'] / 1e6:,.0f} MB"
+        lines.append(f"Peak memory of the measuring process, all contenders in it together: {said}.")
     return f"<section><h2>How it was measured</h2><ul>{''.join(f'<li>{escape(x)}</li>' for x in lines)}</ul></section>"

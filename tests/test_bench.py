@@ -167,6 +167,9 @@ def test_the_inside_of_a_cell_adds_up() -> None:
         later = cell["tokens"] - 4  # each of the four runs begins with one token
         assert cell["bandwidth_share"] == pytest.approx(cell["bytes_per_token"] * later / seconds / 1e9, rel=0.3)
         assert min(cell["step_s"].values()) >= 0 and (cell["step_s"]["draft"] > 0) == (cell is draft)
+        assert cell["host_share"] == pytest.approx(cell["step_s"]["host"] / sum(cell["step_s"].values()))
+    one = 2 * 2 * 2 * 256 * 8 * 4  # 2 layers' keys and values: 2 heads, 256 rows, width 8, float32
+    assert plain["cache_bytes"] == one and draft["cache_bytes"] == 2 * one
 
 
 def test_a_batch_runs_together_and_a_small_set_begins_again() -> None:
@@ -183,6 +186,70 @@ def test_a_batch_runs_together_and_a_small_set_begins_again() -> None:
         tiny.lm().generate(i, "plain", max_new_tokens=4, temperature=1.0, seed=7 + k).tokens
         for k, i in enumerate([*ids, ids[0]])
     ]
+
+
+def test_prompts_are_cut_to_a_context_and_end_alike() -> None:
+    lm = tiny.lm()
+    texts = ["one two three. " * 3, "def add(a, b):\n    return a", "The fox " * 4, "x = 1", "y", "z = 3"]
+    short, long = bench.cut(lm, texts, 20, 8), bench.cut(lm, texts, 60, 8)
+    assert len(short) == len(long) == bench.LONG
+    assert {len(p) for p in short} == {20} and {len(p) for p in long} == {60}
+    assert all(b[-20:] == a for a, b in zip(short, long, strict=True))
+    assert [lm.decode(p).endswith(texts[k * 6 // 4]) or k == 0 for k, p in enumerate(long)] == [True] * 4
+    assert lm.decode(short[0]) in texts[0] and len({tuple(p) for p in long}) == 4
+    chat = [[{"role": "user", "content": "hello there"}], [{"role": "user", "content": "more of it"}]]
+    assert lm.decode(bench.cut(lm, chat, 12, 8)[1]).endswith("more of it")
+    with pytest.raises(BadConfig, match=r"context of 900 and 8 new tokens: tiny .*holds 128"):
+        bench.cut(lm, texts, 900, 8)
+    with pytest.raises(BadConfig, match="all prompts together have"):
+        bench.cut(lm, texts[3:], 60, 8)
+
+
+def test_contexts_are_cells_of_their_own() -> None:
+    sets = {"mixed": PROMPTS * 6}
+    settings = Settings(methods=("plain", "ngram:n=2,nodes=3"), max_new_tokens=4, rounds=1, contexts=(10, 40, 4000))
+    told: list[tuple[int, int]] = []
+    document = bench.bench(settings, sets, load, bench.begin(settings, sets), lambda w, *n: told.append((n[0], n[1])))
+    found = [(c["set"], c["context"], c["contender"], c["status"]) for c in document["cells"]]
+    names = ["plain", "ngram:n=2,nodes=3"]
+    assert found == [("mixed", c, n, "failed" if c == 4000 else "ok") for c in (None, 10, 40, 4000) for n in names]
+    assert document["cells"][0]["prompts"] == 12 and document["cells"][2]["prompts"] == bench.LONG
+    assert "4000" in document["cells"][-1]["reason"] and told[-1][0] == told[-1][1] == 2 * 2 * (12 + 3 * bench.LONG)
+
+
+def test_memory_is_noted_beside_what_should_be_enough() -> None:
+    sets, settings = {"a": PROMPTS}, Settings(methods=("plain",), max_new_tokens=4, rounds=1, requests=(1, 2))
+    document = bench.bench(settings, sets, load, bench.begin(settings, sets))
+    limit, one = document["memory_limit"], document["cells"][0]["cache_bytes"]
+    both = sum(4 * sum(p.numel() for p in m.hf.parameters()) for m in tiny.lm().models.values())  # type: ignore[attr-defined]
+    assert limit == {"weights": both, "caches": 2 * one, "bytes": int(1.15 * both) + 2 * one + 300_000_000}
+    assert document["peak_memory"] > 1e6
+
+
+def test_the_peak_can_be_forgotten() -> None:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("this system does not let a process forget its peak")
+    block = torch.ones(1 << 26)  # 256 MB
+    high = bench.peak_memory()
+    del block
+    bench.forget_peak()
+    low = bench.peak_memory()
+    assert high is not None and low is not None and low < high - (1 << 27)
+
+
+def test_what_failed_is_tried_again(tmp_path: Path) -> None:
+    sets, path = {"a": PROMPTS[:1], "b": PROMPTS[1:]}, tmp_path / "out.json"
+    settings = dataclasses.replace(SMALL, methods=("draft:nodes=3",))
+    without = bench.bench(settings, sets, lambda m, d: tiny.lm(draft=False), bench.begin(settings, sets, path))
+    assert [c["status"] for c in without["cells"]] == ["ok", "failed"] * 2
+    without["cells"][3] = without["cells"][3] | {"status": "ok"}  # only the first set has a failure left
+    bench.write(without, path)
+    whole = bench.bench(settings, sets, load, bench.begin(settings, sets, path))
+    assert [(c["set"], c["contender"], c["status"]) for c in whole["cells"]] == [
+        ("a", "plain", "ok"), ("a", "draft:nodes=3", "ok"), ("b", "plain", "ok"), ("b", "draft:nodes=3", "ok"),
+    ]  # fmt: skip
+    assert whole["cells"][2:] == json.loads(json.dumps(without["cells"]))[2:], "what was there is kept"
+    assert whole["cells"][0] != without["cells"][0], "a group is of one run"
 
 
 def test_nothing_learnt_is_kept_or_shared() -> None:
@@ -330,7 +397,7 @@ def test_other_prompts_machines_and_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"rounds": 0}, {"requests": (0,)}, {"methods": ()}, {"models": ("a", "a")}, {"max_new_tokens": 1},
-     {"temperatures": (-1.0,)}, {"peers": ("transformer",)}],
+     {"temperatures": (-1.0,)}, {"contexts": (0,)}, {"contexts": (5, 5)}, {"peers": ("transformer",)}],
     ids=str,
 )  # fmt: skip
 def test_settings_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
@@ -425,6 +492,17 @@ def test_the_command_prints_a_table_and_writes_files(run: Any, tmp_path: Path) -
     assert json.loads((tmp_path / "o.json").read_text("utf-8")) == document
     code, out, err = run(*methods, *files, "--seed", "3")
     assert code == 2 and out == "" and "settings.seed (0 there, 3 here)" in err and err.count("\n") == 1
+
+
+def test_contexts_are_an_option(run: Any, tmp_path: Path) -> None:
+    code, out, err = run(
+        "--methods", "plain", "--contexts", "6,12", "--requests", "1,2", "--html", f"{tmp_path}/o.html"
+    )
+    assert code == 0 and err == "" and "behind 6 tokens" in out and "behind 12 tokens" in out and "mixed" in out
+    page = (tmp_path / "o.html").read_text("utf-8")
+    assert "Cost of a token by context" in page and "Cost of a token by requests at once" in page
+    code, out, err = run("--contexts", "1k")
+    assert code == 2 and err == "error: --contexts 1k: write numbers separated by commas\n"
 
 
 def test_a_failed_cell_is_exit_1(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,16 @@ def test_columns_stand_as_high_as_their_values_with_their_ranges() -> None:
     assert {"g & h", "2.00", "4.00", "times"} <= {str(t.text) for t in ET.fromstring(svg).iter(SPACE + "text")}
 
 
+def test_columns_may_have_no_base() -> None:
+    def wide(svg: str) -> int:
+        return sum(s["stroke-width"] == "1.4" for s in shapes(svg, "line"))
+
+    values = [[(250.0, 200.0, 300.0)]]
+    assert wide(columns(["g"], ["a"], values, "x", ["red"])) == 1
+    svg = columns(["g"], ["a"], values, "x", ["red"], base=None)
+    assert not wide(svg) and "250" in [t.text for t in ET.fromstring(svg).iter(SPACE + "text")]
+
+
 def test_lines_go_through_their_points_and_marks_are_named() -> None:
     svg = lines(["a"], [[(1.0, 1.0), (4.0, 2.0), (16.0, 3.0)]], "x", "y", ["red"], log=True,
                 marks=[(2.0, 1.5, "m < n", "blue"), (2.1, 1.5, "other", "blue")])  # fmt: skip
@@ -74,6 +84,17 @@ def test_lines_go_through_their_points_and_marks_are_named() -> None:
     words = [(str(t.text), float(t.get("y", 0))) for t in ET.fromstring(svg).iter(SPACE + "text")]
     one, two = (next(w for w in words if w[0].startswith(name)) for name in ("m < n: 2.0", "other: 2.1"))
     assert abs(one[1] - two[1]) >= 14, "names lie on each other"
+    assert one[1] < two[1], "the line of a mark would cross the name of one to its left"
+
+
+def test_ranges_stand_on_their_points_and_fit() -> None:
+    svg = lines(["a", "b"], [[(1.0, 2.0), (2.0, 2.0)]] * 2, "x", "y", ["red", "blue"],
+                ranges=[[(1.0, 4.0), (2.0, 2.0)], [(0.0, 8.0), (2.0, 2.0)]])  # fmt: skip
+    drawn = [s for s in shapes(svg, "line") if s["stroke"] in ("red", "blue") and s["x1"] == s["x2"]]
+    red, _, blue, _ = drawn
+    assert red["stroke"] == "red" and blue["stroke"] == "blue" and float(blue["x1"]) - float(red["x1"]) == 5.0
+    ends = [float(red["y1"]) - float(red["y2"]), float(blue["y1"]) - float(blue["y2"])]
+    assert ends[1] == pytest.approx(ends[0] * 8 / 3, abs=0.2) and min(float(blue["y2"]), float(red["y2"])) > 0
 
 
 def test_parts_of_a_bar_stand_side_by_side() -> None:
@@ -82,6 +103,8 @@ def test_parts_of_a_bar_stand_side_by_side() -> None:
     assert float(two["x"]) == pytest.approx(float(one["x"]) + float(one["width"]), abs=0.2)
     assert float(two["width"]) == pytest.approx(2 * float(one["width"]), abs=0.2)
     assert float(four["width"]) == pytest.approx(float(one["width"]), abs=0.2)
+    noted = stacked(["a"], ["x"], [[1.0]], "ms", ["red"], ["(host 5 %)"])
+    assert "1.00 (host 5 %)" in [t.text for t in ET.fromstring(noted).iter(SPACE + "text")]
 
 
 def test_a_track_shows_accepted_and_refused_drafts() -> None:

@@ -66,6 +66,49 @@ def test_the_page_is_whole_and_needs_nothing(document: dict[str, Any]) -> None:
     assert "prefers-color-scheme: dark" in text and "nan" not in text.lower().replace("nano", "")
 
 
+def scaled(document: dict[str, Any]) -> dict[str, Any]:
+    """The same with more requests and contexts: speeds invented, times 2 and 3."""
+    more = []
+    for factor, change in ((2, {"requests": 4}), (3, {"requests": 16})):
+        for cell in document["cells"]:
+            speeds = {k: v * factor for k, v in (cell.get("tokens_per_s") or {}).items()} or None
+            more.append(cell | change | ({"tokens_per_s": speeds} if cell["status"] == "ok" else {}))
+    for context in (256, 1024):
+        more += [c | {"context": context, "set": "mixed"} for c in document["cells"] if c["set"] == "code"]
+    return document | {"cells": document["cells"] + more}
+
+
+def test_scaling_is_drawn_with_what_was_drafted(document: dict[str, Any]) -> None:
+    whole = scaled(document)
+    page = Page(report.html(whole))
+    said = " ".join(page.words)
+    assert "Cost of a token by context" in said and "Cost of a token by requests at once" in said
+    assert page.tags.count("svg") == 5 + 2, "the other plots are of the fewest requests only"
+    assert "16 requests at once" in said and "1,024" in said and said.count("drafted") > 6 and "host" in said
+    tables = report.tables(whole)
+    assert [(t.requests, t.context) for t in tables] == [(1, None), (4, None), (16, None), (1, 256), (1, 1024)]
+    assert tables[3].title.endswith(", one request, behind 256 tokens")
+    one, four = (report._cost(table, "plain") for table in tables[:2])
+    assert one is not None and four is not None
+    assert four == pytest.approx([v / 2 for v in one]) and one[1] <= one[0] <= one[2]
+    assert report._cost(tables[0], "rest") is None
+    alone = Page(report.html(document))
+    assert "Cost of a token by" not in " ".join(alone.words)
+
+
+def test_memory_is_shown_beside_what_should_be_enough(document: dict[str, Any]) -> None:
+    limit = {"weights": 2_000_000, "caches": 5_000_000, "bytes": 307_300_000}
+    said = " ".join(Page(report.html(document | {"peak_memory": 123_000_000, "memory_limit": limit})).words)
+    assert "123 MB; 2 MB of weights x 1.15, 5 MB of caches and 300 MB are 307 MB" in said
+    said = " ".join(Page(report.html(document | {"peak_memory": 123_000_000, "memory_limit": None})).words)
+    assert "all contenders in it together: 123 MB." in said
+
+
+def test_the_host_has_its_share_in_table_and_plot(document: dict[str, Any]) -> None:
+    page = report.html(document)
+    assert "<th>host</th>" in page and re.search(r">\d+\.\d\d \(host \d+ %\)<", page)
+
+
 def test_what_failed_is_told(document: dict[str, Any]) -> None:
     (line,) = report.failures(document)
     assert line.startswith("rest on tiny: ") and line.endswith("(code, prose)") and "foretell datastore" in line
