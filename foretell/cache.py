@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from foretell.ops.attention import attend_job
+from foretell.ops.rows import zeros
 from foretell.tree import ancestors
 from foretell.types import Ask
 
@@ -96,9 +97,9 @@ class Cache:
         self._allocate()
 
     def _allocate(self) -> None:
-        like = torch.empty(0, dtype=self.dtype, device=self.device)  # zeros: no mask hides a NaN
-        self.keys = [like.new_zeros(self.layout.count(s), s[0], self.capacity, s[1]) for s in self.shapes]
-        self.values = [like.new_zeros(self.layout.count(s), s[0], self.capacity, s[2]) for s in self.shapes]
+        sizes = [(self.layout.count(s), s[0], self.capacity) for s in self.shapes]
+        self.keys = [zeros((*n, s[1]), self.dtype, self.device) for n, s in zip(sizes, self.shapes, strict=True)]
+        self.values = [zeros((*n, s[2]), self.dtype, self.device) for n, s in zip(sizes, self.shapes, strict=True)]
         groups = [self.shapes.index(s) for s in self.layout]
         order = [groups[:i].count(g) for i, g in enumerate(groups)]
         self.k = [self.keys[g][i] for g, i in zip(groups, order, strict=True)]

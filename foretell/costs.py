@@ -44,6 +44,7 @@ class Costs:
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
         self.slope: dict[int, float] = {}
+        self.sizes: tuple[int, ...] = ()  # what a model computes that fills every forward up to one of a few sizes
 
     def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
         """One forward behind `rows` rows. An outlier counts at most twice the mean: a hiccup does not end drafting."""
@@ -62,6 +63,9 @@ class Costs:
         known = sorted(self.seconds) or [1]
         seconds = list(accumulate((self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known), max))
         tokens = TOKENS[:size] if size <= len(TOKENS) else np.arange(1, size + 1)
+        if self.sizes:
+            steps = np.array(self.sizes)
+            tokens = np.where(tokens > steps[-1], tokens, steps[np.searchsorted(steps[:-1], tokens)])
         line: np.ndarray = np.interp(tokens, known, seconds)
         return line if size <= known[-1] else line * (1 + np.maximum(0, tokens - known[-1]) / 64)
 
@@ -109,13 +113,14 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     begin, total = time.perf_counter(), ROUNDS * len(seen)
     for turn in range(ROUNDS):
         for k, (n, r) in enumerate(seen):
-            caches[r].length, caches[r].tokens, caches[r].parents, caches[r].branch = r, [], [], 0
             tree = TokenTree(0).chain(i % model.vocab for i in range(1, n))
-            job, _ = caches[r].prepare(Ask(tree), [0] * (r + 1), n)
-            start = time.perf_counter()
-            model.forward([job])
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
+            for _ in range(2):  # the second: as steps of one size follow each other
+                caches[r].length, caches[r].tokens, caches[r].parents, caches[r].branch = r, [], [], 0
+                job, _ = caches[r].prepare(Ask(tree), [0] * (r + 1), n)
+                start = time.perf_counter()
+                model.forward([job])
+                if model.device.type == "cuda":
+                    torch.cuda.synchronize(model.device)
             seen[n, r].append(time.perf_counter() - start)
             tell(turn * len(seen) + k + 1, total)
         if time.perf_counter() - begin > SECONDS:
@@ -186,6 +191,7 @@ def profile(model: Model, fresh: bool = False,
         except OSError:
             pass  # a folder that cannot be written costs the next start a measurement, nothing else
     costs = Costs()
+    costs.sizes = getattr(getattr(model, "executor", None), "sizes", ())
     for n, (near, far) in seconds.items():
         costs.slope[n] = max(0.0, (far - near) / max(1, rows[1] - rows[0]))
         costs.seconds[n] = max(near - costs.slope[n] * rows[0], 0.1 * near)

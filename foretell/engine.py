@@ -18,6 +18,7 @@ from foretell.cache import Cache, Job
 from foretell.costs import Costs
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
 from foretell.model import Model
+from foretell.ops.threads import steady
 from foretell.rng import Door, Rng
 from foretell.sampling import Sampler
 from foretell.stats import Stats, logprobs
@@ -162,7 +163,7 @@ class Engine:
         if live in self.live:
             self.live.remove(live)
 
-    @torch.inference_mode()
+    @steady
     def step(self) -> list[Event]:
         """Lets every request run on to its next ask, then answers one model's asks with one forward."""
         events = self.events
@@ -269,7 +270,7 @@ class Engine:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)  # or the seconds would be those of launching it
         seconds = time.perf_counter() - start
-        self.costs[lead.model].note(sum(len(j.tokens) for j in jobs), seconds, sum(j.start for j in jobs) // len(jobs))
+        self.costs[lead.model].note(model.width, seconds, sum(job.start for job in jobs) // len(jobs))
         for live in dict.fromkeys(live for live, _ in asked):
             live.ctx.stats.called(lead.model, seconds)
         for ((live, _), (i, whole)), reply in zip(asked.items(), replies, strict=True):

@@ -43,7 +43,7 @@ class Model:
     dtype: torch.dtype
     device: torch.device
     caps: frozenset[str] = frozenset({"tree", "rows"})
-    calls = 0  # forwards so far
+    calls, width = 0, 0  # forwards so far; tokens that the last one computed
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,
             taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip
@@ -70,7 +70,7 @@ class Model:
             logits, hidden = self.run(ids, positions, torch.tensor(rows, device=self.device), jobs[0], taps)
         finally:
             STEP.reset(token)
-        self.calls += 1
+        self.calls, self.width = self.calls + 1, ids.shape[1]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         replies, row, low = [], 0, 0
         for job in jobs:

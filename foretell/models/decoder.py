@@ -23,6 +23,7 @@ from foretell.cache import Job, Layout
 from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
 from foretell.models.loop import Block, Loop
+from foretell.ops.threads import torch_threads
 from foretell.tree import TokenTree
 from foretell.types import Ask, Reply
 
@@ -89,8 +90,9 @@ class Executor(Protocol):
     """
 
     name: str
+    size: int  # nodes of the last one, with those that only filled it up
 
-    def __call__(self, job: Job) -> torch.Tensor | None: ...
+    def __call__(self, job: Job, threads: int) -> torch.Tensor | None: ...
 
 
 class Decoder(Model):
@@ -106,6 +108,7 @@ class Decoder(Model):
         self.config = hf.config.get_text_config()
         self.device, self.dtype = hf.device, hf.dtype
         self.loop: Loop | None = None
+        self.threads = 0  # for forwards; 0: as many as torch has
         self.executor: Executor | None = None  # what computes ordinary steps in torch's place
         self.narrow = any(p.dtype == torch.int8 for p in hf.parameters())  # executors round activations in their ways
         self.fused = False  # whether no module of a layer is called
@@ -235,10 +238,12 @@ class Decoder(Model):
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
         job = jobs[0]
         usual = len(jobs) == 1 and not taps and job.layers is None and job.states is None
-        logits = self.executor(job) if self.executor is not None and usual else None
-        if logits is None:
-            return super().forward(jobs, taps)
-        self.calls += 1
+        threads = self.threads or torch.get_num_threads()
+        logits = self.executor(job, threads) if self.executor is not None and usual else None
+        if self.executor is None or logits is None:
+            with torch_threads(threads):
+                return super().forward(jobs, taps)
+        self.calls, self.width = self.calls + 1, self.executor.size
         job.cache.finish()
         return [Reply(logits, {}, [r + job.first for r in job.rows])]
 

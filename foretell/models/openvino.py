@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -105,9 +106,9 @@ class Step(torch.nn.Module):
 
 
 class Executor:
-    """`executor(job)` computes what the loop would: stores the new rows and returns logits (k, V). None: torch is to.
+    """`executor(job, threads)` computes what the loop would: stores the new rows, returns logits (k, V).
 
-    Raises LookupError with the reason where this model or machine cannot have it.
+    None: torch is to. Raises LookupError with the reason where this model or machine cannot have it.
     """
 
     name = "openvino"
@@ -126,8 +127,10 @@ class Executor:
         self.like = torch.empty(0, dtype=dtype)
         self.graph, self.threads = self._convert(), 0
         self.slots: dict[int, Slot] = {}
+        self.size, self.lost = 0, 0.0  # of the last run; seconds lost by staying with it
         size = sum(p.numel() * p.element_size() for p in dict.fromkeys(self.step.parts.parameters()))
         self.small = size <= SMALL
+        self.sizes = SIZES if self.small else ()
 
     def _convert(self) -> Any:
         """The graph, its numbers of nodes and rows left open."""
@@ -201,17 +204,38 @@ class Executor:
         }  # fmt: skip
         return self.core.compile_model(graph, "CPU", options).create_infer_request()
 
-    def __call__(self, job: Job) -> torch.Tensor | None:
-        n = len(job.tokens)
-        if self.threads != torch.get_num_threads():
-            self.threads, self.slots = torch.get_num_threads(), {}
-        size = next((s for s in SIZES if s >= n), 0) if self.small else n
+    def __call__(self, job: Job, threads: int) -> torch.Tensor | None:
+        if self.threads != threads:
+            self.threads, self.slots, self.size = threads, {}, 0
+        size, warm = self._size(len(job.tokens)), True
         if not size:
             return None  # a prompt: many rows are torch's strength, and one more copy of the weights is saved
         key = size if self.small else 0
         if key not in self.slots:
-            self.slots[key] = Slot(self, self._compile(key))
-        return self.slots[key].run(job, size)
+            self.slots[key], warm = Slot(self, self._compile(key)), False
+        start = time.perf_counter()
+        logits = self.slots[key].run(job, size)
+        if warm:  # the first run of a graph still builds a part of it
+            pace = self.slots[key].seconds
+            seconds, again = time.perf_counter() - start, size == self.size
+            pace[again] = seconds if not pace[again] else pace[again] + (seconds - pace[again]) / 8
+        self.size = size
+        return logits
+
+    def _size(self, n: int) -> int:
+        """The graph for n nodes, 0: none. The last one serves on as long as changing, which loads other weights into
+        the processor's cache, costs more than has been lost by staying with a larger one than needed.
+        """
+        if not self.small:
+            return n
+        size = next((s for s in SIZES if s >= n), 0)
+        if self.size > size > 0 and size in self.slots:
+            (change, stay), larger = self.slots[size].seconds, self.slots[self.size].seconds[True]
+            self.lost += max(0.0, larger - stay)
+            if stay and change and self.lost < change - stay:
+                return self.size
+        self.lost = 0.0
+        return size
 
 
 def _held(x: torch.Tensor) -> np.ndarray:
@@ -226,6 +250,7 @@ class Slot:
         self.owner, self.request = owner, request
         self.shape: tuple[int, ...] = ()  # nodes and rows that the memory is for
         self.bound: tuple[int, ...] = ()  # the cache whose rows are read
+        self.seconds = [0.0, 0.0]  # of a run behind another graph's, and behind one of its own: running means
 
     def _tensor(self, x: torch.Tensor | np.ndarray, dtype: torch.dtype) -> Any:
         """The same memory, as OpenVINO knows it."""
