@@ -406,10 +406,13 @@ def _rows(runs: Sequence[tuple[torch.dtype, Model, Watching, list[Live]]]) -> Ch
             mine, tokens = engine.rows[live.index], live.ctx.tokens
             mine.commit(tokens)
             fresh = target.cache()
-            job, _ = fresh.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
-            target.forward([job])
-            for ours, theirs in zip((*mine.k, *mine.v), (*fresh.k, *fresh.v), strict=True):
-                a, b = ours[:, : mine.length].double(), theirs[:, : mine.length].double()
+            ask = Ask(TokenTree(tokens[-1]))
+            seen = target.forward([fresh.prepare(ask, tokens, len(tokens))[0]])[0].logits
+            pairs = [(a[:, : mine.length], b[:, : mine.length])
+                     for a, b in zip((*mine.k, *mine.v), (*fresh.k, *fresh.v), strict=True)]  # fmt: skip
+            if not pairs:  # rows that cannot be looked at, but what a token makes of them can
+                pairs = [(target.forward([mine.prepare(ask, tokens, len(tokens))[0]])[0].logits, seen)]
+            for a, b in ((ours.double(), theirs.double()) for ours, theirs in pairs):
                 distance = (a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-9)
                 worst = max(worst, float(distance.max())) if distance.numel() else worst
         held &= worst <= ROWS[dtype]

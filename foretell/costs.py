@@ -25,6 +25,7 @@ from foretell.tree import TokenTree
 from foretell.types import Ask
 
 if TYPE_CHECKING:
+    from foretell.cache import Cache
     from foretell.model import Model
 
 RATE = 1 / 8  # of the running means
@@ -100,14 +101,9 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     The configurations take turns, so that a slow second of the machine falls on all of them. The first round warms up
     and does not count, except where a forward is so slow that it is the only one.
     """
-    from foretell.cache import Cache
-
     rows = [min(r, model.context // 2) for r in ROWS]
     sizes = [n for n in SIZES if n + max(rows) <= model.context]
-    caches = {r: Cache(model.layout, model.dtype, model.device, max(256, r + SIZES[-1])) for r in rows}
-    for cache in caches.values():
-        for part in (*cache.keys, *cache.values):
-            part.zero_()  # what lies in fresh memory can be numbers that are slow to work with
+    caches = {r: _behind(model, r) for r in rows}
     seen: dict[tuple[int, int], list[float]] = {(n, r): [] for n in sizes for r in rows}
     begin, total = time.perf_counter(), ROUNDS * len(seen)
     for turn in range(ROUNDS):
@@ -126,12 +122,30 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     return {n: [statistics.median(seen[n, r][1:] or seen[n, r]) for r in rows] for n in sizes}
 
 
+def _behind(model: Model, rows: int) -> Cache:
+    """A cache with this many committed rows, whatever they hold."""
+    from foretell.cache import Cache
+
+    if model.layout:
+        cache = Cache(model.layout, model.dtype, model.device, max(256, rows + SIZES[-1]))
+        for part in (*cache.keys, *cache.values):
+            part.zero_()  # what lies in fresh memory can be numbers that are slow to work with
+        return cache
+    cache, text, whole = model.cache(), [0] * (rows + 1), False  # its rows lie where only a forward can put them
+    while not whole:
+        job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), text, 512)
+        model.forward([job])
+    cache.commit(text)
+    return cache
+
+
 def identity(model: Model) -> str:
     """What a profile is valid for, in words."""
     from foretell import __version__
 
     inner = getattr(model, "hf", None)
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
+    size = getattr(model, "mark", size)  # of a file, its name, bytes and date
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
     return " | ".join(map(str, (
         type(inner or model).__name__, size, model.vocab, len(model.layout), *sorted(set(model.layout)), model.dtype,
