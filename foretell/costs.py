@@ -34,6 +34,7 @@ ROWS = (64, 1024)  # rows before them
 PRICE = 0.002  # share of the time that asking in vain may take
 TOKENS = np.arange(1, 257)
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
+QUICK = 0.02  # seconds of a forward that may be repeated at once
 
 
 class Costs:
@@ -103,23 +104,36 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     """
     rows = [min(r, model.context // 2) for r in ROWS]
     sizes = [n for n in SIZES if n + max(rows) <= model.context]
-    caches = {r: _behind(model, r) for r in rows}
     seen: dict[tuple[int, int], list[float]] = {(n, r): [] for n in sizes for r in rows}
-    begin, total = time.perf_counter(), ROUNDS * len(seen)
-    for turn in range(ROUNDS):
-        for k, (n, r) in enumerate(seen):
-            caches[r].length, caches[r].tokens, caches[r].parents, caches[r].branch = r, [], [], 0
-            tree = TokenTree(0).chain(i % model.vocab for i in range(1, n))
-            job, _ = caches[r].prepare(Ask(tree), [0] * (r + 1), n)
-            start = time.perf_counter()
-            model.forward([job])
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
-            seen[n, r].append(time.perf_counter() - start)
-            tell(turn * len(seen) + k + 1, total)
-        if time.perf_counter() - begin > SECONDS:
-            break
+    done, total = 0, ROUNDS * len(seen)
+    # Where all caches share one memory, a long one slows down a forward behind a short one.
+    for together in [rows] if model.layout else [[r] for r in rows]:
+        begin, caches = time.perf_counter(), {r: _behind(model, r) for r in together}
+        for _ in range(ROUNDS):
+            for n, r in ((n, r) for n, r in seen if r in caches):
+                took = [_once(model, caches[r], n, r)]
+                while not model.layout and len(took) < 4 and took[0] < QUICK:
+                    took.append(_once(model, caches[r], n, r))  # llama.cpp is slower for a while after another size
+                seen[n, r].append(min(took))
+                done += 1
+                tell(done, total)
+            if time.perf_counter() - begin > SECONDS * len(together) / len(rows):
+                break
+        for cache in caches.values():
+            cache.drop()
     return {n: [statistics.median(seen[n, r][1:] or seen[n, r]) for r in rows] for n in sizes}
+
+
+def _once(model: Model, cache: Cache, n: int, rows: int) -> float:
+    """Seconds of a chain of n tokens behind the committed rows."""
+    cache.length, cache.tokens, cache.parents, cache.branch = rows, [], [], 0
+    tree = TokenTree(0).chain(i % model.vocab for i in range(1, n))
+    job, _ = cache.prepare(Ask(tree), [0] * (rows + 1), n)
+    start = time.perf_counter()
+    model.forward([job])
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter() - start
 
 
 def _behind(model: Model, rows: int) -> Cache:

@@ -11,8 +11,10 @@ and compute them again when it is their turn.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import ctypes
+import io
 import itertools
 import weakref
 from bisect import bisect_left
@@ -60,10 +62,15 @@ def library() -> Any:
     global _lib
     if _lib is None:
         try:
+            import llama_cpp._utils as inner
             import llama_cpp.llama_cpp as lib
         except (ImportError, OSError, RuntimeError) as error:  # not installed, or not for this machine
             raise Unsupported.missing("foretell.load", "a .gguf file", f"the package llama-cpp-python ({error})",
                                       CURE) from error  # fmt: skip
+
+        for file in vars(inner).values():
+            if isinstance(file, io.IOBase):  # it leaves two open, which Python would complain of at the end
+                atexit.register(file.close)
 
         def note(level: int, text: bytes, _: Any) -> None:
             if level == 4:  # an error

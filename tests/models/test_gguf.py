@@ -319,6 +319,10 @@ def test_the_audit_holds_and_looks_at_the_rows(lm: foretell.LM, monkeypatch: pyt
     monkeypatch.setattr(audit, "SAMPLES", 8)
     report = run()
     assert report.held and "tiny.gguf" in report.model and report.dtype == "float32"
+    lm.models["target"].dtype = torch.float16
+    rounded = {check.name: check for check in run().methods[0].checks}
+    assert rounded["seeds"].held is None and "rounding" in rounded["seeds"].detail
+    lm.models["target"].dtype = torch.float32
     keep = Branch._keep
 
     def slip(self: Branch, nodes: Any) -> None:  # the right number of rows, of another token each
