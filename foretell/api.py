@@ -394,11 +394,21 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, 
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     target = Decoder(hf, title, blocks)
     second = Decoder(draft, f"{title} (draft)", blocks) if draft is not None else None
+    return pair(target, tokenizer, second, path, ends(hf))
+
+
+def pair(target: Model, tokenizer: PreTrainedTokenizerBase | None, second: Model | None, path: Path | None,
+         eos: Sequence[int]) -> LM:  # fmt: skip
+    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the target's."""
     known = len(tokenizer) if tokenizer is not None else max(target.vocab, second.vocab if second else 0)
     if second is not None and min(second.vocab, target.vocab) < known:
         raise BadConfig(
             f"the draft model has {second.vocab} tokens and the target {target.vocab}: they need one tokenizer"
         )
-    ends = hf.generation_config.eos_token_id if hf.generation_config is not None else hf.config.eos_token_id
-    eos = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     return LM(target, tokenizer, second, path, eos)
+
+
+def ends(hf: PreTrainedModel) -> list[int]:
+    """The ids that end a text."""
+    found = hf.generation_config.eos_token_id if hf.generation_config is not None else hf.config.eos_token_id
+    return [] if found is None else [found] if isinstance(found, int) else list(found)

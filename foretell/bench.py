@@ -382,7 +382,8 @@ def weight_bytes(model: Model | None) -> int | None:
     An upper bound for a mixture of experts or a forward of some layers. None where the model does not show its weights.
     """
     if not isinstance(model, Decoder):
-        return None
+        known: int | None = getattr(model, "weight_bytes", None)
+        return known
     sizes = {p.data_ptr(): p.numel() * p.element_size() for p in model.hf.parameters()}
     table: Any = model.hf.get_input_embeddings()
     head: Any = model.hf.get_output_embeddings()

@@ -109,8 +109,7 @@ class Cache:
         """Makes the buffers this cache's alone and at least `rows` long."""
         if rows <= self.capacity and self.sharers[0] == 1:
             return
-        while self.capacity < rows:
-            self.capacity *= 2
+        self.capacity <<= ((rows - 1) // self.capacity).bit_length()  # doubled until they fit
         used, old = self.length + len(self.tokens), (*self.keys, *self.values)
         self.sharers[0] -= 1
         self.sharers = [1]
@@ -120,9 +119,8 @@ class Cache:
 
     def fork(self) -> Cache:
         """A copy that shares the buffers until one of the two writes."""
-        twin = copy.copy(self)
         self.sharers[0] += 1
-        return twin
+        return copy.copy(self)
 
     def drop(self) -> None:
         self.sharers[0] -= 1  # the others need not copy on its account
@@ -130,23 +128,25 @@ class Cache:
     def commit(self, tokens: Sequence[int]) -> None:
         """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them; forgets the rest."""
         keep: list[int] = []
-        if self.done == self.all:
-            node = -1
-            for token in tokens[self.length : len(tokens) - 1]:
-                candidates = range(node + 1, len(self.tokens))
-                child = next((i for i in candidates if self.parents[i] == node and self.tokens[i] == token), None)
-                if child is None:
-                    break
-                keep.append(child)
-                node = child
+        for token in tokens[self.length : len(tokens) - 1] if self.done == self.all else ():
+            node = keep[-1] if keep else -1
+            candidates = range(node + 1, len(self.tokens))
+            child = next((i for i in candidates if self.parents[i] == node and self.tokens[i] == token), None)
+            if child is None:
+                break
+            keep.append(child)
+        self._keep(keep)
+        self.length += len(keep)
+        self.tokens, self.parents, self.done = [], [], frozenset()
+
+    def _keep(self, keep: Sequence[int]) -> None:
+        """Moves these scratch rows, a path, to the front. A cache whose rows lie elsewhere has a `_keep` of its own."""
         still = next((i for i, node in enumerate(keep) if i != node), len(keep))
         if still < len(keep):
             self._own(self.capacity)
             source = torch.tensor(keep[still:], device=self.device) + self.length
             for rows in (*self.keys, *self.values):
                 rows[:, :, self.length + still : self.length + len(keep)] = rows[:, :, source]
-        self.length += len(keep)
-        self.tokens, self.parents, self.done = [], [], frozenset()
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
         """The job that answers `ask` on the branch `tokens`; False beside it: it only takes in `chunk` pending ones."""

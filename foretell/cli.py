@@ -42,7 +42,7 @@ train_app = typer.Typer(no_args_is_help=True, help="Train the models that forete
 app.add_typer(train_app, name="train")
 err = Console(stderr=True, highlight=False)
 
-Model = Annotated[str, typer.Option(help="demo, a folder in transformers' layout, or a hub id.")]
+Model = Annotated[str, typer.Option(help="demo, a folder in transformers' layout, a hub id, or a .gguf file.")]
 Draft = Annotated[str | None, typer.Option(help="The same for a smaller relative; demo brings its own.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, int8, or auto: as stored.")]

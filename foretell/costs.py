@@ -25,6 +25,7 @@ from foretell.tree import TokenTree
 from foretell.types import Ask
 
 if TYPE_CHECKING:
+    from foretell.cache import Cache
     from foretell.model import Model
 
 RATE = 1 / 8  # of the running means
@@ -33,6 +34,7 @@ ROWS = (64, 1024)  # rows before them
 PRICE = 0.002  # share of the time that asking in vain may take
 TOKENS = np.arange(1, 257)
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
+QUICK = 0.02  # seconds of a forward that may be repeated at once
 
 
 class Costs:
@@ -104,28 +106,53 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     The configurations take turns, so that a slow second of the machine falls on all of them. The first round warms up
     and does not count, except where a forward is so slow that it is the only one.
     """
-    from foretell.cache import Cache
-
     rows = [min(r, model.context // 2) for r in ROWS]
     sizes = [n for n in SIZES if n + max(rows) <= model.context]
-    caches = {r: Cache(model.layout, model.dtype, model.device, max(256, r + SIZES[-1])) for r in rows}
     seen: dict[tuple[int, int], list[float]] = {(n, r): [] for n in sizes for r in rows}
-    begin, total = time.perf_counter(), ROUNDS * len(seen)
-    for turn in range(ROUNDS):
-        for k, (n, r) in enumerate(seen):
-            tree = TokenTree(0).chain(i % model.vocab for i in range(1, n))
-            for _ in range(2):  # the second: as steps of one size follow each other
-                caches[r].length, caches[r].tokens, caches[r].parents, caches[r].branch = r, [], [], 0
-                job, _ = caches[r].prepare(Ask(tree), [0] * (r + 1), n)
-                start = time.perf_counter()
-                model.forward([job])
-                if model.device.type == "cuda":
-                    torch.cuda.synchronize(model.device)
-            seen[n, r].append(time.perf_counter() - start)
-            tell(turn * len(seen) + k + 1, total)
-        if time.perf_counter() - begin > SECONDS:
-            break
+    done, total = 0, ROUNDS * len(seen)
+    # Where all caches share one memory, a long one slows down a forward behind a short one.
+    for together in [rows] if model.layout else [[r] for r in rows]:
+        begin, caches = time.perf_counter(), {r: _behind(model, r) for r in together}
+        for _ in range(ROUNDS):
+            for n, r in ((n, r) for n, r in seen if r in caches):
+                took = [_once(model, caches[r], n, r)]
+                # The next of a size is quicker than the first, whose weights may have to come; in llama.cpp the fourth.
+                while len(took) < (2 if model.layout else 4) and took[0] < QUICK:
+                    took.append(_once(model, caches[r], n, r))
+                seen[n, r].append(min(took))
+                done += 1
+                tell(done, total)
+            if time.perf_counter() - begin > SECONDS * len(together) / len(rows):
+                break
+        for cache in caches.values():
+            cache.drop()
     return {n: [statistics.median(seen[n, r][1:] or seen[n, r]) for r in rows] for n in sizes}
+
+
+def _once(model: Model, cache: Cache, n: int, rows: int) -> float:
+    """Seconds of a chain of n tokens behind the committed rows."""
+    cache.length, cache.tokens, cache.parents, cache.branch = rows, [], [], 0
+    tree = TokenTree(0).chain(i % model.vocab for i in range(1, n))
+    job, _ = cache.prepare(Ask(tree), [0] * (rows + 1), n)
+    start = time.perf_counter()
+    model.forward([job])
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter() - start
+
+
+def _behind(model: Model, rows: int) -> Cache:
+    """A cache with this many committed rows, whatever they hold."""
+    from foretell.cache import Cache
+
+    if model.layout:
+        return Cache(model.layout, model.dtype, model.device, max(256, rows + SIZES[-1]))
+    cache, text, whole = model.cache(), [0] * (rows + 1), False  # its rows lie where only a forward can put them
+    while not whole:
+        job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), text, 512)
+        model.forward([job])
+    cache.commit(text)
+    return cache
 
 
 def traits(model: Model) -> dict[str, str]:
@@ -134,6 +161,7 @@ def traits(model: Model) -> dict[str, str]:
 
     inner, executor = getattr(model, "hf", None), getattr(getattr(model, "executor", None), "name", "torch")
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
+    size = getattr(model, "mark", size)  # of a file, its name, bytes and date
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
     return {
         "kind": type(inner or model).__name__, "executor": executor, "size": str(size), "vocabulary": str(model.vocab),

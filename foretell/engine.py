@@ -141,8 +141,7 @@ class Engine:
         ctx = Context(self, request)
         live = Live(self.count, ctx, request.strategy.run(ctx), time.perf_counter())
         self.count += 1
-        if not request.sampling.max_new_tokens:
-            live.reason = "length"
+        live.reason = None if request.sampling.max_new_tokens else "length"
         self.live.append(live)
         return live
 
@@ -202,9 +201,7 @@ class Engine:
                 handles = range(max(branches) + 1, max(branches) + 1 + message.n)
                 for handle in handles:
                     branches[handle] = list(branches[message.branch])
-                    for (model, branch), cache in list(live.caches.items()):
-                        if branch == message.branch:
-                            live.caches[model, handle] = cache.fork()
+                    live.caches |= {(m, handle): c.fork() for (m, b), c in live.caches.items() if b == message.branch}
                 value = list(handles)
             elif isinstance(message, Drop):
                 del branches[message.branch]

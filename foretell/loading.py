@@ -1,4 +1,6 @@
-"""From a name to a model: the embedded pair, a folder, or a hub id. Safetensors only; remote code only when asked for.
+"""From a name to a model: the embedded pair, a folder, a hub id, or a .gguf file, which llama.cpp runs.
+
+Weights are read from safetensors or GGUF only; remote code runs only when asked for.
 
 Nothing here computes; every way a folder can be wrong ends in one BadModel line that says what, where and the cure.
 """
@@ -14,9 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from foretell.api import LM, wrap
+from foretell.api import LM, ends, pair
 from foretell.errors import BadConfig, BadModel, Unsupported
+from foretell.model import Model
 from foretell.models.decoder import Decoder
+from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
 from foretell.models.openvino import Executor
 
@@ -28,13 +32,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load(source: str | Path = "demo", *, draft: str | Path | None = None, device: str | None = None,
          dtype: str = "auto", exact_bits: bool = False, executor: str = "auto", revision: str | None = None,
          trust_remote_code: bool = False) -> LM:  # fmt: skip
-    """Loads a model: `demo`, a folder in transformers' layout, or a hub id. `draft`: the same, a smaller relative.
+    """Loads a model: `demo`, a folder in transformers' layout, a hub id, or a .gguf file. `draft`: a smaller relative.
 
     `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on
     a CPU; the rest bfloat16), or auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs
-    only), or auto: openvino where it is installed and takes the model, else torch. Raises BadModel, BadConfig or
-    Unsupported.
+    only), or auto: openvino where it is installed and takes the model, else torch. A .gguf file runs in llama.cpp, on
+    the CPU and in the formats it has. Raises BadModel, BadConfig or Unsupported.
     """
+    name = str(source)
+    if name == "demo" and draft is None:
+        draft = "demo-draft"
+    if _is_gguf(name):
+        _check_gguf(name, device, dtype, exact_bits, revision, executor)
+        device, dtype, revision = "cpu", "auto", None  # from here on of the draft model, where that is none
     if exact_bits:
         raise Unsupported.missing("exact_bits=True", str(source), "batch-invariant kernels", "use dtype='float32'")
     if dtype not in ("auto", "int8", *DTYPES):
@@ -47,30 +57,72 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
-    name = str(source)
     if dtype == "int8" and torch.device(device).type != "cpu":
         raise Unsupported.missing("dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'")
-    if name == "demo" and draft is None:
-        draft = "demo-draft"
-    hf, path = _model(name, dtype, device, revision, trust_remote_code)
-    tokenizer = _tokenizer(path or name, revision, trust_remote_code)
-    second = _model(str(draft), dtype, device, None, trust_remote_code)[0] if draft is not None else None
-    lm = wrap(hf, tokenizer, second, name, path)
-    for model in lm.models.values() if executor != "torch" else ():
-        assert isinstance(model, Decoder)
-        try:
-            model.use(Executor)
-        except LookupError as error:
-            if executor == "openvino":
-                raise Unsupported.missing(
-                    "executor='openvino'", model.name, f"what it takes ({error})", "use torch"
-                ) from error
-    return lm
+    path: Path | None
+    if _is_gguf(name):
+        target: Any = _gguf(name)
+        path, tokenizer, eos = target.path, target.words, target.words.ends
+    else:
+        hf, path = _model(name, dtype, device, revision, trust_remote_code)
+        tokenizer = _tokenizer(path or name, revision, trust_remote_code)
+        target, eos = Decoder(hf, name, blocks), ends(hf)
+    second: Model | None = None
+    if draft is not None and _is_gguf(str(draft)):
+        second = _gguf(str(draft))
+    elif draft is not None:
+        second = Decoder(_model(str(draft), dtype, device, None, trust_remote_code)[0], f"{name} (draft)", blocks)
+    for model in (target, second) if executor != "torch" else ():
+        if isinstance(model, Decoder):
+            _hand_over(model, executor)
+    return pair(target, tokenizer, second, path, eos)
+
+
+def _hand_over(model: Decoder, executor: str) -> None:
+    """Lets OpenVINO compute its steps; where it cannot, torch does, or it is an error if it was asked for by name."""
+    try:
+        model.use(Executor)
+    except LookupError as error:
+        if executor == "openvino":
+            need = f"what it takes ({error})"
+            raise Unsupported.missing("executor='openvino'", model.name, need, "use torch") from error
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf") and not Path(name).is_dir()
+
+
+def _gguf(name: str) -> Any:
+    from foretell.models.gguf import GGUF  # llama.cpp is an optional package
+
+    return GGUF(Path(name).expanduser())
+
+
+def _check_gguf(name: str, device: str | None, dtype: str, exact_bits: bool, revision: str | None,
+                executor: str) -> None:  # fmt: skip
+    """Refuses by name what has no meaning for a file that llama.cpp runs."""
+    if device not in (None, "cpu"):
+        raise Unsupported.missing(f"device={device!r}", name, "another runtime: .gguf files run on the CPU here",
+                                  "leave device out")  # fmt: skip
+    if executor != "auto":
+        raise Unsupported.missing(f"executor={executor!r}", name, "a transformers model", "leave executor out")
+    if dtype != "auto":
+        raise Unsupported.missing(f"dtype={dtype!r}", name, "weights in that format, and the file has its own",
+                                  "leave dtype out, or take a file in another format")  # fmt: skip
+    if exact_bits:
+        raise Unsupported.missing("exact_bits=True", name, "batch-invariant kernels, which llama.cpp's are not",
+                                  "leave it out")  # fmt: skip
+    if revision is not None:
+        raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
 
 
 def load_tokenizer(source: str | Path = "demo", revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer alone, of `demo`, a folder or a hub id; code that comes with it is never run. Raises BadModel."""
+    """The tokenizer alone, of what `load` takes; code that comes with it is never run. Raises BadModel."""
     name = str(source)
+    if _is_gguf(name):
+        from foretell.models.gguf import vocabulary
+
+        return vocabulary(Path(name).expanduser())
     path = _folder(name)
     try:
         return AutoTokenizer.from_pretrained(path or name, revision=revision, trust_remote_code=False)  # type: ignore[no-any-return]
@@ -84,10 +136,10 @@ def _folder(name: str) -> Path | None:
     if name in ("demo", "demo-draft"):
         return ASSETS / name
     path = Path(name).expanduser()
-    if name.endswith(".gguf"):
-        raise Unsupported.missing("foretell.load", name, "a GGUF reader", "convert the model to safetensors for now")
     if path.is_file():
-        raise BadModel(f"{name}: a file; give the folder that holds config.json and the .safetensors files")
+        raise BadModel(
+            f"{name}: a file; give the folder that holds config.json and the .safetensors files, or a .gguf file"
+        )
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:

@@ -44,6 +44,7 @@ class Model:
     device: torch.device
     caps: frozenset[str] = frozenset({"tree", "rows"})
     calls, width = 0, 0  # forwards so far; tokens that the last one computed
+    asked = 0  # threads to compute with; 0: as many as torch has
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, first: Job,
             taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:  # fmt: skip

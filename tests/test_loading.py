@@ -97,8 +97,21 @@ def test_names_that_are_no_folder(folder: Path, tmp_path: Path) -> None:
     assert "no such folder" in refusal("nowhere")
     assert "no such folder" in refusal("a/b/c")
     assert "a file; give the folder" in refusal(folder / "model.safetensors")
-    assert "GGUF" in refusal("model.gguf")
+    assert "no such file" in refusal("model.gguf")
     assert "no such folder" in refusal(folder, draft=tmp_path / "nowhere")
+
+
+def test_gguf_files_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is installed or not; what the file is not is said without it."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"something else")
+    assert "is no GGUF file" in refusal(path)
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr("foretell.models.gguf._lib", None)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
+    assert "pip install 'foretell[gguf]'" in refusal(path)
+    assert "pip install 'foretell[gguf]'" in refusal("demo", draft=path)
 
 
 def without_config(path: Path) -> None:

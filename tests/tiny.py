@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -84,3 +86,52 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def gguf(model: PreTrainedModel, path: Path, template: str | None = None) -> Path:
+    """The same weights and this tokenizer in a .gguf file, float32; needs the package gguf. Llama, Qwen2 or Qwen3."""
+    import gguf as lib
+
+    config, coder = model.config, tokenizer()
+    writer = lib.GGUFWriter(path, config.model_type)
+    writer.add_file_type(lib.LlamaFileType.ALL_F32)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    words = {i: t for t, i in coder.get_vocab().items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([words[i] for i in range(len(words))])
+    writer.add_token_types([lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(words))])
+    writer.add_token_merges(
+        [" ".join(pair) for pair in json.loads(coder.backend_tokenizer.to_str())["model"]["merges"]]
+    )
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(False)
+    if template:
+        writer.add_chat_template(template)
+    names = lib.get_tensor_name_map(getattr(lib.MODEL_ARCH, config.model_type.upper()), config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        data = tensor.float().numpy()
+        if config.model_type == "llama" and (".q_proj." in name or ".k_proj." in name):
+            # Its rotation takes neighbours for a pair, transformers' takes halves.
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            data = data.reshape(heads, 2, len(data) // heads // 2, -1).swapaxes(1, 2).reshape(data.shape)
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found, name
+        writer.add_tensor(found, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

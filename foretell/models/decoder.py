@@ -108,7 +108,6 @@ class Decoder(Model):
         self.config = hf.config.get_text_config()
         self.device, self.dtype = hf.device, hf.dtype
         self.loop: Loop | None = None
-        self.threads = 0  # for forwards; 0: as many as torch has
         self.executor: Executor | None = None  # what computes ordinary steps in torch's place
         self.narrow = any(p.dtype == torch.int8 for p in hf.parameters())  # executors round activations in their ways
         self.fused = False  # whether no module of a layer is called
@@ -238,7 +237,7 @@ class Decoder(Model):
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
         job = jobs[0]
         usual = len(jobs) == 1 and not taps and job.layers is None and job.states is None
-        threads = self.threads or torch.get_num_threads()
+        threads = self.asked or torch.get_num_threads()
         logits = self.executor(job, threads) if self.executor is not None and usual else None
         if self.executor is None or logits is None:
             with torch_threads(threads):

@@ -38,7 +38,7 @@ def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return step(engine)
         threads = torch.get_num_threads()
         for model in engine.models.values():
-            model.threads = threads
+            model.asked = threads
         with torch_threads(1):
             return step(engine)
 
