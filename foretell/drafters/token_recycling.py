@@ -14,6 +14,7 @@ Differs: the tree grows best first under the measured acceptance of each rank, w
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,35 +43,41 @@ class Store:
         self.k = k
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
-        self.unread: dict[int, tuple[torch.Tensor, int]] = {}  # where in (N, V) the row of a token stands, put by
-        self.held = 0  # rows of these
+        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose, and where each begins.
+        self.unread, self.held = dict[int, int](), 0
+        self.blocks, self.starts = list[torch.Tensor](), list[int]()
 
     @property
     def nbytes(self) -> int:
         return len(self.rows) * (ROW + 8 * self.k)
 
-    def put(self, tokens: Mapping[int, int], rows: torch.Tensor) -> None:
-        """`rows[tokens[t]]` is the last one of token t."""
-        for token, node in tokens.items():
-            self.unread[token] = rows, node
+    def put(self, tokens: Sequence[int], rows: torch.Tensor, last: Sequence[int]) -> None:
+        """`rows[i]` is the row of `tokens[i]`, and of two of a token the one that `last` names later is kept."""
+        self.unread.update({tokens[i]: self.held + i for i in (*range(len(tokens)), *last)})
+        self.starts.append(self.held)
+        self.blocks.append(rows)
         self.held += len(rows)
         if self.held > max(UNREAD, HELD // rows.shape[-1]):
-            self.read([*self.unread])
+            self.read()
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Takes in the rows put by for these tokens."""
-        places = [self.unread.pop(token) for token in tokens]
-        if len({id(rows) for rows, _ in places}) == 1 < len(places):
-            found = best(places[0][0], self.k)[1].tolist()
-            self.rows.update((token, found[node]) for token, (_, node) in zip(tokens, places, strict=True))
-        elif places:
-            found = best(torch.stack([rows[node] for rows, node in places]), self.k)[1].tolist()
-            self.rows.update(zip(tokens, found, strict=True))
-        self.held = self.held if self.unread else 0
+    def read(self, token: int = -1) -> None:
+        """Takes in the row put by for this token, or all."""
+        unread = self.unread if token < 0 else {token: self.unread.pop(token)}
+        if token < 0 and len(self.blocks) == 1:
+            rows, places = self.blocks[0], [*unread.values()]
+        else:
+            found = [bisect_right(self.starts, place) - 1 for place in unread.values()]
+            few = [self.blocks[b][place - self.starts[b]] for b, place in zip(found, unread.values(), strict=True)]
+            rows, places = torch.stack(few), [*range(len(few))]
+        top = best(rows, self.k)[1].tolist()
+        self.rows.update(zip(unread, [top[place] for place in places], strict=True))
+        if token < 0:
+            self.unread, self.blocks, self.starts, self.held = {}, [], [], 0
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""
-        self.read([*self.unread])
+        if self.unread:
+            self.read()
         rows = [row + [-1] * (self.k - len(row)) for row in self.rows.values()]
         return {
             "tokens": torch.tensor(list(self.rows), dtype=torch.int32),
@@ -121,14 +128,14 @@ class TokenRecycling(Drafter):
         return store
 
     def propose(self, ctx: Context, state: Store, budget: int) -> TokenTree:
+        if 0 < len(state.unread) <= UNREAD:
+            state.read()
         rows, chance, unread = state.rows, state.chance, state.unread
-        if len(unread) <= UNREAD:
-            state.read([*unread])
 
         def successors(tree: TokenTree, node: int) -> Iterable[tuple[int, float]]:
             token = tree.tokens[node]
             if token in unread:  # after a pause few of many are asked for
-                state.read([token])
+                state.read(token)
             return zip(rows.get(token, ()), chance, strict=False)
 
         return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling", self.floor)
@@ -143,5 +150,4 @@ class TokenRecycling(Drafter):
         if step.outcome.tested:
             chance.sort(reverse=True)
         # Where a token stands twice in a tree, what really happened is remembered.
-        nodes = [*range(len(tokens)), 0, *step.outcome.path]
-        state.put({tokens[node]: node for node in nodes}, step.reply.logits)
+        state.put(tokens, step.reply.logits, (0, *step.outcome.path))

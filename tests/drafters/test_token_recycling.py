@@ -75,7 +75,7 @@ def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
         step = Step(tree, Reply(torch.randn(5, 300, generator=draw), {}, [*range(5)]), Outcome([1], 0), [0])
         for store in (idle, busy):
             drafter.observe(context(drafter, [1]), store, step)
-        busy.read([*busy.unread])
+        busy.read()
     assert len(idle.unread) > token_recycling.UNREAD
     ctx = context(drafter, [tokens[0]])
     trees = [drafter.propose(ctx, store, 20) for store in (idle, busy)]
