@@ -9,7 +9,6 @@ draw a child never depends on which token it turned out to be.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -56,8 +55,9 @@ class TokenTree:
 
     def child(self, parent: int, token: int) -> int:
         """The child of `parent` that holds `token`, or -1."""
+        tokens = self.tokens
         for node in self.tries[parent]:
-            if self.tokens[node] == token:
+            if tokens[node] == token:
                 return node
         return -1
 
@@ -101,11 +101,11 @@ class TokenTree:
 
     @property
     def drawn(self) -> bool:
-        return any(law is not None for law in self.laws)
+        return self.laws.count(None) < len(self.laws)
 
     @property
     def is_chain(self) -> bool:
-        return all(len(t) <= 1 for t in self.tries)
+        return max(map(len, self.tries)) <= 1
 
     def keep(self, nodes: Sequence[int]) -> TokenTree:
         """The root and these nodes, in order and with their parents. A drawn tree is limited before it is drawn."""
@@ -113,7 +113,7 @@ class TokenTree:
         if len(chosen) == len(self):
             return self
         assert not self.drawn, "a drawn tree must not be cut afterwards"
-        small, place = copy.copy(self), {old: new for new, old in enumerate(chosen)}
+        small, place = TokenTree(self.tokens[0]), {old: new for new, old in enumerate(chosen)}
         for name in ("tokens", "depths", "laws", "values", "sources", "matches"):
             values = getattr(self, name)
             setattr(small, name, [values[i] for i in chosen])

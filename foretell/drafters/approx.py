@@ -11,79 +11,30 @@ Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the paper bounds the time of finding all places with at most k mismatches of one pattern; here the distances to every place are kept up to date by one shift and one comparison a token, and the best place is taken
+Differs: the paper bounds the time of finding all places with at most k mismatches of one pattern; here the matches of the newest 64 tokens are counted at every place at once, and the best place is taken
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
 
 from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
+from foretell.ops.lags import Lags
 from foretell.tree import TokenTree
 
 TOP = 32  # newest tokens whose matches are counted
 PRIOR = 4.0  # trials that the first estimate counts for
 KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
-WIDTH = 64  # bits of a word
-ONE = np.uint64(1)
-Words = npt.NDArray[np.uint64]
-Counts = npt.NDArray[np.uint8]
 
 
-class Lags:
-    """How well a growing text agrees with itself at every lag: Hamming distances by one shift-or a token.
-
-    For lag d bit j of a 64-bit word says whether the token j from the end equals the one d before it. A new token shifts
-    all words by one bit, in one step over the reversed text, so that the text's newest tokens are compared with every
-    earlier place at once: ones among the low w bits count the matches of the last w tokens, ones at the low end are the
-    exact match's length, and the word itself shows where the mismatches are. 12 bytes a token.
-    """
-
-    def __init__(self, room: int = 256):
-        self.length = 0
-        self.back = np.zeros(room, np.int32)  # right-aligned and reversed: its last `length` entries are the text
-        self.bits = np.zeros(room, np.uint64)  # bits[d - 1]: lag d
-
-    def extend(self, tokens: Sequence[int]) -> int:
-        """Takes in what `tokens`, the whole text, has more than last time; returns how many tokens that were."""
-        new = len(tokens) - self.length
-        while len(tokens) > len(self.back):
-            self.back = np.concatenate((np.zeros_like(self.back), self.back))
-            self.bits = np.concatenate((self.bits, np.zeros_like(self.bits)))
-        if (far := len(tokens) - WIDTH) > self.length:  # what later tokens shift out of the words is left out
-            self.back[len(self.back) - far : len(self.back) - self.length] = tokens[self.length : far][::-1]
-            self.length = far
-        for token in tokens[self.length :]:
-            start = len(self.back) - self.length
-            bits = self.words()
-            np.left_shift(bits, ONE, out=bits)
-            np.bitwise_or(bits, self.back[start:] == token, out=bits)
-            self.back[start - 1] = token
-            self.length += 1
-        return new
-
-    def words(self) -> Words:
-        """(length,): entry d - 1 is the word of lag d. A view; the last entry, which nothing compares, is 0."""
-        return self.bits[: self.length]
-
-    def word(self, lag: int) -> int:
-        return int(self.bits[lag - 1])
-
-    def runs(self) -> Counts:
-        """(length,): how many of the newest tokens in a row equal those `lag` before, 64 at most."""
-        bits = self.words()
-        return np.bitwise_count(bits & (~bits - ONE))
-
-    def matches(self, window: int) -> Counts:
-        """(length,): how many of the newest `window` (1 to 64) tokens equal those `lag` before."""
-        return np.bitwise_count(self.words() & np.uint64((1 << window) - 1))
+@lru_cache(None)
+def prior(run: int, matches: int) -> float:
+    """Before any trial a run of 3 or 16 matches hold as often as not; either is enough."""
+    return 0.98 - 0.98 / (1 + (run / 3) ** 2) / (1 + (matches / 16) ** 4)
 
 
 class Chances:
@@ -98,24 +49,19 @@ class Chances:
     def of(self, run: int, matches: int) -> float:
         run, matches = min(run, TOP), min(matches, TOP)
         trials, accepted = self.cells.get((run.bit_length(), matches // 4), (0.0, 0.0))
-        # Before any trial a run of 3 or 16 matches hold as often as not; either is enough.
-        prior = 0.98 - 0.98 / (1 + (run / 3) ** 2) / (1 + (matches / 16) ** 4)
-        return (PRIOR * prior + accepted) / (PRIOR + trials)
+        return (PRIOR * prior(run, matches) + accepted) / (PRIOR + trials)
 
     def note(self, run: int, matches: int, accepted: bool) -> None:
         cell = self.cells.setdefault((min(run, TOP).bit_length(), min(matches, TOP) // 4), [0.0, 0.0])
         cell[0], cell[1] = KEEP * cell[0] + 1, KEEP * cell[1] + accepted
 
 
-@dataclass
 class Copy:
     """A draft along one lag: the exact match and the matches in TOP that speak for it, its tokens and last node."""
 
-    lag: int
-    run: int
-    matches: int
-    node: int = 0
-    tokens: list[int] = field(default_factory=list)
+    def __init__(self, lag: int, word: int):
+        self.lag, self.word, self.node, self.tokens = lag, word, 0, list[int]()
+        self.run, self.matches = (~word & word + 1).bit_length() - 1, (word & (1 << TOP) - 1).bit_count()
 
 
 class State:
@@ -128,29 +74,23 @@ class State:
 
     def find(self, k: int) -> list[Copy]:
         """The lag of the longest run and that of the best score, the smallest of equals; both may be one."""
-        lags, matches = self.lags, self.lags.matches(TOP)
-        runs = lags.runs()
-        found = [int(runs.argmax())]
-        if not runs[found[0]]:
-            found = []
-        if k:
-            score = 4 * lags.matches(4).astype(np.uint16) + 2 * lags.matches(8) + lags.matches(16) + matches
-            best = int(score.argmax())
-            if matches[best] >= TOP - k and best not in found:
-                found.append(best)
-        return [Copy(at + 1, int(runs[at]), int(matches[at])) for at in found]
+        lags = self.lags
+        by_run, by_score = lags.longest(), lags.closest() if k else 0
+        found = [Copy(by_run, lags.word(by_run))] if by_run else []
+        if by_score and by_score != by_run and (copy := Copy(by_score, lags.word(by_score))).matches >= TOP - k:
+            found.append(copy)
+        return found
 
-    def vote(self, text: list[int], lag: int, new: int, least: int, kept: frozenset[int]) -> None:
+    def vote(self, text: list[int], copy: Copy, new: int, least: int, kept: frozenset[int]) -> None:
         """Learns from the `new` newest tokens what was replaced: one token between two matches, or was kept there.
 
         `least` equal votes and more than half of all decide; tokens in `kept` are left alone.
         """
-        word = self.lags.word(lag)
         for at in range(min(new, TOP) - 1, -1, -1):
-            bits = word >> at
+            bits = copy.word >> at
             if bits & 5 != 5 or (bits & 0xFFFFFFFF).bit_count() < TOP // 2:
                 continue
-            to, old = text[-2 - at], text[-2 - at - lag]
+            to, old = text[-2 - at], text[-2 - at - copy.lag]
             if old in kept or to in kept:
                 continue
             votes = self.votes.setdefault(old, {})
@@ -184,13 +124,13 @@ class Approx(Drafter):
         new = state.lags.extend(text)
         copies = state.copies = state.find(self.k)
         if copies and self.votes:
-            state.vote(text, copies[-1].lag, new, self.votes, ctx.sampler.stops)
+            state.vote(text, copies[-1], new, self.votes, ctx.sampler.stops)
         heap = [(-state.chances.of(c.run, c.matches), i) for i, c in enumerate(copies)] if ctx.depth > 0 else []
         # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
         matches = [max(1, round((2 * p - 1) / (1 - p))) for p in (min(-value, 0.99) for value, _ in heap)]
-        heapq.heapify(heap)
+        heapify(heap)
         while heap and len(tree) < budget:
-            value, i = heapq.heappop(heap)
+            value, i = heappop(heap)
             if -value < self.floor:
                 break
             copy = copies[i]
@@ -201,7 +141,7 @@ class Approx(Drafter):
             copy.node = tree.add(copy.node, token, None, -value, "approx", matches[i])
             copy.tokens.append(token)
             if (depth := depth + 1) < ctx.depth:
-                heapq.heappush(heap, (value * state.chances.of(copy.run + depth, copy.matches + depth // 2), i))
+                heappush(heap, (value * state.chances.of(copy.run + depth, copy.matches + depth // 2), i))
         return tree
 
     def observe(self, ctx: Context, state: State, step: Step) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from foretell.drafter import Drafter
 from foretell.engine import Context
 from foretell.errors import BadConfig
+from foretell.ops.trees import plant
 from foretell.tree import TokenTree
 
 AHEAD = 8  # tokens
@@ -100,13 +101,10 @@ class InputGuided(Drafter):
         return Pointer(ctx.request.prompt, self.n, -1, known - 1)
 
     def propose(self, ctx: Context, state: Pointer, budget: int) -> TokenTree:
-        tree, node = TokenTree(ctx.tokens[-1]), 0
-        state.follow(ctx.tokens, self.nearest)
-        size = min(self.k or budget, budget - 1, ctx.depth)
-        if state.at < 0 or size < 1:
-            return tree
-        run = state.run + 1
-        for deep, token in enumerate(state.source[state.at : state.at + size], 1):
-            # Laplace's rule: what held `run` times holds once more with chance (run + 1) / (run + 2), and so on.
-            node = tree.add(node, token, None, run / (run + deep), "input-guided", max(1, state.run))
-        return tree
+        tokens = ctx.tokens
+        state.follow(tokens, self.nearest)
+        size, run = max(0, min(self.k or budget, budget - 1, ctx.depth)), state.run + 1
+        ahead = state.source[state.at : state.at + size] if state.at >= 0 else ()
+        # Laplace's rule: what held `run` times holds once more with chance (run + 1) / (run + 2), and so on.
+        values = [run / (run + deep) for deep in range(1, len(ahead) + 1)]
+        return plant(tokens[-1], range(len(ahead)), ahead, values, "input-guided", max(1, state.run))

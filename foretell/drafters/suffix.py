@@ -16,15 +16,16 @@ Differs: factor and offset are 4 and 8 where the reference has 1 and 0, as a dra
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
 from foretell.ops.suffix import Place, Suffixes, Text
+from foretell.ops.trees import plant
 from foretell.tree import TokenTree
 
 LEAD = 8  # tokens of the prompt that stand before an output in the shared store, so that its beginning can match
@@ -42,11 +43,16 @@ class State:
 
 
 class Found(NamedTuple):
-    """A draft: (parent, token, value) of its nodes, the root being 0; `score` is the sum of the values."""
+    """A draft: parent, token and value of its nodes, the root being 0; `score` is the sum of the values."""
 
     score: float
     match: int
-    nodes: list[tuple[int, int, float]]
+    parents: list[int]
+    tokens: list[int]
+    values: list[float]
+
+
+NOTHING = Found(0.0, 0, [], [], [])
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,11 @@ class Suffix(Drafter):
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         self._read(ctx, state)
-        tree, best = TokenTree(ctx.tokens[-1]), Found(0.0, 0, [])
-        for strings, text in ((state.own, state.text), (state.past, state.output)):
-            if strings is not None:
-                best = max(best, self._search(strings, text, budget - 1, ctx.depth), key=lambda found: found.score)
-        for parent, token, value in best.nodes:
-            tree.add(parent, token, None, value, "suffix", best.match)
-        return tree
+        best = self._search(state.own, state.text, budget - 1, ctx.depth)
+        if state.past is not None:
+            past = self._search(state.past, state.output, budget - 1, ctx.depth)
+            best = past if past.score > best.score else best
+        return plant(ctx.tokens[-1], best.parents, best.tokens, best.values, "suffix", best.match)
 
     def observe(self, ctx: Context, state: State, step: Step) -> None:
         if state.past is not None:  # the last tokens of a request are for others too
@@ -110,33 +114,42 @@ class Suffix(Drafter):
 
     def _search(self, strings: Suffixes, text: Text, size: int, levels: int) -> Found:
         """The best draft of at most `size` nodes on so many levels."""
-        best, tried = Found(0.0, 0, []), 0
+        best, tried = NOTHING, 0
         for match, count, place in strings.matches(text, self.depth // 2):
             room = min(size, math.floor(match * self.factor + self.offset + 1e-6))
             if room <= best.score:  # nor has a shorter match more room
                 break
             if count >= 2 * tried:
                 tried = count
-                nodes = self._expand(strings, place, room, min(levels, self.depth - match))
-                if (score := sum(value for _, _, value in nodes)) > best.score:
-                    best = Found(score, match, nodes)
+                parents, tokens, values = self._expand(strings, place, room, min(levels, self.depth - match))
+                if (score := sum(values)) > best.score:
+                    best = Found(score, match, parents, tokens, values)
         return best
 
-    def _expand(self, strings: Suffixes, place: Place, room: int, levels: int) -> list[tuple[int, int, float]]:
-        """The nodes that follow there, best first."""
-        nodes: list[tuple[int, int, float]] = []
+    def _expand(self, strings: Suffixes, place: Place, room: int,
+                levels: int) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
+        """Parents, tokens and values of the nodes that follow there, best first."""
+        parents, tokens, values = list[int](), list[int](), list[float]()
         heap: list[tuple[float, int, int, int, int, Place]] = []  # -value, insertion order, level, parent, token, place
         order, value, level = 0, 1.0, 0
         while True:
-            if level < levels:
+            if level < levels and not (heap and -heap[0][0] >= value):  # what all places go on with alike is best
+                run = strings.alike(place, min(room - len(tokens), levels - level))
+                parents += range(len(tokens), len(tokens) + len(run))
+                tokens += run
+                values += [value] * len(run)
+                place, level = (place[0], place[1] + len(run)), level + len(run)
+            if level < levels and len(tokens) < room:
                 # What is surely too rare is left out at once; the share is rounded down, the value itself decides.
                 total, steps = strings.after(place, self.min_prob / value * (1 - 1e-9))
                 for count, _, token, thing in steps if self.tree else steps[:1]:
-                    if (chance := value * count / total) >= self.min_prob:
+                    if (chance := value * count / total if count < total else value) >= self.min_prob:
                         order += 1
-                        heapq.heappush(heap, (-chance, order, level + 1, len(nodes), token, (thing, place[1] + 1)))
-            if not heap or len(nodes) >= room:
-                return nodes
-            chance, _, level, parent, token, place = heapq.heappop(heap)
+                        heappush(heap, (-chance, order, level + 1, len(tokens), token, (thing, place[1] + 1)))
+            if not heap or len(tokens) >= room:
+                return parents, tokens, values
+            chance, _, level, parent, token, place = heappop(heap)
             value = -chance
-            nodes.append((parent, token, value))
+            parents.append(parent)
+            tokens.append(token)
+            values.append(value)

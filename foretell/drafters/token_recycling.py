@@ -14,7 +14,8 @@ Differs: the tree grows best first under the measured acceptance of each rank, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +23,13 @@ import torch
 from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
+from foretell.ops.rows import best
 from foretell.ops.trees import grow
 from foretell.tree import TokenTree
 
 RATE = 1 / 32  # of the running acceptance
-UNREAD = 64  # rows put by at most
+UNREAD = 64  # rows put by that are no burden; as many are read at once
+HELD = 1 << 23  # entries of rows put by at most, where these are more
 ROW = 200  # bytes of an entry besides its candidates
 
 
@@ -40,23 +43,41 @@ class Store:
         self.k = k
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
-        self.unread: dict[int, torch.Tensor] = {}  # the last row (V,) of tokens, to be read before the next draft
+        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose, and where each begins.
+        self.unread, self.held = dict[int, int](), 0
+        self.blocks, self.starts = list[torch.Tensor](), list[int]()
 
     @property
     def nbytes(self) -> int:
         return len(self.rows) * (ROW + 8 * self.k)
 
-    def read(self) -> None:
-        """Takes in the rows put by: where nothing is drafted for long, few of them need be looked at."""
-        if self.unread:
-            rows = torch.stack([*self.unread.values()])
-            best = rows.topk(min(self.k, rows.shape[-1])).indices.tolist()
-            self.rows.update(zip(self.unread, best, strict=True))
-            self.unread = {}
+    def put(self, tokens: Sequence[int], rows: torch.Tensor, last: Sequence[int]) -> None:
+        """`rows[i]` is the row of `tokens[i]`, and of two of a token the one that `last` names later is kept."""
+        self.unread.update({tokens[i]: self.held + i for i in (*range(len(tokens)), *last)})
+        self.starts.append(self.held)
+        self.blocks.append(rows)
+        self.held += len(rows)
+        if self.held > max(UNREAD, HELD // rows.shape[-1]):
+            self.read()
+
+    def read(self, token: int = -1) -> None:
+        """Takes in the row put by for this token, or all."""
+        unread = self.unread if token < 0 else {token: self.unread.pop(token)}
+        if token < 0 and len(self.blocks) == 1:
+            rows, places = self.blocks[0], [*unread.values()]
+        else:
+            found = [bisect_right(self.starts, place) - 1 for place in unread.values()]
+            few = [self.blocks[b][place - self.starts[b]] for b, place in zip(found, unread.values(), strict=True)]
+            rows, places = torch.stack(few), [*range(len(few))]
+        top = best(rows, self.k)[1].tolist()
+        self.rows.update(zip(unread, [top[place] for place in places], strict=True))
+        if token < 0:
+            self.unread, self.blocks, self.starts, self.held = {}, [], [], 0
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""
-        self.read()
+        if self.unread:
+            self.read()
         rows = [row + [-1] * (self.k - len(row)) for row in self.rows.values()]
         return {
             "tokens": torch.tensor(list(self.rows), dtype=torch.int32),
@@ -107,26 +128,26 @@ class TokenRecycling(Drafter):
         return store
 
     def propose(self, ctx: Context, state: Store, budget: int) -> TokenTree:
-        state.read()
-        rows, chance = state.rows, state.chance
+        if 0 < len(state.unread) <= UNREAD:
+            state.read()
+        rows, chance, unread = state.rows, state.chance, state.unread
 
-        def successors(tree: TokenTree, node: int) -> list[tuple[int, float]]:
-            return list(zip(rows.get(tree.tokens[node], ()), chance, strict=False))
+        def successors(tree: TokenTree, node: int) -> Iterable[tuple[int, float]]:
+            token = tree.tokens[node]
+            if token in unread:  # after a pause few of many are asked for
+                state.read(token)
+            return zip(rows.get(token, ()), chance, strict=False)
 
         return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling", self.floor)
 
     def observe(self, ctx: Context, state: Store, step: Step) -> None:
-        tree, rows = step.tree, state.rows
+        tokens, parents, rows, chance = step.tree.tokens, step.tree.parents, state.rows, state.chance
         for node, accepted in step.outcome.tested:
-            row = rows.get(tree.tokens[tree.parents[node]], ())
-            if tree.tokens[node] in row:  # whoever proposed it
-                rank = row.index(tree.tokens[node])
-                state.chance[rank] += RATE * (accepted - state.chance[rank])
+            row = rows.get(tokens[parents[node]], ())
+            if (token := tokens[node]) in row:  # whoever proposed it
+                rank = row.index(token)
+                chance[rank] += RATE * (accepted - chance[rank])
         if step.outcome.tested:
-            state.chance.sort(reverse=True)
+            chance.sort(reverse=True)
         # Where a token stands twice in a tree, what really happened is remembered.
-        last = step.reply.logits.unbind()
-        for node in [*range(len(tree)), 0, *step.outcome.path]:
-            state.unread[tree.tokens[node]] = last[node]
-        if len(state.unread) > UNREAD:
-            state.read()
+        state.put(tokens, step.reply.logits, (0, *step.outcome.path))

@@ -74,16 +74,17 @@ class Suffixes:
         for token in tokens:
             position = base + len(body)
             body.append(token)
-            before, text.active = text.active, []
+            before = [self.root, *text.active]
+            text.active = active = []
             # Short strings first: where a string becomes a node, its own endings are nodes already.
-            for depth, node in enumerate([self.root, *before], 1):
+            for depth, node in enumerate(before, 1):
                 node.ends -= 1
                 if (kid := node.inner.get(token)) is not None:
                     kid.count += 1
                     kid.ends += 1
                     if position > kid.last:
                         kid.last = position
-                    text.active.append(kid)
+                    active.append(kid)
                 elif (leaf := node.leaves.get(token)) is None:
                     node.leaves[token] = [position]
                     self.sizes["leaves"] += 1
@@ -152,6 +153,20 @@ class Suffixes:
             place = kid, place[1] + 1
         return found
 
+    def alike(self, place: Place, most: int) -> Sequence[int]:
+        """At most so many tokens that follow alike wherever a rare string stands; none for a frequent one."""
+        thing, depth = place
+        if isinstance(thing, Node):
+            return ()
+        parts = []
+        for position in thing:
+            at = (position & MASK) + depth
+            parts.append(self.texts[position >> BITS].tokens[at : at + most])
+        first, last = min(parts), max(parts)
+        if first == last:
+            return first
+        return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
     def after(self, place: Place, share: float = 0.0) -> tuple[int, list[tuple[int, int, int, Node | list[int]]]]:
         """How often anything follows, and (count, newest position, token, what begins so) of what does, best first.
 
@@ -167,11 +182,15 @@ class Suffixes:
             leaves = thing.leaves if least <= LEAF or depth + 1 == self.depth else {}
         else:
             found, leaves, total = [], {}, 0
+            texts = self.texts
             for position in thing:
-                tokens, at = self.texts[position >> BITS].tokens, (position & MASK) + depth
+                tokens, at = texts[position >> BITS].tokens, (position & MASK) + depth
                 if at < len(tokens):
-                    leaves.setdefault(tokens[at], []).append(position)
                     total += 1
+                    if (leaf := leaves.get(token := tokens[at])) is None:
+                        leaves[token] = [position]
+                    else:
+                        leaf.append(position)
             least = share * total
         found += [(len(leaf), max(leaf), token, leaf) for token, leaf in leaves.items() if len(leaf) >= least]
         found.sort(reverse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.drafter import Step
-from foretell.drafters.approx import TOP, WIDTH, Approx, Lags, State
+from foretell.drafters.approx import TOP, Approx, State
 from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
 from foretell.models.toy import Toy
@@ -290,65 +289,3 @@ RANGES = {"k": 31, "votes": 1024, "floor": 1}
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
     with pytest.raises(BadConfig, match=f"approx:{field}={value}: must be between 0 and {RANGES[field]}"):
         Approx(**{field: value})  # type: ignore[arg-type]
-
-
-# --- the words of every lag, against counting by hand
-
-TEXTS = st.one_of(st.lists(st.integers(0, 2), max_size=200), st.lists(st.integers(0, 70000), max_size=40))
-
-
-def agrees(text: list[int], lag: int, back: int) -> bool:
-    """Whether the token `back` from the end equals the one `lag` before it."""
-    at = len(text) - 1 - back
-    return at - lag >= 0 and text[at] == text[at - lag]
-
-
-def check_words(lags: Lags, text: list[int]) -> None:
-    assert lags.length == len(text) and len(lags.words()) == len(text)
-    every = range(1, len(text) + 1)
-    assert [lags.word(lag) for lag in every] == [
-        sum(agrees(text, lag, back) << back for back in range(WIDTH)) for lag in every
-    ]
-    for window in (1, 7, 16, 64):
-        want = [sum(agrees(text, lag, back) for back in range(window)) for lag in every]
-        assert lags.matches(window).tolist() == want
-    runs = []
-    for lag in every:
-        run = 0
-        while run < WIDTH and agrees(text, lag, run):
-            run += 1
-        runs.append(run)
-    assert lags.runs().tolist() == runs
-
-
-@given(TEXTS, st.lists(st.integers(0, 200), max_size=4), st.integers(1, 9))
-def test_words_runs_and_matches_of_all_lags(text: list[int], cuts: list[int], room: int) -> None:
-    lags, known = Lags(room), 0
-    for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:  # taken in at once or bit by bit, growing
-        assert lags.extend(text[:end]) == end - known
-        known = end
-    check_words(lags, text)
-
-
-def test_a_run_longer_than_a_word() -> None:
-    lags = Lags(4)
-    lags.extend([7] * 100)
-    assert lags.runs()[:30].tolist() == [64] * 30 and lags.runs()[99] == 0 and lags.word(1) == 2**64 - 1
-    lags.extend([7] * 100 + [8])
-    assert not lags.runs().any() and lags.matches(64)[0] == 63
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    text = [1, 2, 3, 1, 2]
-    lags = Lags()
-    lags.extend(text)
-    other = copy.deepcopy(lags)
-    other.extend([*text, 3, 1])
-    lags.extend([*text, 4])
-    check_words(other, [*text, 3, 1])
-    check_words(lags, [*text, 4])
-
-
-def test_an_empty_text_has_no_lags() -> None:
-    lags = Lags()
-    assert lags.extend([]) == 0 and len(lags.runs()) == 0 and len(lags.matches(32)) == 0

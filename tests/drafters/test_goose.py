@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from struct import unpack
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.drafter import Step
-from foretell.drafters.goose import KINDS, Goose, State, Store
+from foretell.drafters.goose import Goose, State
 from foretell.drafters.ngram import Ngram
 from foretell.drafters.token_recycling import TokenRecycling
 from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
 from foretell.models.toy import Toy
+from foretell.ops.candidates import ENTRY, KINDS, Store
 from foretell.strategy import Speculative
 from foretell.tree import TokenTree
 from foretell.types import Outcome, Reply, Sampling
@@ -77,7 +77,7 @@ def options(
     if len(path) - held >= drafter.depth:
         return {}
     text = [*tokens, *path]
-    row = store.look(text[-2] if len(text) > 1 else -1, text[-1])
+    row = list(zip(*store.look(text[-2] if len(text) > 1 else -1, text[-1]), strict=True))
     chances = {token: store.chance[kind] for token, kind in row}
     if held < len(path) or held == len(copied):
         return chances
@@ -175,7 +175,8 @@ def test_the_pair_is_asked_before_the_token() -> None:
     assert drafter.propose(ctx, state, 2).tokens == [7, 1]
     store.put([(6 + 1) * V + 7], np.array([[3, 4]]), row)
     assert drafter.propose(ctx, state, 2).tokens == [7, 3]
-    assert store.look(0, 7)[0][0] == 1 and store.look(6, 7) == [(3, KINDS + 7), (4, KINDS + 5)]
+    assert store.look(0, 7)[0][0] == 1
+    assert list(map(list, store.look(6, 7))) == [[3, 4], [KINDS + 7, KINDS + 5]]
 
 
 def test_widths_fall_along_the_spine_where_asked() -> None:
@@ -241,8 +242,10 @@ def test_every_verified_row_is_kept_for_its_token_and_its_pair_the_accepted_last
     for key, node in last.items():
         top = done.reply.logits[node].topk(3)
         want = list(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
-        got = unpack(state.store.row, state.store.rows[key])
-        assert list(got[:3]) == [t for t, _ in want] and got[3:] == pytest.approx([s for _, s in want])
+        got = np.frombuffer(state.store.rows[key], state.store.row)[0]
+        assert got["ids"].tolist() == [t for t, _ in want] and got["scores"].tolist() == pytest.approx(
+            [s for _, s in want]
+        )
 
 
 def test_chances_are_learnt_on_the_accepted_path_alone_also_of_what_was_cut() -> None:
@@ -294,14 +297,14 @@ def test_a_store_is_what_its_tensors_say(seed: int, keys: int, k: int) -> None:
     learnt(store, seed, keys)
     learnt(again, seed + 1, 20)
     again.restore(store.tensors())
-    assert same(store, again) and again.nbytes == store.nbytes == len(store.rows) * (200 + 8 * k)
+    assert same(store, again) and again.nbytes == store.nbytes == len(store.rows) * (ENTRY + 9 * k)
     assert all(store.look(b, t) == again.look(b, t) for b in range(-1, V) for t in range(V))
 
 
 def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago() -> None:
     store = Store(100_000, 8, 1)
     row = np.arange(8)[None], np.full((1, 8), 0.125)
-    most = (1 << 20) // (200 + 64)
+    most = (1 << 20) // (ENTRY + 9 * 8)
     for key in range(most + 10):
         store.put([key], *row)
         store.put([0], *row)
@@ -316,8 +319,9 @@ def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago(
 @pytest.mark.parametrize(("name", "change"), [
     ("keys", lambda t: t + V * V), ("keys", lambda t: t - 100), ("keys", lambda t: t[:-1]), ("keys", lambda t: t.int()),
     ("keys", lambda t: t * 0), ("ids", lambda t: t + 1), ("ids", lambda t: t[:, 1:]), ("ids", lambda t: t.float()),
-    ("scores", lambda t: t * 3), ("scores", lambda t: t * torch.nan), ("chance", lambda t: t - 2),
-    ("chance", lambda t: t[1:]), ("seen", lambda t: t + 65), ("seen", None), ("more", lambda t: torch.zeros(1)),
+    ("scores", lambda t: t * 3), ("scores", lambda t: t * torch.nan), ("scores", lambda t: t.flip(1)),
+    ("chance", lambda t: t - 2), ("chance", lambda t: t[1:]), ("seen", lambda t: t + 65), ("seen", None),
+    ("more", lambda t: torch.zeros(1)),
 ])  # fmt: skip
 def test_a_store_that_does_not_fit_is_refused_and_changes_nothing(name: str, change: Any) -> None:
     store, fresh = Store(V, 3, 1), Store(V, 3, 1)

@@ -67,7 +67,7 @@ def search(drafter: Suffix, text: list[int], size: int, levels: int) -> tuple[in
                     after.setdefault(text[i + m + len(path)], []).append(i)
                 ranked = sorted(after.items(), key=lambda item: (len(item[1]), item[1][-1]), reverse=True)
                 total = len(places(match + path))
-                steps = [((*path, token), value * len(found) / total) for token, found in ranked]
+                steps = [((*path, token), value * len(f) / total if len(f) < total else value) for token, f in ranked]
                 waiting += [s for s in (steps if drafter.tree else steps[:1]) if s[1] >= drafter.min_prob]
             if not waiting:
                 break

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from foretell.drafter import Step
-from foretell.drafters.token_recycling import UNREAD, Store, TokenRecycling
+from foretell.drafters import token_recycling
+from foretell.drafters.token_recycling import Store, TokenRecycling
 from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
 from foretell.models.toy import Toy
@@ -50,18 +51,39 @@ def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
     assert {t: store.rows[t][:2] for t in last} == last
 
 
-def test_rows_put_by_are_bounded_and_kept_with_the_store() -> None:
+def test_rows_put_by_are_bounded_and_kept_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, store = TokenRecycling(k=2), Store(2)
+    monkeypatch.setattr(token_recycling, "HELD", 100 * 256)
     for token in range(200):
         row = torch.zeros(1, 256)
         row[0, token], row[0, token + 1] = 2.0, 1.0
         step = Step(TokenTree(token), Reply(row, {}, [0]), Outcome([], 0), [0])
         drafter.observe(context(drafter, [1]), store, step)
-        assert len(store.unread) <= UNREAD
+        assert len(store.unread) <= store.held <= 100
     tensors = store.tensors()
     assert dict(zip(tensors["tokens"].tolist(), tensors["rows"].tolist(), strict=True)) == {
         token: [token, token + 1] for token in range(200)
     }
+
+
+def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
+    draw = torch.Generator().manual_seed(0)
+    drafter, idle, busy = TokenRecycling(k=3, floor=0), Store(3), Store(3)
+    for _ in range(80):
+        tokens = torch.randint(0, 300, (5,), generator=draw).tolist()
+        tree = TokenTree(tokens[0]).chain(tokens[1:])
+        step = Step(tree, Reply(torch.randn(5, 300, generator=draw), {}, [*range(5)]), Outcome([1], 0), [0])
+        for store in (idle, busy):
+            drafter.observe(context(drafter, [1]), store, step)
+        busy.read()
+    assert len(idle.unread) > token_recycling.UNREAD
+    ctx = context(drafter, [tokens[0]])
+    trees = [drafter.propose(ctx, store, 20) for store in (idle, busy)]
+    assert trees[0].tokens == trees[1].tokens and trees[0].parents == trees[1].parents
+    assert len(idle.unread) > token_recycling.UNREAD, "few of them were looked at"
+    ours, theirs = idle.tensors(), busy.tensors()
+    order = [ours["tokens"].argsort(), theirs["tokens"].argsort()]
+    assert all(torch.equal(ours[name][order[0]], theirs[name][order[1]]) for name in ("tokens", "rows"))
 
 
 def test_trees_keep_to_size_depth_and_distinct_children() -> None:

@@ -1,23 +1,50 @@
-"""What is wanted of rows of logits."""
+"""The best entries of rows against sorting all of them, and memory that holds zeros."""
 
+from __future__ import annotations
+
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from foretell.ops.rows import firsts, zeros
+from foretell.ops import rows
+
+
+@pytest.mark.parametrize("width", [1, 5, 63, 64, 65, 1000, 8192, 1 << 14, (1 << 14) + 1, 50257])
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_the_best_of_every_row_and_where_they_stand(width: int, count: int) -> None:
+    block = torch.randn(count, width, generator=torch.Generator().manual_seed(width + count))
+    for k in (1, 8, 70):
+        values, places = rows.best(block, k)
+        want = block.sort(descending=True)
+        assert values.shape == places.shape == (count, min(k, width))
+        assert torch.equal(values, want.values[:, :k]) and torch.equal(places, want.indices[:, :k])
+
+
+@given(st.integers(0, 99), st.integers(1, 300), st.integers(1, 9))
+def test_equals_are_told_apart_and_infinite_ones_are_values(seed: int, width: int, k: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "MANY", 1)
+        block = torch.randint(0, 4, (3, width), generator=torch.Generator().manual_seed(seed)).double().log()
+        values, places = rows.best(block, k)
+    assert torch.equal(values, block.sort(descending=True).values[:, :k])
+    assert torch.equal(block.gather(1, places), values)
+    assert all(len(set(row)) == len(row) for row in places.tolist())
 
 
 def test_firsts_are_the_best_and_of_equals_the_lowest():
-    rows = torch.randn(7, 33)
-    rows[2] = 0
-    rows[3, 5] = rows[3, 30] = 100
-    assert firsts(rows) == [int(row.argmax()) for row in rows]
-    assert firsts(rows)[2:4] == [0, 5]
-    assert firsts(rows[:0]) == []
-    assert firsts(rows.double()) == firsts(rows)
+    block = torch.randn(7, 33)
+    block[2] = 0
+    block[3, 5] = block[3, 30] = 100
+    assert rows.firsts(block) == [int(row.argmax()) for row in block]
+    assert rows.firsts(block)[2:4] == [0, 5]
+    assert rows.firsts(block[:0]) == []
+    assert rows.firsts(block.double()) == rows.firsts(block)
 
 
 def test_zeros_are_what_torch_s_are():
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        made = zeros((2, 3, 5, 7), dtype, torch.device("cpu"))
+        made = rows.zeros((2, 3, 5, 7), dtype, torch.device("cpu"))
         assert torch.equal(made, torch.zeros(2, 3, 5, 7, dtype=dtype))
         assert made.dtype == dtype
         assert made.is_contiguous()

@@ -51,6 +51,13 @@ def check(trie: Suffixes, longest: int) -> None:
             assert {token: count for count, _, token, _ in steps} == {t: c for t, c in follows.items() if c}
             assert total == sum(follows.values())
             assert [step[:2] for step in steps] == sorted((step[:2] for step in steps), reverse=True)
+            alike = list(trie.alike(place, 3))
+            if isinstance(place[0], list):
+                after = [trie.texts[p >> suffix.BITS].tokens[(p & suffix.MASK) + place[1] :][:3] for p in place[0]]
+                differs = [len(set(column)) > 1 for column in zip(*after, strict=False)]
+                assert alike == list(after[0][: [*differs, True].index(True)])
+            else:
+                assert not alike
             few = trie.after(place, 0.5)
             assert few == (total, [step for step in steps if step[0] >= 0.5 * total])
 

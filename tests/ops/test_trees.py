@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.ops.trees import grow, merge
+from foretell.ops.trees import grow, merge, plant
 from foretell.tree import Law, TokenTree
 from tests.test_tree import Path, closure, content, paths, planted
 
@@ -65,3 +67,27 @@ def test_what_both_trees_hold_has_both_for_its_source() -> None:
     assert dict(zip(merged.tokens, merged.sources, strict=True)) == {5: "", 1: "a+b", 2: "a", 3: "b"}
     assert dict(zip(merged.tokens, merged.matches, strict=True)) == {5: 0, 1: 4, 2: 2, 3: 4}
     assert merge(merged, TokenTree(5).chain([1], "a")).sources[1] == "a+b"
+
+
+@given(paths)
+def test_planting_at_once_is_adding_one_by_one(texts: list[Path]) -> None:
+    want = TokenTree(9)
+    for path in closure(texts):
+        at = 0
+        for token in path[:-1]:
+            at = want.child(at, token)
+        want.add(at, path[-1], None, 1 / len(path), "me", 3)
+    tree = plant(9, want.parents[1:], want.tokens[1:], want.values[1:], "me", 3)
+    assert all(getattr(tree, name) == getattr(want, name) for name in TokenTree.__slots__)
+
+
+def test_successors_are_read_only_as_far_as_the_tree_needs() -> None:
+    read: list[int] = []
+
+    def successors(tree: TokenTree, node: int) -> Iterator[tuple[int, float]]:
+        for token in range(5):
+            read.append(node)
+            yield token, 0.5 / (token + 1)
+
+    assert grow(0, successors, 3).parents == [-1, 0, 0] and read == [0, 0, 1, 0, 2]
+    assert grow(0, lambda tree, node: [(7, 0.5), (7, 0.4), (8, 0.1)], 4, 1).tokens == [0, 7, 8], "a token stands once"
