@@ -100,11 +100,10 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     The configurations take turns, so that a slow second of the machine falls on all of them. The first round warms up
     and does not count, except where a forward is so slow that it is the only one.
     """
-    from foretell.cache import Cache
-
     rows = [min(r, model.context // 2) for r in ROWS]
     sizes = [n for n in SIZES if n + max(rows) <= model.context]
-    caches = {r: Cache(model.layout, model.dtype, model.device, max(256, r + SIZES[-1])) for r in rows}
+    kind = type(model.cache())
+    caches = {r: kind(model.layout, model.dtype, model.device, max(256, r + SIZES[-1])) for r in rows}
     seen: dict[tuple[int, int], list[float]] = {(n, r): [] for n in sizes for r in rows}
     begin, total = time.perf_counter(), ROUNDS * len(seen)
     for turn in range(ROUNDS):
@@ -128,6 +127,7 @@ def traits(model: Model) -> dict[str, str]:
     from foretell import __version__
 
     inner, executor = getattr(model, "hf", None), getattr(getattr(model, "executor", None), "name", "torch")
+    executor += ", exact bits" * getattr(model, "exact_bits", False)
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()
     return {

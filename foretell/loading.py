@@ -32,17 +32,21 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
 
     `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on
     a CPU; the rest bfloat16), or auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs
-    only), or auto: openvino where it is installed and takes the model, else torch. Raises BadModel, BadConfig or
-    Unsupported.
+    only), or auto: openvino where it is installed and takes the model, else torch. `exact_bits`: logits equal to the
+    last bit in any tree, batch and chunking; int8, on a CPU, by torch. Raises BadModel, BadConfig or Unsupported.
     """
-    if exact_bits:
-        raise Unsupported.missing("exact_bits=True", str(source), "batch-invariant kernels", "use dtype='float32'")
     if dtype not in ("auto", "int8", *DTYPES):
         raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
     if executor not in EXECUTORS:
         raise BadConfig.field("executor", executor, f"one of {', '.join(EXECUTORS)}")
+    if exact_bits:
+        if dtype not in ("auto", "int8"):
+            raise BadConfig(f"dtype={dtype!r} with exact_bits=True: must be auto or int8, whose sums are exact")
+        if executor == "openvino":
+            raise BadConfig("executor='openvino' with exact_bits=True: must be auto or torch, which computes it")
+        dtype, executor = "int8", "torch"
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() and not exact_bits else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -55,7 +59,7 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     hf, path = _model(name, dtype, device, revision, trust_remote_code)
     tokenizer = _tokenizer(path or name, revision, trust_remote_code)
     second = _model(str(draft), dtype, device, None, trust_remote_code)[0] if draft is not None else None
-    lm = wrap(hf, tokenizer, second, name, path)
+    lm = wrap(hf, tokenizer, second, name, path, exact_bits)
     for model in lm.models.values() if executor != "torch" else ():
         assert isinstance(model, Decoder)
         try:
