@@ -39,6 +39,8 @@ from foretell.tree import TokenTree
 from foretell.types import Ask
 
 PIECE = 16_384  # elements that torch leaves to one thread
+SCORES = 131_072  # numbers of attention that are worked on at a time
+LENGTH = 131_072  # rows whose weights are summed exactly
 VECTOR = 64  # elements: a multiple of what a vectorised loop takes at once, in any number format
 ROTARY = 256  # positions whose rotations are computed together
 WIDEST = 16_384  # of a norm: longer rows torch sums with several threads
@@ -76,48 +78,69 @@ class ExactJob(Job):
                window: int | None, softcap: float | None, sinks: torch.Tensor | None,
                at: int | None = None) -> torch.Tensor:  # fmt: skip
         """q (H, n, D), k, v (KV, n, D) -> (n, H, D); `at`: of the new node `at` only, n is 1."""
-        wide, first = k.double(), self.start + (at or 0)
-        new, (heads, width) = q.shape[1], (len(k), v.shape[-1])
+        first, new, (heads, width) = self.start + (at or 0), q.shape[1], (len(k), v.shape[-1])
         keys, values = self.cache.k[layer], self.cache.v[layer]
-        # Keys and queries become numbers of 22 bits beside their row's largest: products of 44, and sums of 52.
+        # Keys and queries become numbers of 22 bits beside their row's largest: products of 44, and sums of 53.
+        wide = k.double()
         keys[:, first : first + new] = grid(wide, wide.abs().amax(-1, keepdim=True) * 2.0**32)
         wide = v.double()
         size = wide.abs().amax(-1, keepdim=True).clamp_min_(2.0**-500)
         # Values are stored beside their row's largest, which is the last column: 22 bits too.
         values[:, first : first + new, :width] = (wide / size).add_(1.5 * 2**31).sub_(1.5 * 2**31)
         values[:, first : first + new, width:] = size
-        end = self.start + len(self.tokens)
-        long = end + -end % VECTOR
         wide = q.double().mul_(scale if softcap is not None else scale * math.log2(math.e))
-        wide = grid(wide, wide.abs().amax(-1, keepdim=True) * 2.0**32)
-        scores = torch.bmm(wide.reshape(heads, -1, q.shape[-1]), keys[:, :long].transpose(1, 2))
+        wide = grid(wide, wide.abs().amax(-1, keepdim=True) * 2.0**32).view(heads, -1, new, q.shape[-1])
+        low, mask = self.hidden(window, at)
+        end = self.start + len(self.tokens)
+        sizes = values[:, : end + -end % VECTOR, width].contiguous()
+        few = max(1, SCORES // (len(q) * end))  # nodes at a time: as many as the processor's caches hold
+        outs = [
+            self._attend(wide[:, :, i : i + few], keys, values, sizes, end, low,
+                         None if mask is None else mask[i : i + few], softcap, sinks)
+            for i in range(0, new, few)
+        ]  # fmt: skip
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+        return out.to(q.dtype).view(-1, new, width).transpose(0, 1)
+
+    @staticmethod
+    def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sizes: torch.Tensor, end: int, low: int,
+                mask: torch.Tensor | None, softcap: float | None,
+                sinks: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
+        """q (KV, G, n, D) over the first `end` rows, of which `mask` (n, end - low) is about those from `low` on.
+
+        `sizes` (KV, rows) of the values; -> (KV, G, n, D). Rows from `end` on only make vectors whole.
+        """
+        heads, _, new, size = q.shape
+        long, width = sizes.shape[-1], values.shape[-1] - 1
+        scores = torch.bmm(q.reshape(heads, -1, size), keys[:, :long].transpose(1, 2))
         if softcap is not None:
             scores = tanh(scores.div_(softcap)).mul_(softcap * math.log2(math.e))
         scores = scores.view(heads, -1, new, long)
-        low, mask = self.hidden(window, at)
         scores[..., end:] = -torch.inf
-        sizes = values[:, :end, width]
         if mask is None:
-            largest = sizes.amax(-1)[:, None]  # (KV, 1)
+            largest = sizes[:, :end].amax(-1)[:, None]  # (KV, 1)
         else:
             scores[..., low:end] += mask
-            largest = (sizes[:, None, low:] + mask).amax(-1)  # (KV, n)
+            largest = (sizes[:, None, low:end] + mask).amax(-1)  # (KV, n)
             if low:
                 largest = torch.maximum(largest, sizes[:, :low].amax(-1)[:, None])
         top = scores.amax(-1, keepdim=True)
         if sinks is not None:
             sink = (sinks.double() * math.log2(math.e)).view(heads, -1, 1, 1)
             top = torch.maximum(top, sink)
+        scores.sub_(top)
+        for part in scores.view(-1).split(PIECE):  # whole vectors, since `long` is
+            part.exp2_()
         # Powers in multiples of 2**-36: a row of up to 2**17 of them is summed exactly.
-        powers = exp2(scores.sub_(top)).add_(1.5 * 2**16).sub_(1.5 * 2**16)
+        powers = scores.add_(1.5 * 2**16).sub_(1.5 * 2**16)
         total = powers.sum(-1, keepdim=True)
         if sinks is not None:
-            total = total + exp2((sink - top).contiguous())
+            total = total + exp2(sink - top)
         # What all rows can add up to, in 31 bits; with a value's 22 that makes 53.
-        weights = powers.mul_(values[:, None, None, :long, width])
+        weights = powers.mul_(sizes[:, None, None])
         weights = grid(weights, largest[:, None, :, None] * total * 2.0**23)
-        out = torch.bmm(weights.view(heads, -1, long), values[:, :long, :width]).view(heads, -1, new, width)
-        return out.div_(total).to(q.dtype).view(-1, new, width).transpose(0, 1)
+        out = torch.bmm(weights.view(heads, -1, long), values[:, :long, :width])
+        return out.view(heads, -1, new, width).div_(total)
 
     def hidden(self, window: int | None, at: int | None) -> tuple[int, torch.Tensor | None]:
         """The first row that a node may not see, and from there on 0 or -inf (n, rows); None: each sees all."""
@@ -201,6 +224,7 @@ class ExactDecoder(Decoder):
         if hf.device.type != "cpu":
             raise Unsupported.missing("exact_bits=True", name, "a CPU", "use device='cpu'")
         super().__init__(hf, name, self._replace)
+        self.context = min(self.context, LENGTH)
         if self.loop is None:
             raise Unsupported.missing("exact_bits=True", self.name, f"layers whose loop is ours, and those of family "
                                       f"{self.config.model_type} run whole", "leave exact_bits out")  # fmt: skip

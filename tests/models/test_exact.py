@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import foretell
 from foretell import LM, wrap
+from foretell.cli import run
 from foretell.costs import identity
 from foretell.errors import BadConfig, ForetellError, Unsupported
 from foretell.models.decoder import Decoder
@@ -154,3 +157,12 @@ def test_models_that_cannot_are_refused() -> None:
         exact("llama", head_dim=514)
     with pytest.raises(BadConfig, match="exact_bits"):
         foretell.load("demo", exact_bits=True, dtype="bfloat16")
+
+
+def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["generate", "def add(", "--max-new-tokens", "6", "--method", "ngram", "--exact-bits", "--json"]
+    assert run(line) == 0
+    tokens = json.loads(capsys.readouterr().out)["tokens"]
+    assert tokens == foretell.load("demo", exact_bits=True).generate("def add(", "plain", max_new_tokens=6).tokens
+    assert run([*line, "--dtype", "float32"]) == 2
+    assert "dtype='float32' with exact_bits=True: must be auto or int8" in capsys.readouterr().err
