@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from foretell.engine import Engine, Event, Live, Request
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
 from foretell.models.decoder import Decoder
+from foretell.models.exact import ExactDecoder
 from foretell.models.fused import blocks
 from foretell.spec import AUTO, resolve
 from foretell.stats import Stats
@@ -389,12 +391,12 @@ def _deep(name: str, value: list[Any]) -> bool:
 
 
 def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, draft: PreTrainedModel | None = None,
-         name: str | None = None, path: Path | None = None) -> LM:  # fmt: skip
-    """An LM over transformers models that are already loaded."""
+         name: str | None = None, path: Path | None = None, exact_bits: bool = False) -> LM:  # fmt: skip
+    """An LM over transformers models that are already loaded. `exact_bits`: as of load; linear layers of 8 bits."""
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
-    target = Decoder(hf, title, blocks)
-    second = Decoder(draft, f"{title} (draft)", blocks) if draft is not None else None
-    return pair(target, tokenizer, second, path, ends(hf))
+    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
+    second = build(draft, f"{title} (draft)") if draft is not None else None
+    return pair(build(hf, title), tokenizer, second, path, ends(hf))
 
 
 def pair(target: Model, tokenizer: PreTrainedTokenizerBase | None, second: Model | None, path: Path | None,

@@ -10,6 +10,8 @@ It knows which experiment proves which claim, and what counts as proof; it knows
 - *law*: on the toy model every outcome of every draw is taken in turn; the output's law may be off by at most LAW.
 - *two-sample*: first tokens of the real model at temperature 1, method against plain, other seeds on each side; a
   permutation test of binned counts within each prompt. It fails below P.
+- *exact bits*, of models loaded with them: the logits of random steps (chunks, trees, batches, forks) are those of
+  plain steps to the last bit. Greedy comparisons then allow no tie.
 - *cache*: the rows left by a generation against those of a fresh prefill, as relative distance of each row.
 """
 
@@ -32,6 +34,7 @@ from foretell.engine import Engine, Live, Request
 from foretell.errors import BadConfig, Unsupported
 from foretell.model import Model
 from foretell.models.decoder import Decoder
+from foretell.models.exact import compare
 from foretell.models.toy import Toy
 from foretell.outcomes import Enumerator
 from foretell.prompts import Prompt
@@ -47,6 +50,7 @@ P = 1e-3  # smallest p-value
 TIE = {torch.float64: 64, torch.float32: 64, torch.bfloat16: 2, torch.float16: 2}  # units in the last place
 ROWS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}  # relative distance
 SAMPLES = 64  # of each prompt and side
+BITS = 100  # random steps whose logits are compared to the last bit
 STRATA = 4  # prompts of the two-sample test
 WIDE = 64  # outcomes of two tokens above which three would take too long
 PROMPTS: tuple[Prompt, ...] = (
@@ -134,12 +138,13 @@ def audit(lm: LM, methods: Sequence[str], prompts: Sequence[Prompt] | None = Non
     if target.dtype != torch.float32 and isinstance(target, Decoder):
         worlds.insert(0, (torch.float32, _in_float32(lm)))
     bench = _Bench(lm, texts, worlds, max_new_tokens)
-    reports, total = [], len(strategies) * (len(worlds) + 4)
+    each = len(worlds) + 4 + _exact(target)
+    reports, total = [], len(strategies) * each
     for i, (spec, (name, strategy)) in enumerate(strategies):
         checks: list[Check] = []
         for check in _checks(bench, name, strategy):
             checks.append(check)
-            tell(f"{spec}: {check.name}", min(total - 1, i * (len(worlds) + 4) + len(checks)), total)
+            tell(f"{spec}: {check.name}", min(total - 1, i * each + len(checks)), total)
         reports.append(MethodReport(spec, _guarantee(name, strategy), checks))
     title = model or target.name
     report = Report(title, _name(target.dtype), str(target.device), reports)
@@ -176,6 +181,7 @@ class _Bench:
     worlds: list[tuple[torch.dtype, dict[str, Model]]]  # the first is float32 where that can be had
     length: int  # tokens of a comparison
     plain: dict[Any, list[list[int]]] = field(default_factory=dict)
+    bits: Check | None = None  # of the model, so the same for every method
 
     def run(self, models: dict[str, Model], name: str, strategy: Strategy, sampling: Sequence[Sampling],
             texts: Sequence[list[int]]) -> tuple[Watching, list[Live]]:  # fmt: skip
@@ -205,6 +211,9 @@ class _Bench:
 def _checks(bench: _Bench, name: str, strategy: Strategy) -> Iterator[Check]:
     claimed, rule = guarantee(name), strategy.rule if isinstance(strategy, Speculative) else None
     exact, rows = _guarantee(name, strategy) == "exact", []
+    if _exact(target := bench.lm.models["target"]):
+        bench.bits = bench.bits or _bits(target)
+        yield bench.bits
     for world, (dtype, models) in enumerate(bench.worlds):
         chosen = [Sampling(max_new_tokens=bench.length)] * len(bench.texts)
         engine, lives = bench.run(models, name, strategy, chosen, bench.texts)
@@ -228,6 +237,16 @@ def _checks(bench: _Bench, name: str, strategy: Strategy) -> Iterator[Check]:
         yield _law(strategy, exact)
         yield _two_sample(bench, name, strategy, exact)
     yield _rows(rows)
+
+
+def _exact(model: Model) -> bool:
+    return isinstance(model, Decoder) and model.exact_bits
+
+
+def _bits(model: Model) -> Check:
+    same, first = compare(model, BITS)
+    detail = f"{same} random steps identical" if same == BITS else f"{same} of {BITS} random steps identical; {first}"
+    return Check("exact bits", same == BITS, detail, {"identical": same, "of": BITS})
 
 
 def _guarantee(name: str, strategy: Strategy) -> str:
@@ -258,6 +277,7 @@ def _greedy(target: Model, dtype: torch.dtype, bench: _Bench, expected: list[lis
             gap, largest = abs(float(row[plain[at]] - row[mine[at]])), float(row.abs().max())
             allowed = TIE[dtype] * torch.finfo(dtype).eps * largest
             near = best[0] - min(float(row[plain[at]]), float(row[mine[at]])) <= allowed
+            near = near and not _exact(target)
             found |= {"margin": best[0] - best[1], "gap": gap, "allowed": allowed, "tie": near}
             worst = worst or f"; first: prompt {i}, token {at}, top-2 margin {best[0] - best[1]:.2g}"
         else:
@@ -434,7 +454,8 @@ def _fits(lm: LM, name: str, strategy: Strategy, texts: Sequence[list[int]]) -> 
 def _in_float32(lm: LM) -> dict[str, Model]:
     """The same models with their weights widened, which changes none of them."""
     copies = {n: copy.deepcopy(m.hf).float() for n, m in lm.models.items() if isinstance(m, Decoder)}
-    return wrap(copies["target"], None, copies.get("draft"), lm.models["target"].name).models
+    target = lm.models["target"]
+    return wrap(copies["target"], None, copies.get("draft"), target.name, exact_bits=_exact(target)).models
 
 
 def _line(report: Report, method: MethodReport) -> str:
@@ -444,6 +465,8 @@ def _line(report: Report, method: MethodReport) -> str:
     words = [f"greedy {greedy['identical']}/{greedy['of']} identical"]
     if greedy["ties"]:
         words.append(f"{greedy['ties']} at a tie")
+    if "exact bits" in checks:
+        words.append("exact bits {identical}/{of}".format(**checks["exact bits"].numbers))
     words.append(f"law {checks['law'].numbers['error']:.0e}" if checks["law"].numbers else "law not enumerated")
     sampled = checks["two-sample"].numbers
     words.append(f"p={sampled['p']:.2g}" if sampled else "samples not compared")

@@ -47,6 +47,9 @@ Draft = Annotated[str | None, typer.Option(help="The same for a smaller relative
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, int8, or auto: as stored.")]
 Executor = Annotated[str, typer.Option(help="What computes ordinary steps: torch, openvino, or auto.")]
+ExactBits = Annotated[
+    bool, typer.Option("--exact-bits", help="Logits equal to the last bit in any forward; int8, on a CPU.")
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python files that come with the model.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
@@ -120,6 +123,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = "auto",
     executor: Executor = "auto",
+    exact_bits: ExactBits = False,
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
@@ -135,7 +139,7 @@ def generate(
     if compare and n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
     text = _stdin() if prompt == "-" else prompt
-    lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor)
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor, exact_bits)
     about = {
         "schema": "foretell.generate/1", "version": foretell.__version__, "model": model,
         "dtype": str(lm.models["target"].dtype).removeprefix("torch."), "method": method, "prompt": text,
@@ -196,6 +200,7 @@ def audit(
     device: Device = None,
     dtype: Dtype = "auto",
     executor: Executor = "auto",
+    exact_bits: ExactBits = False,
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
@@ -207,7 +212,7 @@ def audit(
     for spec in specs:
         _known(spec)
     chosen = read_prompts(prompts) if prompts else None
-    lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor)
+    lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor, exact_bits)
     from foretell import audit as auditor
 
     with _progress() as progress:
@@ -625,11 +630,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _load(model: str, draft: str | None, device: str | None, dtype: str, revision: str | None, trust_remote_code: bool,
-          executor: str = "auto") -> LM:  # fmt: skip
+          executor: str = "auto", exact_bits: bool = False) -> LM:  # fmt: skip
     with err.status(f"loading {model}"), _quiet():
         lm = foretell.load(
-            model, draft=draft, device=device, dtype=dtype, executor=executor, revision=revision,
-            trust_remote_code=trust_remote_code,
+            model, draft=draft, device=device, dtype=dtype, exact_bits=exact_bits, executor=executor,
+            revision=revision, trust_remote_code=trust_remote_code,
         )  # fmt: skip
         _ = lm.auto  # a profile that does not count is told now, in one line
         return lm

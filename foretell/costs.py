@@ -143,10 +143,9 @@ def _once(model: Model, cache: Cache, n: int, rows: int) -> float:
 
 def _behind(model: Model, rows: int) -> Cache:
     """A cache with this many committed rows, whatever they hold."""
-    from foretell.cache import Cache
-
     if model.layout:
-        return Cache(model.layout, model.dtype, model.device, max(256, rows + SIZES[-1]))
+        kind = type(model.cache())
+        return kind(model.layout, model.dtype, model.device, max(256, rows + SIZES[-1]))
     cache, text, whole = model.cache(), [0] * (rows + 1), False  # its rows lie where only a forward can put them
     while not whole:
         job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), text, 512)
@@ -160,6 +159,7 @@ def traits(model: Model) -> dict[str, str]:
     from foretell import __version__
 
     inner, executor = getattr(model, "hf", None), getattr(getattr(model, "executor", None), "name", "torch")
+    executor += ", exact bits" * getattr(model, "exact_bits", False)
     size = sum(p.numel() for p in inner.parameters()) if isinstance(inner, torch.nn.Module) else 0
     size = getattr(model, "mark", size)  # of a file, its name, bytes and date
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else processor()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from foretell.api import LM, ends, pair
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.model import Model
 from foretell.models.decoder import Decoder
+from foretell.models.exact import ExactDecoder
 from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
 from foretell.models.openvino import Executor
@@ -36,8 +38,9 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
 
     `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on
     a CPU; the rest bfloat16), or auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs
-    only), or auto: openvino where it is installed and takes the model, else torch. A .gguf file runs in llama.cpp, on
-    the CPU and in the formats it has. Raises BadModel, BadConfig or Unsupported.
+    only), or auto: openvino where it is installed and takes the model, else torch. `exact_bits`: logits equal to the
+    last bit in any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and
+    in the formats it has. Raises BadModel, BadConfig or Unsupported.
     """
     name = str(source)
     if name == "demo" and draft is None:
@@ -45,20 +48,25 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     if _is_gguf(name):
         _check_gguf(name, device, dtype, exact_bits, revision, executor)
         device, dtype, revision = "cpu", "auto", None  # from here on of the draft model, where that is none
-    if exact_bits:
-        raise Unsupported.missing("exact_bits=True", str(source), "batch-invariant kernels", "use dtype='float32'")
     if dtype not in ("auto", "int8", *DTYPES):
         raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
     if executor not in EXECUTORS:
         raise BadConfig.field("executor", executor, f"one of {', '.join(EXECUTORS)}")
+    if exact_bits:
+        if dtype not in ("auto", "int8"):
+            raise BadConfig(f"dtype={dtype!r} with exact_bits=True: must be auto or int8, whose sums are exact")
+        if executor == "openvino":
+            raise BadConfig("executor='openvino' with exact_bits=True: must be auto or torch, which computes it")
+        dtype, executor = "int8", "torch"
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() and not exact_bits else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
     if dtype == "int8" and torch.device(device).type != "cpu":
         raise Unsupported.missing("dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'")
+    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
     path: Path | None
     if _is_gguf(name):
         target: Any = _gguf(name)
@@ -66,12 +74,12 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     else:
         hf, path = _model(name, dtype, device, revision, trust_remote_code)
         tokenizer = _tokenizer(path or name, revision, trust_remote_code)
-        target, eos = Decoder(hf, name, blocks), ends(hf)
+        target, eos = build(hf, name), ends(hf)
     second: Model | None = None
     if draft is not None and _is_gguf(str(draft)):
         second = _gguf(str(draft))
     elif draft is not None:
-        second = Decoder(_model(str(draft), dtype, device, None, trust_remote_code)[0], f"{name} (draft)", blocks)
+        second = build(_model(str(draft), dtype, device, None, trust_remote_code)[0], f"{name} (draft)")
     for model in (target, second) if executor != "torch" else ():
         if isinstance(model, Decoder):
             _hand_over(model, executor)

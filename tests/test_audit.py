@@ -15,6 +15,9 @@ import torch
 import foretell
 from foretell import audit, cli, verify
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
+from foretell.models.decoder import Decoder
+from foretell.models.exact import ExactDecoder
+from foretell.models.int8 import quantize
 from foretell.rng import Door
 from foretell.sampling import Target
 from foretell.spec import resolve
@@ -247,3 +250,32 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_a_sampling_of_the_toy_model_is_not_empty() -> None:
     assert all(isinstance(s, Sampling) and s.temperature > 0 for s in audit.SETTINGS)
+
+
+def exact_bits() -> foretell.LM:
+    hf, draft = tiny.llama().to(torch.bfloat16), tiny.relative(tiny.llama()).to(torch.bfloat16)
+    quantize(hf), quantize(draft)
+    return foretell.wrap(hf, tiny.tokenizer(), draft, "tiny", exact_bits=True)
+
+
+def test_exact_bits_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "BITS", 5)
+    report = audit.audit(exact_bits(), ["draft:nodes=6"], TEXTS, max_new_tokens=SHORT)
+    checks = {check.name: check for check in report.methods[0].checks}
+    assert report.held
+    assert checks["exact bits"].detail == "5 random steps identical"
+    for dtype in ("float32", "bfloat16"):
+        assert checks[f"greedy {dtype}"].numbers["identical"] == 3
+    assert "greedy 3/3 identical, exact bits 5/5, law" in report.text().splitlines()[-1]
+
+
+def test_bits_that_are_not_exact_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary cache and attention under a model that claims more."""
+    monkeypatch.setattr(audit, "BITS", 25)
+    monkeypatch.setattr(ExactDecoder, "cache", Decoder.cache)
+    report = audit.audit(exact_bits(), ["plain"], TEXTS[:1], max_new_tokens=4)
+    check = report.methods[0].checks[0]
+    assert check.name == "exact bits" and check.held is False and not report.held
+    assert re.match(
+        r"\d+ of 25 random steps identical; step \d+, node \d+ of \d+ behind \d+ tokens: \d+ of", check.detail
+    )

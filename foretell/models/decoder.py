@@ -102,6 +102,8 @@ class Decoder(Model):
     Raises Unsupported, naming the reason, when the family cannot be computed right.
     """
 
+    exact_bits = False  # whether a row's result depends on no other row, to the last bit
+
     def __init__(self, hf: PreTrainedModel, name: str = "model",
                  accelerate: Callable[[Loop], list[Block] | None] | None = None):  # fmt: skip
         self.hf, self.name = hf.eval(), name

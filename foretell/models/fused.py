@@ -23,11 +23,14 @@ from foretell.models.int8 import Linear8
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-def blocks(loop: Loop) -> list[Block] | None:
-    """A fused block for every layer, or None where a layer has another build."""
+def blocks(loop: Loop, kind: type[Fused] | None = None) -> list[Block] | None:
+    """A fused block for every layer, or None where a layer has another build. `kind`: another way to compute it."""
     if not all(_fits(layer) for layer in loop.layers):
         return None
-    return [_Fused(layer, i, window) for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True))]
+    return [
+        (kind or Fused)(layer, i, window)
+        for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True))
+    ]
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -68,7 +71,7 @@ def _join(linears: Sequence[nn.Linear | Linear8]) -> Product:
     return partial(F.linear, weight=weight, bias=bias)
 
 
-class _Fused:
+class Fused:
     """One layer: (hidden (1, T, E), (cos, sin) (1, T, D), positions) -> hidden."""
 
     def __init__(self, layer: nn.Module, index: int, window: int | None):
@@ -88,6 +91,14 @@ class _Fused:
     def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
+    @staticmethod
+    def rotate(x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(x * cos, turned, sin)
+
+    def activate(self, gate: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.act(gate)
+        return out
+
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         h = hidden[0]
         heads, both = self.queries, self.queries + self.keys
@@ -97,9 +108,9 @@ class _Fused:
             qk = torch.cat([self.norm(self.norms[0], qk[:, :heads]), self.norm(self.norms[1], qk[:, heads:])], 1)
         cos, sin = rotary[0][0, :, None], rotary[1][0, :, None]
         low, high = qk.chunk(2, -1)
-        qk = torch.addcmul(qk * cos, torch.cat([-high, low], -1), sin).transpose(0, 1)
+        qk = self.rotate(qk, torch.cat([-high, low], -1), cos, sin).transpose(0, 1)
         out = forest_attention(self.index, qk[:heads], qk[heads:], v.transpose(0, 1), self.scale, self.window)
         h = h + self.out(out.reshape(h.shape[0], -1))
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
-        h = h + self.down(self.act(gate) * up)
+        h = h + self.down(self.activate(gate) * up)
         return h[None]
