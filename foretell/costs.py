@@ -94,7 +94,7 @@ class Worth:
     def note(self, gained: float, spent: float, unit: float) -> None:
         """An asking took `spent` seconds and won `gained` tokens, of `unit` seconds each without it."""
         self.gain += (gained - self.gain) / 8
-        self.spent += (spent - self.spent) / 8
+        self.spent += (spent - self.spent) / (8 if self.spent else 1)
         worth = self.gain * unit >= self.spent
         self.wait = self.pause = 0 if worth else min(32, int(self.spent / (PRICE * unit)), 2 * self.pause + 1)
 

@@ -133,6 +133,7 @@ def main() -> None:
                 results = {}
                 for c in order.sample(list(contenders), len(contenders)):
                     lm.engine.stores = stores[c]
+                    time.sleep(0.02)  # threads of the one before go on spinning for some milliseconds
                     results[c] = contenders[c](ids)
                 if turn == 0:
                     for c, (_, new, _, _) in results.items():
@@ -161,7 +162,8 @@ def main() -> None:
         "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
         "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "cores": os.cpu_count(),
         "machine": processor(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__,
-        "transformers": transformers.__version__, "results": report,
+        "transformers": transformers.__version__, "executor": getattr(lm.models["target"].executor, "name", "torch"),
+        "results": report,
     }  # fmt: skip
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,8 @@ def circumstances(run: dict[str, Any]) -> str:
     return (
         f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, {run['threads']} threads of {run['cores']} "
         f"cores ({run['machine']}), torch {run['torch'].partition('+')[0]}, transformers {run['transformers']}, "
-        f"{run['date']}, {run['rounds']} interleaved rounds of `scripts/compare.py`."
+        f"steps by {run.get('executor', 'torch')}, {run['date']}, interleaved rounds of `scripts/compare.py`: "
+        f"{run['rounds']}."
     )
 
 
