@@ -162,7 +162,7 @@ def main() -> None:
         "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
         "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "cores": os.cpu_count(),
         "machine": processor(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__,
-        "transformers": transformers.__version__, "executor": getattr(lm.models["target"].executor, "name", "torch"),
+        "transformers": transformers.__version__, "executor": getattr(getattr(lm.models["target"], "executor", None), "name", "torch"),
         "results": report,
     }  # fmt: skip
     if args.json:
