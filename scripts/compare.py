@@ -158,11 +158,12 @@ def main() -> None:
                 "host_ms_per_step": round(statistics.median(hosts[c]), 3),
                 "same_tokens_as_transformers": f"{same[c]}/{len(prompts)}",
             }
+    executor = getattr(lm.models["target"], "executor", None)
     document = {
         "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
         "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "cores": os.cpu_count(),
         "machine": processor(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__,
-        "transformers": transformers.__version__, "executor": getattr(getattr(lm.models["target"], "executor", None), "name", "torch"),
+        "transformers": transformers.__version__, "executor": getattr(executor, "name", "torch"),
         "results": report,
     }  # fmt: skip
     if args.json:
