@@ -30,6 +30,7 @@ import foretell
 from foretell.api import LM, wrap
 from foretell.cache import Cache
 from foretell.cards import guarantee
+from foretell.costs import numbers
 from foretell.engine import Engine, Live, Request
 from foretell.errors import BadConfig, Unsupported
 from foretell.model import Model
@@ -97,6 +98,7 @@ class Report:
 
     model: str
     dtype: str
+    numbers: str  # the format of its matrices, where it is another
     device: str
     methods: list[MethodReport]
 
@@ -107,7 +109,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, schema foretell.audit/1."""
         methods = [{**asdict(method), "held": method.held} for method in self.methods]
-        about = {"model": self.model, "dtype": self.dtype, "device": self.device, "torch": torch.__version__}
+        about = {"model": self.model, "dtype": self.numbers, "device": self.device, "torch": torch.__version__}
         return {"schema": "foretell.audit/1", "version": foretell.__version__, **about, "held": self.held,
                 "methods": methods}  # fmt: skip
 
@@ -147,7 +149,7 @@ def audit(lm: LM, methods: Sequence[str], prompts: Sequence[Prompt] | None = Non
             tell(f"{spec}: {check.name}", min(total - 1, i * each + len(checks)), total)
         reports.append(MethodReport(spec, _guarantee(name, strategy), checks))
     title = model or target.name
-    report = Report(title, _name(target.dtype), str(target.device), reports)
+    report = Report(title, _name(target.dtype), numbers(target), str(target.device), reports)
     for one in reports:
         one.line = _line(report, one)
     return report
@@ -452,10 +454,14 @@ def _fits(lm: LM, name: str, strategy: Strategy, texts: Sequence[list[int]]) -> 
 
 
 def _in_float32(lm: LM) -> dict[str, Model]:
-    """The same models with their weights widened, which changes none of them."""
+    """The same models with their weights widened, which changes none of them, and on the same executor."""
     copies = {n: copy.deepcopy(m.hf).float() for n, m in lm.models.items() if isinstance(m, Decoder)}
     target = lm.models["target"]
-    return wrap(copies["target"], None, copies.get("draft"), target.name, exact_bits=_exact(target)).models
+    wide = wrap(copies["target"], None, copies.get("draft"), target.name, exact_bits=_exact(target)).models
+    for name, model in wide.items():
+        if isinstance(model, Decoder) and (executor := getattr(lm.models[name], "executor", None)) is not None:
+            model.use(type(executor))
+    return wide
 
 
 def _line(report: Report, method: MethodReport) -> str:
@@ -473,7 +479,7 @@ def _line(report: Report, method: MethodReport) -> str:
     words.append("cache ok" if checks["cache"].held else "cache WRONG")
     if not method.held:
         words.append("FAILED: " + ", ".join(check.name for check in method.checks if check.held is False))
-    about = f"foretell {foretell.__version__} audit: {report.model} {report.dtype}"
+    about = f"foretell {foretell.__version__} audit: {report.model} {report.numbers}"
     return f"{about} {method.method} {method.guarantee.partition(':')[0]}: {', '.join(words)}"
 
 

@@ -36,7 +36,7 @@ import transformers
 import foretell
 from foretell import peers
 from foretell.api import LM
-from foretell.costs import processor
+from foretell.costs import numbers, processor
 from foretell.engine import Engine, Live, Request
 from foretell.errors import BadConfig, BadFile, ForetellError
 from foretell.loading import ASSETS
@@ -620,7 +620,7 @@ def _opened_peers(settings: Settings, model: str, dtype: str, lm: LM) -> tuple[l
         draft = "demo-draft"
     folder = str(ASSETS / draft) if draft == "demo-draft" else draft
     target = lm.models["target"]
-    kind = dtype if dtype == "int8" else str(target.dtype).removeprefix("torch.")  # `auto` is what was stored
+    kind = dtype if dtype == "int8" else numbers(target)  # `auto` is what was stored
     place = Place(str(lm.path or model), folder, kind, str(target.device), torch.get_num_threads(), lm.engine.eos)
     ready, broken = list[Other](), []
     for name in settings.peers:
@@ -640,7 +640,7 @@ def _describe(document: dict[str, Any], model: str, dtype: str, lm: LM) -> None:
     found = lm.measure()
     document["models"] = [m for m in document["models"] if (m["model"], m["dtype"]) != (model, dtype)]
     document["models"].append({
-        "model": model, "dtype": dtype, "computed_in": str(target.dtype).removeprefix("torch."),
+        "model": model, "dtype": dtype, "computed_in": numbers(target),
         "about": found["about"], "seconds": {str(r): {str(n): s for n, s in line.items()}
                                              for r, line in found["seconds"].items()},
         "weight_bytes": weight_bytes(target), "draft_weight_bytes": weight_bytes(lm.models.get("draft")),

@@ -140,9 +140,11 @@ def generate(
         raise BadConfig("--compare measures one sample: leave --n out")
     text = _stdin() if prompt == "-" else prompt
     lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor, exact_bits)
+    from foretell.costs import numbers
+
     about = {
         "schema": "foretell.generate/1", "version": foretell.__version__, "model": model,
-        "dtype": str(lm.models["target"].dtype).removeprefix("torch."), "method": method, "prompt": text,
+        "dtype": numbers(lm.models["target"]), "method": method, "prompt": text,
     }  # fmt: skip
     if compare:
         report = _compare(lm, text, method, options, show=not as_json)

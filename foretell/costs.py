@@ -80,7 +80,8 @@ class Costs:
 class Worth:
     """Whether asking somebody pays: tokens gained against seconds spent, both running means of one asking.
 
-    While it does not, the pauses between two askings double, up to where they cost PRICE of the time.
+    While it does not, the pauses between two askings double, up to where they cost PRICE of the time, but to no more
+    than 32 steps, so that a text which turns predictable is noticed: what is dear, a draft model say, costs more then.
     """
 
     def __init__(self) -> None:
@@ -152,6 +153,11 @@ def _behind(model: Model, rows: int) -> Cache:
         model.forward([job])
     cache.commit(text)
     return cache
+
+
+def numbers(model: Model) -> str:
+    """The number format it computes in, by name: int8 where that is what its matrices have."""
+    return "int8" if getattr(model, "narrow", False) else str(model.dtype).removeprefix("torch.")
 
 
 def traits(model: Model) -> dict[str, str]:

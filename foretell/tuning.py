@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.cards import guarantee
-from foretell.costs import folder, traits
+from foretell.costs import folder, numbers, traits
 from foretell.errors import BadConfig, ForetellError
 from foretell.model import Model
 from foretell.prompts import Prompt
@@ -155,7 +155,7 @@ def tune(lm: LM, sets: Mapping[str, Sequence[Prompt]], methods: Sequence[str] = 
         run = plain.run([first], 24, 0.0, 0)[0]
         pace = run.times[-1] / len(run.tokens)
     name = model or lm.models["target"].name
-    computed = str(lm.models["target"].dtype).removeprefix("torch.")
+    computed = numbers(lm.models["target"])
 
     def compare(specs: Sequence[str], limit: float) -> tuple[dict[str, Any], report.Table, dict[str, float]]:
         tokens, prompts, rounds = plan(pace, len(specs) + 1, len(sets), limit)

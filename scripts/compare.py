@@ -27,48 +27,24 @@ from typing import Any
 import torch
 import transformers
 from rich.progress import track
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
 import foretell
+from foretell import peers
 from foretell.costs import processor
+from foretell.peers import Peer, Place
 from foretell.prompts import read_prompts
 
 PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
 Run = tuple[float, list[int], float, float]  # tokens/s after the first token, tokens, MAT, host milliseconds a step
 
 
-class Clock(BaseStreamer):
-    """Notes when transformers has put out the prompt and then its first tokens."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.counts: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-        self.counts.append(value.numel())
-
-    def end(self) -> None:
-        pass
-
-
-def stock(hf: PreTrainedModel, tokens: int, temperature: float, assistant: PreTrainedModel | None = None,
-          lookup: int | None = None) -> Callable[[list[int]], Run]:  # fmt: skip
-    """transformers' generate. `lookup`: its prompt lookup with that many tokens; `assistant`: its assisted decoding."""
+def stock(peer: Peer, tokens: int, temperature: float) -> Callable[[list[int]], Run]:
+    """One way of transformers' generate."""
 
     def run(ids: list[int]) -> Run:
-        clock = Clock()
-        more = {"prompt_lookup_num_tokens": lookup} if lookup else {"assistant_model": assistant} if assistant else {}
-        inputs = torch.tensor([ids])
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-        torch.manual_seed(0)
-        out = hf.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=tokens,
-                          streamer=clock, pad_token_id=0, **how, **more)  # fmt: skip
-        new = out[0, len(ids) :].tolist()
-        # The first call holds the prompt, the second the first tokens; both decoders stream what a step gave at once.
-        later, seconds = sum(clock.counts[2:]), clock.times[-1] - clock.times[1]
-        return later / seconds if later else 0.0, new, later / max(1, len(clock.counts) - 2), 0.0
+        found = peer.run(ids, tokens, temperature, 0)
+        later, seconds = sum(found.counts[1:]), found.times[-1] - found.times[0]
+        return later / seconds if later else 0.0, found.tokens, later / max(1, len(found.counts) - 1), 0.0
 
     return run
 
@@ -109,14 +85,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     lm = foretell.load(args.model, draft=args.draft, dtype=args.dtype)
-    kind, folder = getattr(torch, args.dtype), Path(str(lm.path))
-    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
-    small = AutoModelForCausalLM.from_pretrained(args.draft or folder.parent / "demo-draft", dtype=kind).eval()
-    contenders = {
-        "transformers": stock(hf, args.tokens, args.temperature),
-        "transformers prompt lookup": stock(hf, args.tokens, args.temperature, lookup=10),
-        "transformers assisted": stock(hf, args.tokens, args.temperature, assistant=small),
-    }
+    small = args.draft or str(Path(str(lm.path)).parent / "demo-draft")
+    place = Place(str(lm.path), small, args.dtype, "cpu", args.threads)
+    contenders = {p.name: stock(p, args.tokens, args.temperature) for p in peers.contenders("transformers", place)}
     contenders |= {f"foretell {m}": ours(lm, m, args.tokens, args.temperature) for m in args.methods.split(";")}
     report: dict[str, dict[str, dict[str, Any]]] = {}
     for name in args.sets.split(","):

@@ -224,14 +224,18 @@ class Decoder(Model):
             executor, answers = make(self.loop, self.layout, self.dtype, self.vocab), list[torch.Tensor]()
         # A text it was not recorded with, behind rows of another forward: what was a constant then shows now.
         tokens = torch.randint(self.vocab, (12,), generator=torch.Generator().manual_seed(0)).tolist()
-        for self.executor in (None, executor):
-            cache, done = self.cache(), False
-            while not done:
-                job, done = cache.prepare(Ask(TokenTree(tokens[5]).chain(tokens[6:])), tokens[:6], 3)
-                with torch.inference_mode():
-                    logits = self.forward([job])[0].logits
-            answers.append(logits)
-        self.executor = None
+        try:
+            for self.executor in (None, executor):
+                cache, done = self.cache(), False
+                while not done:
+                    job, done = cache.prepare(Ask(TokenTree(tokens[5]).chain(tokens[6:])), tokens[:6], 3)
+                    with torch.inference_mode():
+                        logits = self.forward([job])[0].logits
+                answers.append(logits)
+        except Exception as error:  # a runtime may refuse a graph only when it compiles or runs it
+            raise LookupError(f"it fails: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+        finally:
+            self.executor = None
         if not self._close(answers[1], answers[0]):
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor

@@ -165,7 +165,9 @@ class Executor:
         except LookupError:
             raise
         except Exception as error:  # recording and converting raise nearly anything
-            raise LookupError(next((x for x in str(error).splitlines() if x.strip()), type(error).__name__)) from error
+            lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            said = next((line for line in lines if line.startswith("No conversion")), lines[0])
+            raise LookupError(said) from error
         return graph
 
     def _narrow(self, graph: Any) -> None:
@@ -186,6 +188,8 @@ class Executor:
                 narrow = ops.constant(np.rint(weight / scale).astype(np.int8))
                 seen[source.get_friendly_name()] = ops.multiply(ops.convert(narrow, "f32"), ops.constant(scale))
             node.input(1).replace_source_output(seen[source.get_friendly_name()].output(0))
+        if not seen:
+            raise LookupError("its matrices of 8 bits are not found in the graph")
 
     def _compile(self, size: int) -> Any:
         """A request of the graph for `size` nodes; 0: for any number."""

@@ -12,6 +12,7 @@ from torch import nn
 
 import foretell
 from foretell import LM, wrap
+from foretell.costs import numbers
 from foretell.errors import Unsupported
 from foretell.models.int8 import Linear8, quantize
 from foretell.models.openvino import Executor
@@ -93,6 +94,7 @@ def test_the_embedded_model_in_8_bits() -> None:
     text = lm.encode("def add(a, b):\n    return a + b\n\n\nclass P:\n    def __init__(self, x):\n        self.x = x\n")
     tree = TokenTree(text[0]).chain(text[1:])
     laws = [x.models["target"].score(text[:1], tree).log_softmax(-1) for x in (lm, wide)]
+    assert [numbers(x.models["target"]) for x in (lm, wide)] == ["int8", "bfloat16"]
     bits = [-float(law[range(len(text) - 1), text[1:]].mean()) for law in laws]
     assert bits[0] <= bits[1] * 1.02
     assert lm.generate("def add(", "ngram", max_new_tokens=8).tokens

@@ -160,6 +160,36 @@ def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @here
+def test_a_graph_that_fails_when_it_runs_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Executor, size: int) -> None:
+        raise RuntimeError("no such instruction\nand more")
+
+    monkeypatch.setattr(Executor, "_compile", broken)
+    model = Decoder(llama(), "tiny")
+    with pytest.raises(LookupError, match="it fails: no such instruction$"):
+        model.use(Executor)
+    assert model.executor is None
+    assert len(model.score([1, 2, 3])) == 1
+
+
+@here
+def test_what_it_has_no_rule_for_is_named() -> None:
+    with pytest.raises(LookupError, match="No conversion rule found for operations"):
+        Decoder(tiny("mixtral"), "tiny").use(Executor)
+
+
+@here
+def test_an_audit_is_of_the_executor() -> None:
+    from foretell.audit import _in_float32
+
+    lm = wrap(llama().bfloat16(), tokenizer(), name="tiny")
+    assert _in_float32(lm)["target"].executor is None  # type: ignore[attr-defined]
+    lm.models["target"].use(Executor)  # type: ignore[attr-defined]
+    wide = _in_float32(lm)["target"]
+    assert isinstance(wide.executor, Executor) and wide.dtype == torch.float32  # type: ignore[attr-defined]
+
+
+@here
 def test_it_reports_to_nobody() -> None:
     Decoder(llama(), "tiny").use(Executor)
     assert sys.modules.get("openvino_telemetry") is None
