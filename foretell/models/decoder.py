@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from foretell.cache import Job, Layout
+from foretell.cache import Cache, Job, Layout
 from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
 from foretell.models.loop import Block, Loop
@@ -84,15 +84,17 @@ AttentionMaskInterface.register("foretell-look", _reach)
 
 
 class Executor(Protocol):
-    """Computes a job of whole layers in torch's place: stores its rows, returns its logits (rows, V) in float32.
+    """Computes jobs of whole layers in torch's place: stores their rows, returns logits (all rows, V) in float32.
 
-    None: it leaves this job to torch.
+    None: it leaves these jobs to torch. Its caches are as good for torch as any.
     """
 
     name: str
-    size: int  # nodes of the last one, with those that only filled it up
+    size: int  # nodes of the last forward, with those that only filled it up
 
-    def __call__(self, job: Job, threads: int) -> torch.Tensor | None: ...
+    def cache(self) -> Cache: ...
+
+    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None: ...
 
 
 class Decoder(Model):
@@ -222,13 +224,14 @@ class Decoder(Model):
             raise LookupError("the loop over the layers of this family is its own")
         with self._attention():
             executor, answers = make(self.loop, self.layout, self.dtype, self.vocab), list[torch.Tensor]()
-        # A text it was not recorded with, behind rows of another forward: what was a constant then shows now.
+        # A tree it was not recorded with, behind rows of another forward: what was a constant then shows now.
         tokens = torch.randint(self.vocab, (12,), generator=torch.Generator().manual_seed(0)).tolist()
+        tree = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11])
         try:
             for self.executor in (None, executor):
                 cache, done = self.cache(), False
                 while not done:
-                    job, done = cache.prepare(Ask(TokenTree(tokens[5]).chain(tokens[6:])), tokens[:6], 3)
+                    job, done = cache.prepare(Ask(tree), tokens[:6], 3)
                     with torch.inference_mode():
                         logits = self.forward([job])[0].logits
                 answers.append(logits)
@@ -241,16 +244,21 @@ class Decoder(Model):
         self.executor = executor
 
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        job = jobs[0]
-        usual = len(jobs) == 1 and not taps and job.layers is None and job.states is None
+        usual = not taps and all(job.layers is None and job.states is None for job in jobs)
         threads = self.asked or torch.get_num_threads()
-        logits = self.executor(job, threads) if self.executor is not None and usual else None
+        logits = self.executor(jobs, threads) if self.executor is not None and usual else None
         if self.executor is None or logits is None:
             with torch_threads(threads):
                 return super().forward(jobs, taps)
-        self.calls, self.width = self.calls + 1, self.executor.size
-        job.cache.finish()
-        return [Reply(logits, {}, [r + job.first for r in job.rows])]
+        self.calls, self.width, replies, row = self.calls + 1, self.executor.size, list[Reply](), 0
+        for job in jobs:
+            job.cache.finish()
+            replies.append(Reply(logits[row : row + len(job.rows)], {}, [r + job.first for r in job.rows]))
+            row += len(job.rows)
+        return replies
+
+    def cache(self) -> Cache:
+        return super().cache() if self.executor is None else self.executor.cache()
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
