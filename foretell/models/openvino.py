@@ -9,6 +9,7 @@ and all that is asked besides (hidden states, layer subsets), stays with torch.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import time
@@ -28,10 +29,12 @@ from foretell.tree import ancestors
 
 NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
 HELD = {torch.float32: np.float32, torch.bfloat16: np.uint16}  # numpy knows no bfloat16
-SIZES = (1, 8, 16, 32)  # nodes that small models have graphs of their own for; one more takes any number
+SIZES = (1, 8, 16, 32, 64, 128)  # nodes that small models have graphs of their own for; one more takes any number
+PIECE = 128  # nodes of a forward of theirs, where more can be had one after another
 SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a copy, and takes a millisecond less
 GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
-TABLES = 7  # inputs that say whose nodes are whose, see Step
+ROWS = 2  # which input says whose logits are wanted
+TABLES = 9  # inputs that say whose nodes are whose, see Step
 
 
 @torch.library.custom_op("foretell::attend", mutates_args=())
@@ -92,9 +95,16 @@ def _linear8(context: Any) -> list[Any]:
     """The rule for `linear8`: a matrix of 8 bits and its scales, as the runtime's own products take them."""
     ops = importlib.import_module("openvino.opset13")
     x, weight, scale = (context.get_input(i) for i in range(3))
-    matrix = ops.multiply(ops.convert(weight, "f32"), ops.unsqueeze(scale, ops.constant(np.array(1))))
-    out = ops.matmul(x, ops.convert_like(matrix, x), False, True)
-    return [out.output(0)]
+    held = weight.get_node()
+    while held.get_type_name() != "Constant":
+        held = held.input_value(0).get_node()
+    # Without a sign: only then are activations rounded too, and the product computed in 8 bits.
+    shifted = ops.constant((held.get_data().astype(np.int16) + 128).astype(np.uint8))
+    zero = ops.convert(ops.constant(np.array([[128]], np.uint8)), "f32")
+    matrix = ops.multiply(
+        ops.subtract(ops.convert(shifted, "f32"), zero), ops.unsqueeze(scale, ops.constant(np.array(1)))
+    )
+    return [ops.convert_like(ops.matmul(ops.convert(x, "f32"), matrix, False, True), x).output(0)]
 
 
 class Recorded(Job):
@@ -109,23 +119,23 @@ class Recorded(Job):
         if softcap is not None or sinks is not None:
             raise LookupError("its attention has a softcap or sinks")
         heads, width, wide = len(k), q.shape[-1], v.shape[-1]
-        group = len(q) // heads
-        rows = q.transpose(0, 1).reshape(-1, heads, group * width).transpose(0, 1).reshape(-1, group * width)
+        there, back, *tables = self.tables[heads]
+        parts = [x.transpose(0, 1).reshape(-1, len(x) // heads * x.shape[-1])[there] for x in (q, k, v)]
         out = torch.ops.foretell.attend(
-            rows, k.reshape(-1, width), v.reshape(-1, wide), *self.past[2 * layer : 2 * layer + 2],
-            *self.tables[heads], float(scale), window or 0, width, wide,
-        )  # fmt: skip
-        return out.reshape(heads, -1, group * wide).transpose(0, 1).reshape(-1, len(q), wide)
+            *parts, *self.past[2 * layer : 2 * layer + 2], *tables, float(scale), window or 0, width, wide
+        )
+        return out[back].reshape(k.shape[1], len(q), wide)
 
 
 class Step(torch.nn.Module):
     """A forward as a function of tensors alone: what is recorded.
 
     ids (n,), positions (n,), rows (k,), then a cosine and a sine (n, D) for each kind of rotation; for each number of
-    key-value heads KV and its sequences, KV times every request and then what only fills up, the rows before them
-    (S,), where their nodes begin (S + 1,), their blocks of memory (B,), where these begin (S + 1,), the longest's
-    rows (), who sees whom among a sequence's m nodes (sum of m * m,), where that begins (S + 1,); at last the pool's
-    keys and values (blocks, 1, BLOCK, D) of each layer -> logits (k, V).
+    key-value heads KV and its sequences, KV times every request and then what only fills up: which of the n KV nodes
+    of heads they are made of (m,), where those are found again (n KV,), the rows before them (S,), where their nodes
+    begin (S + 1,), their blocks of memory (B,), where these begin (S + 1,), the longest's rows (), who sees whom
+    among a sequence's nodes (sum of squares,), where that begins (S + 1,); at last the pool's keys and values
+    (blocks, 1, BLOCK, D) of each layer -> logits (k, V).
     """
 
     def __init__(self, loop: Loop, layout: Layout):
@@ -177,7 +187,8 @@ class Executor:
         self.pool = Pool(layout, dtype, spare=2 * BLOCK)
         self.graph, self.threads = self._convert(), 0
         self.slots: dict[int, Slot] = {}
-        self.size, self.lost = 0, 0.0  # of the last run; seconds lost by staying with it
+        self.size = 0  # nodes of the last forward, with those that only filled it up
+        self.last, self.lost = 0, 0.0  # the graph that ran last, and the seconds lost by staying with it
         self.turned: list[np.ndarray] = []  # see turns
         size = sum(p.numel() * p.element_size() for p in dict.fromkeys(self.step.parts.parameters()))
         self.sizes = SIZES if size <= SMALL else ()
@@ -202,7 +213,11 @@ class Executor:
                 raise LookupError("its rotation is no table of cosines and sines")
             turns += [part[0, :n] for part in table]
         some, every = torch.zeros(1, dtype=torch.int32), torch.zeros((), dtype=torch.int32)
-        tables = [some, some, some, some, every, some.to(torch.uint8), some] * len(self.step.heads)
+        tables = [
+            x
+            for heads in self.step.heads
+            for x in (torch.arange(n * heads), torch.arange(n * heads), *[some] * 4, every, some.to(torch.uint8), some)
+        ]
         past = [self.like.new_zeros(s[0], 1, BLOCK, width) for s in self.layout for width in s[1:]]
         self.count = 3 + len(turns)  # inputs that the number of nodes shapes
         given = [ids, ids, ids, *turns, *tables, *past]
@@ -234,7 +249,7 @@ class Executor:
             fixed = {}
             for i, entry in enumerate(graph.inputs):
                 shape = entry.partial_shape
-                if i < self.count:
+                if i < self.count and i != ROWS:
                     shape[0] = size
                 fixed[entry] = shape
             graph.reshape(fixed)
@@ -250,36 +265,51 @@ class Executor:
         if len(parts) < len(jobs) or any(p.seen is not None and 0 < self.window < p.end for p in parts):
             return None
         if self.threads != threads:
-            self.threads, self.slots, self.size = threads, {}, 0
-        homes = [part.lease.segment for part in parts]
-        if len(set(homes)) > 1:  # rarely: what one memory could not hold
-            return torch.cat([self._run([part], home) for part, home in zip(parts, homes, strict=True)])
-        return self._run(parts, homes[0])
+            self.threads, self.slots, self.last = threads, {}, 0
+        most = PIECE if self.sizes else sum(len(part.tokens) for part in parts)
+        found: list[list[torch.Tensor]] = [[] for _ in parts]
+        group: list[Part] = []
+        self.size = 0
+        for i, part in enumerate(parts):
+            for piece in part.pieces(most):
+                if group and (
+                    found[i] is group[-1].found  # it builds on the one before
+                    or piece.lease.segment is not group[-1].lease.segment  # rarely: what one memory could not hold
+                    or sum(len(p.tokens) for p in group) + len(piece.tokens) > most
+                ):
+                    self._run(group)
+                    group = []
+                piece.found = found[i]
+                group.append(piece)
+        self._run(group)
+        return torch.cat([rows for part in found for rows in part])
 
-    def _run(self, parts: Sequence[Part], home: Segment) -> torch.Tensor:
-        nodes, rows = sum(len(part.tokens) for part in parts), sum(len(part.rows) for part in parts)
+    def _run(self, parts: Sequence[Part]) -> None:
+        """One forward of the graph."""
+        nodes, rows = sum(len(part.tokens) for part in parts), [len(part.rows) for part in parts]
         key, warm = self._size(nodes), True
         if key not in self.slots:
             self.slots[key], warm = Slot(self, self._compile(key)), False
         start = time.perf_counter()
-        logits = self.slots[key].run(parts, home, key or nodes, key or max(1, rows))
+        logits = self.slots[key].run(parts, parts[0].lease.segment, key or nodes, max(1, sum(rows)))
         if warm and key:  # the first run of a graph still builds a part of it
             pace = self.slots[key].seconds
-            seconds, again = time.perf_counter() - start, key == self.size
+            seconds, again = time.perf_counter() - start, key == self.last
             pace[again] = seconds if not pace[again] else pace[again] + (seconds - pace[again]) / 8
-        self.size = key or nodes
-        return logits[:rows]
+        self.last, self.size = key, self.size + (key or nodes)
+        for part, mine in zip(parts, logits[: sum(rows)].split(rows), strict=True):
+            part.found.append(mine)
 
     def _size(self, n: int) -> int:
         """The graph for n nodes, 0: that for any number. The last one serves on as long as changing, which loads
         other weights into the processor's cache, costs more than has been lost by staying with a larger one.
         """
         size = next((s for s in self.sizes if s >= n), 0)
-        if self.size > size > 0 and size in self.slots and self.size in self.slots:
-            (change, stay), larger = self.slots[size].seconds, self.slots[self.size].seconds[True]
+        if self.last > size > 0 and size in self.slots and self.last in self.slots:
+            (change, stay), larger = self.slots[size].seconds, self.slots[self.last].seconds[True]
             self.lost += max(0.0, larger - stay)
             if stay and change and self.lost < change - stay:
-                return self.size
+                return self.last
         self.lost = 0.0
         return size
 
@@ -306,6 +336,21 @@ class Part:
         if len(self.tokens) < len(self.positions):
             self.positions = job.positions
         self.end = self.past + len(self.tokens)
+        self.found: list[torch.Tensor] = []  # where its rows of logits go
+
+    def pieces(self, size: int) -> list[Part]:
+        """The same in turn: chains of `size` nodes, of which all that follow see all, and then the rest."""
+        if len(self.tokens) <= size:
+            return [self]
+        if self.seen is not None and not self.seen[size:, :size].all():
+            return [self]
+        first, rest = copy.copy(self), copy.copy(self)
+        first.tokens, first.positions, first.seen = self.tokens[:size], self.positions[:size], None
+        first.rows, first.end = [row for row in self.rows if row < size], self.past + size
+        rest.tokens, rest.positions, rest.past = self.tokens[size:], self.positions[size:], first.end
+        rest.rows = [row - size for row in self.rows if row >= size]
+        rest.seen = None if self.seen is None else self.seen[size:, size:]
+        return [first, *rest.pieces(size)]
 
 
 class Slot:
@@ -352,34 +397,57 @@ class Slot:
                 self.request.set_input_tensor(first + 2 * i + j, tensor)
 
     def _tables(self, parts: Sequence[Part], fill: int) -> None:
-        """Whose nodes are whose, see Step. What fills up sees itself alone and writes to rows of nobody."""
+        """Whose nodes are whose, see Step. What fills up sees itself alone and writes to rows of nobody.
+
+        A node that is alone comes twice: for a single one the runtime would take another way, of other rounding.
+        """
         past, counts = [p.past for p in parts], [len(p.tokens) for p in parts]
-        used, ranges = [-(-p.end // BLOCK) for p in parts], [(p.lease.low, p.lease.high) for p in parts]
+        ranges = [(p.lease.low, p.lease.high) for p in parts]
         if fill:
-            past, counts, used = [*past, 0], [*counts, fill], [*used, -(-fill // BLOCK)]
-            ranges = [*ranges, (0, 0)]
+            past, counts, ranges = [*past, 0], [*counts, fill], [*ranges, (0, 0)]
+        sizes = [max(2, count) for count in counts]
+        used = [-(-(p + size) // BLOCK) for p, size in zip(past, sizes, strict=True)]
         chains = all(p.seen is None for p in parts)
         same, there = (chains and self.counts == (*counts, fill)), self.places == (ranges, used)
         self.counts, self.places = (*counts, fill) if chains else None, (ranges, used)
         first = 3 + len(self.turns)
         if not same:
-            masks = [np.tri(len(p.tokens), dtype=np.uint8) if p.seen is None else p.seen.view(np.uint8) for p in parts]
-            mask = np.concatenate([m.reshape(-1) for m in [*masks, np.eye(fill, dtype=np.uint8)]])
+            masks = [np.tri(size, dtype=np.uint8) for size in sizes]
+            masks[: len(parts)] = [
+                m if p.seen is None or len(m) > len(p.tokens) else p.seen.view(np.uint8)
+                for m, p in zip(masks, parts, strict=False)
+            ]
+            mask = np.concatenate([m.reshape(-1) for m in masks])
+            nodes = np.concatenate([
+                np.minimum(np.arange(low, low + size), low + count - 1)
+                for low, size, count in zip(_begins(counts), sizes, counts, strict=False)
+            ])  # fmt: skip
+            found = np.concatenate([np.arange(low, low + c) for low, c in zip(_begins(sizes), counts, strict=False)])
         for place, heads in enumerate(self.owner.step.heads):
             at = first + TABLES * place
             if not same:
-                self._give(at, np.zeros(len(past) * heads, np.int32))
-                self._give(at + 1, _begins(counts * heads))
-                self._give(at + 4, np.zeros((), np.int32))
-                self._give(at + 5, np.tile(mask, heads))
-                self._give(at + 6, _begins([c * c for c in counts] * heads))
+                self._give(at, (nodes * heads + np.arange(heads)[:, None]).reshape(-1))
+                self._give(at + 1, (found[:, None] + len(nodes) * np.arange(heads)).reshape(-1))
+                self._give(at + 2, np.zeros(len(past) * heads, np.int32))
+                self._give(at + 3, _begins(sizes * heads))
+                self._give(at + 6, np.zeros((), np.int32))
+                self._give(at + 7, np.tile(mask, heads))
+                self._give(at + 8, _begins([size * size for size in sizes] * heads))
             if not there:
-                lows = [(heads * low + h * (high - low)) // BLOCK for h in range(heads) for low, high in ranges]
-                blocks = [np.arange(low, low + n, dtype=np.int32) for low, n in zip(lows, used * heads, strict=True)]
-                self._give(at + 2, np.concatenate(blocks))
-                self._give(at + 3, _begins(used * heads))
-            self.held[at][:] = past * heads
-            self.held[at + 4][...] = max(p.end for p in parts)
+                blocks = [
+                    # Behind a cache's end there are rows of nobody again.
+                    np.where(
+                        (own := np.arange(n)) < (high - low) // BLOCK,
+                        (heads * low + h * (high - low)) // BLOCK + own,
+                        0,
+                    )
+                    for h in range(heads)
+                    for (low, high), n in zip(ranges, used, strict=True)
+                ]
+                self._give(at + 4, np.concatenate(blocks).astype(np.int32))
+                self._give(at + 5, _begins(used * heads))
+            self.held[at + 2][:] = past * heads
+            self.held[at + 6][...] = max(p + size for p, size in zip(past, sizes, strict=True))
 
     def run(self, parts: Sequence[Part], home: Segment, size: int, count: int) -> torch.Tensor:
         """The parts' nodes, filled up to `size`, and their rows, filled up to `count` -> logits (count, V)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from foretell import LM, wrap
 from foretell.cache import Job
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder import Decoder
+from foretell.models.int8 import quantize
 from foretell.models.openvino import SIZES, Executor, runtime
 from foretell.tree import TokenTree
 from foretell.types import Ask
@@ -24,6 +26,8 @@ from tests.tiny import CONTEXT, llama, tokenizer
 here = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 # Which experts a token goes to is decided by Python code in these, and a recording would always take the same.
 ROUTED = {"mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"}
+INFO = Path("/proc/cpuinfo")
+FLAGS = set(INFO.read_text().split()) if INFO.exists() else set[str]()
 TAKEN = sorted(set(LOOPED) - ROUTED - {"gemma2"})  # its softcap is nothing that attention there knows
 WINDOWED = [name for name in TAKEN if any(w is not None for w in decoder(name).loop.windows)]  # type: ignore[union-attr]
 
@@ -96,6 +100,41 @@ def test_many_requests_in_one_forward_are_as_if_alone() -> None:
         assert all(close(mine, slow.score(*ask)) for mine, ask in zip(rows, several, strict=True))
     one, two = (lm.generate(["def f(", "class A:", "x = "], "ngram", max_new_tokens=24) for lm in pair())
     assert [out.tokens for out in one] == [out.tokens for out in two]
+
+
+@here
+@pytest.mark.skipif("avx512_bf16" not in FLAGS or "amx_tile" in FLAGS, reason="seen to hold on AVX-512 with bf16")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("small", [True, False])
+@torch.inference_mode()
+def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool) -> None:
+    """However many nodes are computed at once, alone or with other requests: what makes drafts change nothing."""
+    hf = llama().bfloat16() if kind == "bfloat16" else llama()
+    if kind == "int8":
+        quantize(hf)
+    model = Decoder(hf, "tiny", foretell.models.fused.blocks)
+    model.use(Executor)
+    assert isinstance(model.executor, Executor)
+    model.executor.sizes = model.executor.sizes if small else ()
+    text = [(13 * i * i + 5 * i) % 300 for i in range(150)]
+
+    def rows(count: int, beside: int = 0) -> torch.Tensor:
+        cache, found = model.cache(), []
+        for low in range(0, len(text) - 1, count):
+            tree = TokenTree(text[low]).chain(text[low + 1 : min(low + count, len(text) - 1)])
+            jobs = [cache.prepare(Ask(tree), text[: low + 1], 999)[0]]
+            jobs += [model.cache().prepare(Ask(TokenTree(7)), [5, 6, 7][: 1 + i], 999)[0] for i in range(beside)]
+            logits = mine(model, jobs)
+            assert logits is not None
+            found.append(logits[: len(tree)])
+            cache.finish()
+            cache.commit(text[: low + len(tree) + 1])
+        return torch.cat(found)
+
+    whole = rows(149)  # in pieces, where the model is small
+    assert all(
+        torch.equal(whole, rows(*how)) for how in ((1,), (2,), (7,), (16,), (33,), (64,), (1, 1), (5, 3), (90, 9))
+    )
 
 
 @here
