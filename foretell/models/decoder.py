@@ -10,8 +10,8 @@ right is refused before the first forward.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from foretell.cache import Job, Layout
+from foretell.cache import Cache, Job, Layout
 from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
-from foretell.models.loop import Block, Loop
+from foretell.models.loop import Block, Loop, attending
 from foretell.ops.threads import torch_threads
 from foretell.tree import TokenTree
 from foretell.types import Ask, Reply
@@ -84,15 +84,17 @@ AttentionMaskInterface.register("foretell-look", _reach)
 
 
 class Executor(Protocol):
-    """Computes a job of whole layers in torch's place: stores its rows, returns its logits (rows, V) in float32.
+    """Computes jobs of whole layers in torch's place: stores their rows, returns the logits (rows of all, V), float32.
 
-    None: it leaves this job to torch.
+    None: it leaves these jobs to torch. `cache()`: the cache of a new request, in memory that it can work on.
     """
 
     name: str
-    size: int  # nodes of the last one, with those that only filled it up
+    size: int  # nodes of the last forward, with those that only filled it up
 
-    def __call__(self, job: Job, threads: int) -> torch.Tensor | None: ...
+    def cache(self) -> Cache: ...
+
+    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None: ...
 
 
 class Decoder(Model):
@@ -136,15 +138,8 @@ class Decoder(Model):
         model = f"{self.name} (family {self.config.model_type})"
         return Unsupported.missing("foretell", model, capability, "use transformers' own generate for it")
 
-    @contextmanager
-    def _attention(self, kind: str = "foretell") -> Iterator[None]:
-        """Modules that read the configuration find this kind of attention in it."""
-        before = self.config._attn_implementation
-        self.config._attn_implementation = kind
-        try:
-            yield
-        finally:
-            self.config._attn_implementation = before
+    def _attention(self, kind: str = "foretell") -> AbstractContextManager[None]:
+        return attending(self.config, kind)
 
     def _context(self) -> int:
         limit = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
@@ -240,17 +235,23 @@ class Decoder(Model):
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor
 
+    def cache(self) -> Cache:
+        return super().cache() if self.executor is None else self.executor.cache()
+
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        job = jobs[0]
-        usual = len(jobs) == 1 and not taps and job.layers is None and job.states is None
+        usual = not taps and all(job.layers is None and job.states is None for job in jobs)
         threads = self.asked or torch.get_num_threads()
-        logits = self.executor(job, threads) if self.executor is not None and usual else None
+        logits = self.executor(jobs, threads) if self.executor is not None and usual else None
         if self.executor is None or logits is None:
             with torch_threads(threads):
                 return super().forward(jobs, taps)
         self.calls, self.width = self.calls + 1, self.executor.size
-        job.cache.finish()
-        return [Reply(logits, {}, [r + job.first for r in job.rows])]
+        replies, low = [], 0
+        for job in jobs:
+            job.cache.finish()
+            replies.append(Reply(logits[low : low + len(job.rows)], {}, [r + job.first for r in job.rows]))
+            low += len(job.rows)
+        return replies
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"

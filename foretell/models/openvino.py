@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.cache import Job, Layout
+from foretell.cache import Cache, Job, Layout
 from foretell.model import STEP
 from foretell.models.int8 import Linear8
 from foretell.models.loop import Loop
@@ -208,7 +208,13 @@ class Executor:
         }  # fmt: skip
         return self.core.compile_model(graph, "CPU", options).create_infer_request()
 
-    def __call__(self, job: Job, threads: int) -> torch.Tensor | None:
+    def cache(self) -> Cache:
+        return Cache(self.layout, self.dtype, torch.device("cpu"))
+
+    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
+        if len(jobs) > 1:
+            return None
+        job = jobs[0]
         if self.threads != threads:
             self.threads, self.slots, self.size = threads, {}, 0
         size, warm = self._size(len(job.tokens)), True

@@ -152,7 +152,7 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @here
 def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Executor.__call__
-    monkeypatch.setattr(Executor, "__call__", lambda self, job, threads: run(self, job, threads) * 1.01)
+    monkeypatch.setattr(Executor, "__call__", lambda self, jobs, threads: run(self, jobs, threads) * 1.01)
     model = Decoder(llama(), "tiny")
     with pytest.raises(LookupError, match="differ"):
         model.use(Executor)
