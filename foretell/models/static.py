@@ -56,15 +56,16 @@ class Graphs:
         self.stream = torch.cuda.Stream(device)
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        graph, usual = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(usual)
-        with torch.cuda.stream(self.stream):
-            for _ in range(WARM):
+        with torch.cuda.device(self.device):
+            graph, usual = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            self.stream.wait_stream(usual)
+            with torch.cuda.stream(self.stream):
+                for _ in range(WARM):
+                    run()
+            usual.wait_stream(self.stream)
+            # What other threads do with the device meanwhile is their business.
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 run()
-        usual.wait_stream(self.stream)
-        # What other threads do with the device meanwhile is their business.
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            run()
         replay: Callable[[], None] = graph.replay
         return replay
 

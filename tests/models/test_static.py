@@ -346,7 +346,8 @@ def test_how_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append("out")
 
     fakes = {"Stream": Stream, "CUDAGraph": CUDAGraph, "graph": within, "stream": within,
-             "current_stream": lambda device: Stream("usual"), "graph_pool_handle": lambda: "pool"}  # fmt: skip
+             "current_stream": lambda: Stream("usual"), "graph_pool_handle": lambda: "pool",
+             "device": contextlib.nullcontext}  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     graphs = Graphs(torch.device("cuda"))
