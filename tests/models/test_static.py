@@ -157,9 +157,10 @@ def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
         ours = answer(quick, other, Ask(wide, rows=[level - 1]), [3, 9])
         assert close(ours.logits, slow.score([3, 9, *wide.words(level - 1)]))
         assert bool(executor.size) == bool(sized)
-    stranger = foretell.cache.Cache(quick.layout, quick.dtype, quick.device)
     executor.size = 0
-    assert close(answer(quick, stranger, Ask(TokenTree(5)), [4, 5]).logits, slow.score([4, 5])) and not executor.size
+    for stranger in (foretell.cache.Cache(quick.layout, quick.dtype, quick.device), used(slow)[0].cache()):
+        wanted = Decoder(llama(), "tiny").score([4, 5])
+        assert close(answer(quick, stranger, Ask(TokenTree(5)), [4, 5]).logits, wanted) and not executor.size
 
 
 @torch.inference_mode()
@@ -192,8 +193,15 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
         for junk in (0.0, 1e3, -7.0):
             one = executor.cache()
             answer(model, one, Ask(TokenTree(tokens[-2])), tokens[:-1])
+            wide = TokenTree(tokens[-1]).chain(range(10, 16))
+            answer(model, one, Ask(wide), tokens)
+            answer(
+                model, one, Ask(wide.chain(range(20, 27), at=2)), tokens
+            )  # a step of the same size that saw more rows
+            one.branch = 0  # and all of that is forgotten
             job, _ = one.prepare(Ask(tree), tokens, 64)
             n = len(job.tokens)
+            assert job.start + n < one.length + len(wide)
             for part in parts(one):
                 part[:, job.start :] = junk
             before = [part.clone() for part in parts(one)]
@@ -220,6 +228,17 @@ def test_a_request_leaves_nothing_to_the_next_one() -> None:
             part.fill_(torch.nan)  # a request that went wrong
         one.drop()
     assert executor.made == {256: 1}
+
+
+@torch.inference_mode()
+def test_a_fork_that_outlives_its_origin_keeps_the_rows() -> None:
+    model, _ = used(Decoder(llama(), "tiny", blocks))
+    one = model.cache()
+    answer(model, one, Ask(TokenTree(5)), [3, 1, 4, 1, 5])
+    twin = one.fork()
+    del one  # not dropped: the twin takes it for a sharer, and copies
+    assert close(answer(model, twin, Ask(TokenTree(9)), [3, 1, 4, 1, 5, 9]).logits, model.score([3, 1, 4, 1, 5, 9]))
+    assert twin.length == 5
 
 
 def test_memory_comes_back_when_nobody_holds_it() -> None:
