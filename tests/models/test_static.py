@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import foretell
 from foretell import LM, wrap
@@ -22,6 +23,7 @@ from foretell.tree import TokenTree
 from foretell.types import Ask
 from tests.models.families import WINDOW, tiny
 from tests.models.test_families import LOOPED, PROMPTS, TREE, answer, decoder
+from tests.ops.test_draws import Waits
 from tests.tiny import CONTEXT, llama, tokenizer
 
 eager = partial(Static, record=None)
@@ -341,6 +343,41 @@ def test_a_step_is_recorded_before_the_forward_and_replayed_from_fixed_memory() 
     assert sorted(size for size, _ in addresses) == [1, 2, 4]
     one.prepare(Ask(TokenTree(text[-1]).chain(range(9)), taps=(1,)), text, 64)
     assert len(tape.recorded) == 3, "for what torch computes nothing is recorded"
+
+
+class Forbidden(TorchDispatchMode):
+    """Notes what a recording on a GPU would refuse: shapes that depend on numbers, and transfers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in {"nonzero", "masked_select", "_unique2", "lift_fresh", "bincount"}:
+            self.found.add(name)
+        if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
+            self.found.add("index by truth")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", LOOPED)
+@torch.inference_mode()
+def test_a_step_can_be_recorded(family: str) -> None:
+    model = fast(family)
+    assert isinstance(model.executor, Static)
+    one = model.cache()
+    job, _ = one.prepare(Ask(TREE), PROMPTS[1], 64)
+    step = model.executor.step(job)
+    assert step is not None
+    step.fill(job)
+    with Waits() as waits, Forbidden() as forbidden:
+        step.run()
+    one.drop()
+    assert not waits.count and not forbidden.found
+    with waits, forbidden:  # and it would have been noticed
+        assert step.given[step.given > 0].max() > torch.tensor(0)
+    assert waits.count == 1 and forbidden.found == {"index by truth", "lift_fresh"}
 
 
 def test_how_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
