@@ -89,8 +89,7 @@ class Cache:
         self.shapes = sorted(set(layout))
         self.all = frozenset(range(len(layout)))
         self.length = 0  # committed rows
-        self.tokens: list[int] = []  # of the scratch rows
-        self.parents: list[int] = []  # of the scratch rows, among them; -1 is the committed text
+        self.tokens, self.parents = list[int](), list[int]()  # of the scratch rows; -1 is the committed text
         self.done: frozenset[int] = frozenset()  # layers whose scratch rows are written
         self.branch = 0  # tokens the branch had when the scratch was written; 0: a part of a long prompt
         self.sharers = [1]  # how many caches use these buffers; a writer copies them when it is not alone
@@ -100,10 +99,11 @@ class Cache:
         sizes = [(self.layout.count(s), s[0], self.capacity) for s in self.shapes]
         self.keys = [zeros((*n, s[1]), self.dtype, self.device) for n, s in zip(sizes, self.shapes, strict=True)]
         self.values = [zeros((*n, s[2]), self.dtype, self.device) for n, s in zip(sizes, self.shapes, strict=True)]
-        groups = [self.shapes.index(s) for s in self.layout]
-        order = [groups[:i].count(g) for i, g in enumerate(groups)]
-        self.k = [self.keys[g][i] for g, i in zip(groups, order, strict=True)]
-        self.v = [self.values[g][i] for g, i in zip(groups, order, strict=True)]
+        self._name()
+
+    def _name(self) -> None:
+        places = [(self.shapes.index(s), self.layout[:i].count(s)) for i, s in enumerate(self.layout)]
+        self.k, self.v = ([memory[g][i] for g, i in places] for memory in (self.keys, self.values))
 
     def _own(self, rows: int) -> None:
         """Makes the buffers this cache's alone and at least `rows` long."""

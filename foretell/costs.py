@@ -144,11 +144,11 @@ def _once(model: Model, cache: Cache, n: int, rows: int) -> float:
 
 def _behind(model: Model, rows: int) -> Cache:
     """A cache with this many committed rows, whatever they hold."""
-    cache = model.cache()
     if model.layout:
+        cache = model.cache()
         cache._own(rows + SIZES[-1])
         return cache
-    text, whole = [0] * (rows + 1), False  # its rows lie where only a forward can put them
+    cache, text, whole = model.cache(), [0] * (rows + 1), False  # its rows lie where only a forward can put them
     while not whole:
         job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), text, 512)
         model.forward([job])

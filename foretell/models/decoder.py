@@ -84,9 +84,9 @@ AttentionMaskInterface.register("foretell-look", _reach)
 
 
 class Executor(Protocol):
-    """Computes jobs of whole layers in torch's place: stores their rows, returns the logits (rows of all, V), float32.
+    """Computes jobs of whole layers in torch's place: stores their rows, returns logits (all rows, V) in float32.
 
-    None: it leaves these jobs to torch. `cache()`: the cache of a new request, in memory that it can work on.
+    None: it leaves these jobs to torch. Its caches are as good for torch as any.
     """
 
     name: str
@@ -217,13 +217,14 @@ class Decoder(Model):
             raise LookupError("the loop over the layers of this family is its own")
         with self._attention():
             executor, answers = make(self.loop, self.layout, self.dtype, self.vocab), list[torch.Tensor]()
-        # A text it was not recorded with, behind rows of another forward: what was a constant then shows now.
+        # A tree it was not recorded with, behind rows of another forward: what was a constant then shows now.
         tokens = torch.randint(self.vocab, (12,), generator=torch.Generator().manual_seed(0)).tolist()
+        tree = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11])
         try:
             for self.executor in (None, executor):
                 cache, done = self.cache(), False
                 while not done:
-                    job, done = cache.prepare(Ask(TokenTree(tokens[5]).chain(tokens[6:])), tokens[:6], 3)
+                    job, done = cache.prepare(Ask(tree), tokens[:6], 3)
                     with torch.inference_mode():
                         logits = self.forward([job])[0].logits
                 answers.append(logits)
@@ -235,9 +236,6 @@ class Decoder(Model):
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor
 
-    def cache(self) -> Cache:
-        return super().cache() if self.executor is None else self.executor.cache()
-
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
         usual = not taps and all(job.layers is None and job.states is None for job in jobs)
         threads = self.asked or torch.get_num_threads()
@@ -245,13 +243,15 @@ class Decoder(Model):
         if self.executor is None or logits is None:
             with torch_threads(threads):
                 return super().forward(jobs, taps)
-        self.calls, self.width = self.calls + 1, self.executor.size
-        replies, low = [], 0
+        self.calls, self.width, replies, row = self.calls + 1, self.executor.size, list[Reply](), 0
         for job in jobs:
             job.cache.finish()
-            replies.append(Reply(logits[low : low + len(job.rows)], {}, [r + job.first for r in job.rows]))
-            low += len(job.rows)
+            replies.append(Reply(logits[row : row + len(job.rows)], {}, [r + job.first for r in job.rows]))
+            row += len(job.rows)
         return replies
+
+    def cache(self) -> Cache:
+        return super().cache() if self.executor is None else self.executor.cache()
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"

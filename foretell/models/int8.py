@@ -9,8 +9,13 @@ for this it was the quickest, up to twice as quick as its product of 16-bit numb
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+
+@torch.library.custom_op("foretell::linear8", mutates_args=())
+def linear8(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Stands for the product in a recording."""
+    return x.new_zeros(*x.shape[:-1], len(weight))
 
 
 class Linear8(nn.Module):
@@ -43,8 +48,8 @@ class Linear8(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing():  # whoever records it brings a product of its own
-            bias = None if self.bias is None else self.bias.float()
-            return F.linear(x.float(), self.weight.float() * self.scale[:, None], bias).to(x.dtype)
+            y = torch.ops.foretell.linear8(x, self.weight, self.scale)
+            return y if self.bias is None else y + self.bias
         rows = x.reshape(-1, self.in_features).float()
         scale = rows.abs().amax(-1, keepdim=True).clamp_min_(1e-12) / 127
         sums = torch._int_mm((rows / scale).round_().to(torch.int8), self.weight.t())

@@ -1,10 +1,10 @@
-"""The forward of one request on OpenVINO's CPU runtime: the step of a Decoder's own layer loop, converted once.
+"""The forward on OpenVINO's CPU runtime: a Decoder's own layer loop, converted once.
 
-The loop is recorded with a stand-in for the job, whose attention takes the cache's rows and the new ones as two parts,
-so that the caches stay ours: they are handed over where they lie, whole, and rows that do not count are masked. What
-comes back is logits and the new rows. Any family whose loop is ours is converted, whatever its layers are made of, and
-kept if a probe's logits agree with torch's; the rest, and all that is asked besides (hidden states, layer subsets,
-several requests at once), stays with torch.
+The loop is recorded with attention as one operation of ours, which becomes the runtime's paged attention: it stores
+the new rows in the caches' own memory (pool.py) and lets every request's nodes see their cache and, by a mask, each
+other. Each key-value head is a sequence of its own there, so that caches keep the form torch reads. Any family whose
+loop is ours is converted, whatever its layers are made of, and kept if a probe's logits agree with torch's; the rest,
+and all that is asked besides (hidden states, layer subsets), stays with torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,25 @@ import torch
 
 from foretell.cache import Cache, Job, Layout
 from foretell.model import STEP
-from foretell.models.int8 import Linear8
 from foretell.models.loop import Loop
+from foretell.models.pool import BLOCK, Pool, Pooled, Segment
+from foretell.tree import ancestors
 
 NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
-BLOCKED = {torch.float32: -np.inf, torch.bfloat16: 0xFF80}  # minus infinity, as numpy holds it
-SIZES = (1, 8, 16, 32, 64)  # nodes that small models have graphs of their own for
-SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a copy, and takes a millisecond less
 HELD = {torch.float32: np.float32, torch.bfloat16: np.uint16}  # numpy knows no bfloat16
+SIZES = (1, 8, 16, 32)  # nodes that small models have graphs of their own for; one more takes any number
+SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a copy, and takes a millisecond less
+GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
+TABLES = 7  # inputs that say whose nodes are whose, see Step
+
+
+@torch.library.custom_op("foretell::attend", mutates_args=())
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+           past: torch.Tensor, begins: torch.Tensor, blocks: torch.Tensor, block_begins: torch.Tensor,
+           longest: torch.Tensor, bias: torch.Tensor, bias_begins: torch.Tensor,
+           scale: float, window: int, width: int, wide: int) -> torch.Tensor:  # fmt: skip
+    """Stands for attention in a recording: q (S, G D), k (S, D), v (S, E) -> (S, G E), S the nodes of every head."""
+    return q.new_zeros(len(q), q.shape[1] // width * wide)
 
 
 @cache
@@ -42,71 +53,106 @@ def runtime() -> tuple[Any, Any, Any]:
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     ov = importlib.import_module("openvino")
     manager = importlib.import_module("openvino.frontend").FrontEndManager()
-    return ov, ov.Core(), (manager, manager.load_by_framework("pytorch"))
+    reader = manager.load_by_framework("pytorch")
+    rules = importlib.import_module("openvino.frontend.pytorch").ConversionExtension
+    reader.add_extension(rules("foretell::attend", _attention))
+    reader.add_extension(rules("foretell::linear8", _linear8))
+    return ov, ov.Core(), (manager, reader)
+
+
+def _attention(context: Any) -> list[Any]:
+    """The rule for `attend`: the runtime's paged attention, without what we have no use for."""
+    ops = importlib.import_module("openvino.opset13")
+    paged = importlib.import_module("openvino.op")._PagedAttentionExtension
+    *given, scale, window, width, wide = (context.get_input(i) for i in range(16))
+    q, k, v, keys, values, past, begins, blocks, block_begins, longest, bias, bias_begins = given
+    scale, window, width, wide = (context.get_values_from_const_input(i) for i in range(12, 16))
+
+    def empty(dtype: Any, *shape: int) -> Any:
+        return ops.constant(np.zeros(shape or (0,), dtype)).output(0)
+
+    def number(value: float, dtype: Any) -> Any:
+        return ops.constant(np.array(value, dtype)).output(0)
+
+    scores, alibi, rotated = empty(np.int32), empty(np.float32), [empty(np.int32), empty(np.int32), empty(np.float32)]
+    sparse, sinks = [empty(np.float32), number(128, np.int32), number(8, np.int32)], empty(np.float32, 0, 0, 0, 0)
+    evicted = [number(0, np.int32), empty(np.int32), empty(np.int32), empty(np.int32)]
+    node = paged([
+        q, k, v, keys, values, past, begins, blocks, block_begins, number(scale, np.float32),
+        number(window, np.int32), alibi, longest, scores, *rotated, *sparse, sinks, *evicted, empty(np.int32),
+        bias, bias_begins,
+    ])  # fmt: skip
+    about = node.get_rt_info()
+    about["num_k_heads"] = about["num_v_heads"] = 1
+    about["k_head_size"], about["v_head_size"] = width, wide
+    return [node.output(0)]
+
+
+def _linear8(context: Any) -> list[Any]:
+    """The rule for `linear8`: a matrix of 8 bits and its scales, as the runtime's own products take them."""
+    ops = importlib.import_module("openvino.opset13")
+    x, weight, scale = (context.get_input(i) for i in range(3))
+    matrix = ops.multiply(ops.convert(weight, "f32"), ops.unsqueeze(scale, ops.constant(np.array(1))))
+    out = ops.matmul(x, ops.convert_like(matrix, x), False, True)
+    return [out.output(0)]
 
 
 class Recorded(Job):
-    """Stands for a job while the step is recorded: its parts are the graph's inputs."""
+    """Stands for the jobs while the step is recorded: its parts are the graph's inputs."""
 
-    def __init__(self, past: Sequence[torch.Tensor], windows: list[int | None], masks: Sequence[torch.Tensor]):
-        self.past, self.limits = past, dict(zip(windows, masks, strict=True))
-        self.fresh: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    def __init__(self, past: Sequence[torch.Tensor], tables: dict[int, Sequence[torch.Tensor]]):
+        self.past, self.tables = past, tables
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None,
                softcap: float | None, sinks: torch.Tensor | None) -> torch.Tensor:  # fmt: skip
-        """q (H, n, D), k, v (KV, n, D) -> (n, H, D), over the rows there are and the new ones, not joined first."""
-        self.fresh[layer] = k, v
-        keys, values = self.past[2 * layer : 2 * layer + 2]
-        heads, groups, new = q.shape[0], k.shape[0], k.shape[1]
-        q = q.reshape(groups, -1, q.shape[-1]) * scale
-        scores = torch.cat([q @ k.transpose(1, 2), q @ keys.transpose(1, 2)], -1)
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        if sinks is None:
-            p = (scores + self.limits[window].repeat(heads // groups, 1)).softmax(-1)
-        else:
-            scores = scores.reshape(heads, new, -1) + self.limits[window]
-            sink = sinks.reshape(-1, 1, 1).expand(-1, new, 1).to(scores.dtype)
-            p = torch.cat([sink, scores], -1).softmax(-1)[..., 1:].reshape(groups, heads // groups * new, -1)
-        out = p[..., :new] @ v + p[..., new:] @ values
-        return out.reshape(heads, -1, v.shape[-1]).transpose(0, 1)
+        """q (H, n, D), k (KV, n, D), v (KV, n, E) -> (n, H, E); the nodes of a key-value head stand together."""
+        if softcap is not None or sinks is not None:
+            raise LookupError("its attention has a softcap or sinks")
+        heads, width, wide = len(k), q.shape[-1], v.shape[-1]
+        group = len(q) // heads
+        rows = q.transpose(0, 1).reshape(-1, heads, group * width).transpose(0, 1).reshape(-1, group * width)
+        out = torch.ops.foretell.attend(
+            rows, k.reshape(-1, width), v.reshape(-1, wide), *self.past[2 * layer : 2 * layer + 2],
+            *self.tables[heads], float(scale), window or 0, width, wide,
+        )  # fmt: skip
+        return out.reshape(heads, -1, group * wide).transpose(0, 1).reshape(-1, len(q), wide)
 
 
 class Step(torch.nn.Module):
-    """One request's step as a function of tensors alone: what is recorded.
+    """A forward as a function of tensors alone: what is recorded.
 
-    ids (n,), positions (n,), rows (k,), then a cosine and a sine (n, D) for each kind of rotation, a mask (n, n + C)
-    for each window, keys and values (KV, C, D) of each layer -> logits (k, V), and for each shape of layers the new
-    keys and values (layers, KV, n, D).
+    ids (n,), positions (n,), rows (k,), then a cosine and a sine (n, D) for each kind of rotation; for each number of
+    key-value heads KV and its sequences, KV times every request and then what only fills up, the rows before them
+    (S,), where their nodes begin (S + 1,), their blocks of memory (B,), where these begin (S + 1,), the longest's
+    rows (), who sees whom among a sequence's m nodes (sum of m * m,), where that begins (S + 1,); at last the pool's
+    keys and values (blocks, 1, BLOCK, D) of each layer -> logits (k, V).
     """
 
     def __init__(self, loop: Loop, layout: Layout):
         super().__init__()
-        self.loop, self.shapes = loop, sorted(set(layout))
-        self.windows = list(dict.fromkeys(loop.windows))
+        self.loop, self.heads = loop, sorted({shape[0] for shape in layout})
         self.kinds: list[tuple[str, ...]] = [(k,) for k in dict.fromkeys(loop.kinds)] if loop.kinds else [()]
-        self.groups = [[i for i, s in enumerate(layout) if s == shape] for shape in self.shapes]
         # Recording knows as constants only what a module holds.
         self.parts = torch.nn.ModuleList([loop.embed, loop.norm, loop.head, *loop.layers])
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor,
-                *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        turned, masked = 2 * len(self.kinds), len(self.windows)
+                *rest: torch.Tensor) -> torch.Tensor:  # fmt: skip
+        turned = 2 * len(self.kinds)
         turns = {kind: (rest[2 * i][None], rest[2 * i + 1][None]) for i, kind in enumerate(self.kinds)}
-        job = Recorded(rest[turned + masked :], self.windows, rest[turned : turned + masked])
+        parts = [rest[i : i + TABLES] for i in range(turned, turned + TABLES * len(self.heads), TABLES)]
+        job = Recorded(rest[turned + TABLES * len(self.heads) :], dict(zip(self.heads, parts, strict=True)))
         token = STEP.set([job])
         try:
             h = self.loop.embedded(ids[None])
             for i, block in enumerate(self.loop.blocks):
                 h = block(h, turns[(self.loop.kinds[i],) if self.loop.kinds else ()], positions[None])
-            logits = self.loop.logits(h[0][rows]).float()
+            return self.loop.logits(h[0][rows]).float()
         finally:
             STEP.reset(token)
-        return logits, *(torch.stack([job.fresh[i][part] for i in g]) for g in self.groups for part in (0, 1))
 
 
 class Executor:
-    """`executor(job, threads)` computes what the loop would: stores the new rows, returns logits (k, V).
+    """`executor(jobs, threads)` computes what the loop would: stores the new rows, returns logits (k, V).
 
     None: torch is to. Raises LookupError with the reason where this model or machine cannot have it.
     """
@@ -121,32 +167,45 @@ class Executor:
         except ImportError as error:
             raise LookupError("the package openvino is missing: pip install 'foretell[cpu]'") from error
         self.loop, self.layout, self.dtype, self.vocab = loop, layout, dtype, vocab
-        self.numbers = {torch.int64: self.ov.Type.i64, torch.float32: self.ov.Type.f32,
-                        torch.bfloat16: self.ov.Type.bf16}  # fmt: skip
+        kind = self.ov.Type
+        self.numbers = {torch.int64: kind.i64, torch.int32: kind.i32, torch.uint8: kind.u8,
+                        torch.float32: kind.f32, torch.bfloat16: kind.bf16}  # fmt: skip
         self.step = Step(loop, layout).eval()
         self.like = torch.empty(0, dtype=dtype)
+        # Windows are counted in rows, not positions: the same thing where nobody has siblings before it.
+        self.window = min((w for w in loop.windows if w is not None), default=0)
+        self.pool = Pool(layout, dtype, spare=2 * BLOCK)
         self.graph, self.threads = self._convert(), 0
         self.slots: dict[int, Slot] = {}
         self.size, self.lost = 0, 0.0  # of the last run; seconds lost by staying with it
+        self.turned: list[np.ndarray] = []  # see turns
         size = sum(p.numel() * p.element_size() for p in dict.fromkeys(self.step.parts.parameters()))
-        self.small = size <= SMALL
-        self.sizes = SIZES if self.small else ()
+        self.sizes = SIZES if size <= SMALL else ()
+
+    def cache(self) -> Cache:
+        return self.pool.kind(self.layout, self.dtype, torch.device("cpu"))
+
+    def turns(self, needed: int) -> list[np.ndarray]:
+        """A cosine and a sine (P, D) for each kind of rotation, of at least `needed` positions."""
+        if not self.turned or len(self.turned[0]) < needed:
+            parts = [part[0] for kind in self.step.kinds for part in self.loop.table(self.like, needed, *kind) or ()]
+            self.turned = [(p.view(torch.uint16) if p.dtype == torch.bfloat16 else p).numpy() for p in parts]
+        return self.turned
 
     def _convert(self) -> Any:
-        """The graph, its numbers of nodes and rows left open."""
+        """The graph, all that a step decides left open."""
         reader = importlib.import_module("openvino.frontend.pytorch.ts_decoder").TorchScriptPythonDecoder
-        n, rows = 3, 8
-        ids, turns = torch.arange(n), []
+        n, ids, turns = 3, torch.arange(3), []
         for kind in self.step.kinds:
             table = self.loop.table(self.like, n, *kind)
             if table is None or len(table) != 2:
                 raise LookupError("its rotation is no table of cosines and sines")
             turns += [part[0, :n] for part in table]
-        masks = [self.like.new_zeros(n, rows + n) for _ in self.step.windows]
-        past = [self.like.new_zeros(s[0], rows, width) for s in self.layout for width in s[1:]]
-        self.count = 3 + len(turns) + len(masks)  # inputs that the number of nodes shapes
-        given = [ids, ids, ids, *turns, *masks, *past]
-        free = [(0,)] * (3 + len(turns)) + [(0, 1)] * len(masks) + [(1,)] * len(past)
+        some, every = torch.zeros(1, dtype=torch.int32), torch.zeros((), dtype=torch.int32)
+        tables = [some, some, some, some, every, some.to(torch.uint8), some] * len(self.step.heads)
+        past = [self.like.new_zeros(s[0], 1, BLOCK, width) for s in self.layout for width in s[1:]]
+        self.count = 3 + len(turns)  # inputs that the number of nodes shapes
+        given = [ids, ids, ids, *turns, *tables, *past]
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of shapes that are constants, and are
@@ -155,13 +214,11 @@ class Executor:
                 graph = self.frontend.convert(self.frontend.load(source))
             if len(graph.inputs) != len(given):
                 raise LookupError("a part of its input does not reach the graph")
-            for entry, tensor, axes in zip(graph.inputs, given, free, strict=True):
-                shape = [-1 if axis in axes else size for axis, size in enumerate(tensor.shape)]
+            for entry, tensor in zip(graph.inputs, given, strict=True):
+                shape = [-1, *tensor.shape[1:]] if tensor.ndim else []
                 entry.get_node().set_partial_shape(self.ov.PartialShape(shape))
                 entry.get_node().set_element_type(self.numbers[tensor.dtype])
             graph.validate_nodes_and_infer_types()
-            if any(isinstance(module, Linear8) for module in self.step.modules()):
-                self._narrow(graph)
         except LookupError:
             raise
         except Exception as error:  # recording and converting raise nearly anything
@@ -169,27 +226,6 @@ class Executor:
             said = next((line for line in lines if line.startswith("No conversion")), lines[0])
             raise LookupError(said) from error
         return graph
-
-    def _narrow(self, graph: Any) -> None:
-        """Gives matrices the 8 bits back that they were recorded without; the runtime then multiplies in 8 bits.
-
-        As in int8.py a channel's largest weight is 127, so that the numbers found are those of the model.
-        """
-        ops, seen = importlib.import_module("openvino.opset13"), dict[str, Any]()
-        for node in [n for n in graph.get_ops() if n.get_type_name() == "MatMul"]:
-            source = node.input_value(1).get_node()
-            while source.get_type_name() == "Convert":
-                source = source.input_value(0).get_node()
-            if source.get_type_name() != "Constant" or not node.get_attributes()["transpose_b"]:
-                continue
-            if source.get_friendly_name() not in seen:
-                weight = source.get_data(dtype=np.float32)
-                scale = np.maximum(np.abs(weight).max(1, keepdims=True), 1e-10) / 127
-                narrow = ops.constant(np.rint(weight / scale).astype(np.int8))
-                seen[source.get_friendly_name()] = ops.multiply(ops.convert(narrow, "f32"), ops.constant(scale))
-            node.input(1).replace_source_output(seen[source.get_friendly_name()].output(0))
-        if not seen:
-            raise LookupError("its matrices of 8 bits are not found in the graph")
 
     def _compile(self, size: int) -> Any:
         """A request of the graph for `size` nodes; 0: for any number."""
@@ -204,42 +240,42 @@ class Executor:
             graph.reshape(fixed)
         options = {
             "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": NUMBERS[self.dtype], "NUM_STREAMS": 1,
+            "KV_CACHE_PRECISION": NUMBERS[self.dtype], "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
             "INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False,
         }  # fmt: skip
         return self.core.compile_model(graph, "CPU", options).create_infer_request()
 
-    def cache(self) -> Cache:
-        return Cache(self.layout, self.dtype, torch.device("cpu"))
-
     def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
-        if len(jobs) > 1:
+        parts = [Part(job) for job in jobs if isinstance(job.cache, Pooled)]
+        if len(parts) < len(jobs) or any(p.seen is not None and 0 < self.window < p.end for p in parts):
             return None
-        job = jobs[0]
         if self.threads != threads:
             self.threads, self.slots, self.size = threads, {}, 0
-        size, warm = self._size(len(job.tokens)), True
-        if not size:
-            return None  # a prompt: many rows are torch's strength, and one more copy of the weights is saved
-        key = size if self.small else 0
+        homes = [part.lease.segment for part in parts]
+        if len(set(homes)) > 1:  # rarely: what one memory could not hold
+            return torch.cat([self._run([part], home) for part, home in zip(parts, homes, strict=True)])
+        return self._run(parts, homes[0])
+
+    def _run(self, parts: Sequence[Part], home: Segment) -> torch.Tensor:
+        nodes, rows = sum(len(part.tokens) for part in parts), sum(len(part.rows) for part in parts)
+        key, warm = self._size(nodes), True
         if key not in self.slots:
             self.slots[key], warm = Slot(self, self._compile(key)), False
         start = time.perf_counter()
-        logits = self.slots[key].run(job, size)
-        if warm:  # the first run of a graph still builds a part of it
+        logits = self.slots[key].run(parts, home, key or nodes, key or max(1, rows))
+        if warm and key:  # the first run of a graph still builds a part of it
             pace = self.slots[key].seconds
-            seconds, again = time.perf_counter() - start, size == self.size
+            seconds, again = time.perf_counter() - start, key == self.size
             pace[again] = seconds if not pace[again] else pace[again] + (seconds - pace[again]) / 8
-        self.size = size
-        return logits
+        self.size = key or nodes
+        return logits[:rows]
 
     def _size(self, n: int) -> int:
-        """The graph for n nodes, 0: none. The last one serves on as long as changing, which loads other weights into
-        the processor's cache, costs more than has been lost by staying with a larger one than needed.
+        """The graph for n nodes, 0: that for any number. The last one serves on as long as changing, which loads
+        other weights into the processor's cache, costs more than has been lost by staying with a larger one.
         """
-        if not self.small:
-            return n
-        size = next((s for s in SIZES if s >= n), 0)
-        if self.size > size > 0 and size in self.slots:
+        size = next((s for s in self.sizes if s >= n), 0)
+        if self.size > size > 0 and size in self.slots and self.size in self.slots:
             (change, stay), larger = self.slots[size].seconds, self.slots[self.size].seconds[True]
             self.lost += max(0.0, larger - stay)
             if stay and change and self.lost < change - stay:
@@ -248,83 +284,126 @@ class Executor:
         return size
 
 
-def _held(x: torch.Tensor) -> np.ndarray:
-    """The same memory, as numpy knows it."""
-    return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
+class Part:
+    """What a job asks of the graph: nodes, all behind rows that each of them sees.
+
+    `seen`: who sees whom among them, bool (m, m); None: a chain. Where nodes do not see all rows of an earlier forward
+    that were kept for them, these are computed once more.
+    """
+
+    def __init__(self, job: Job):
+        assert isinstance(job.cache, Pooled)
+        self.lease, self.seen = job.cache.lease, None if job.seen is None else job.seen.numpy()
+        self.past, self.tokens, self.positions, self.rows = job.start, job.tokens, job.columns, job.rows
+        if self.seen is not None:
+            kept = job.start - job.cache.length
+            if kept and not self.seen[:, :kept].all():
+                self.tokens, parents, _ = job.cache.next
+                self.past, self.rows = job.cache.length, [kept + r for r in job.rows]
+                self.seen = ancestors(tuple(parents)).numpy()
+            else:
+                self.seen = self.seen[:, kept:]
+        if len(self.tokens) < len(self.positions):
+            self.positions = job.positions
+        self.end = self.past + len(self.tokens)
 
 
 class Slot:
-    """A compiled graph with the memory it reads and writes, which is filled anew in every step."""
+    """A compiled graph with the memory it reads and writes, of which a step renews what has changed."""
 
     def __init__(self, owner: Executor, request: Any):
         self.owner, self.request = owner, request
-        self.shape: tuple[int, ...] = ()  # nodes and rows that the memory is for
-        self.bound: tuple[int, ...] = ()  # the cache whose rows are read
+        self.shape = (0, 0)  # nodes and rows that the memory is for
+        self.home: Segment | None = None  # whose memory is read and written
+        self.counts: tuple[int, ...] | None = None  # nodes of each sequence, where all are chains
+        self.places: tuple[Any, ...] | None = None  # where their rows lie
+        self.held: dict[int, np.ndarray] = {}  # what the request reads, by input
         self.seconds = [0.0, 0.0]  # of a run behind another graph's, and behind one of its own: running means
 
-    def _tensor(self, x: torch.Tensor | np.ndarray, dtype: torch.dtype) -> Any:
-        """The same memory, as OpenVINO knows it."""
-        values = x if isinstance(x, np.ndarray) else x.view(torch.uint8).numpy().reshape(-1)
-        return self.owner.ov.Tensor(values, list(x.shape), self.owner.numbers[dtype])
+    def _give(self, place: int, values: np.ndarray, dtype: torch.dtype | None = None) -> np.ndarray:
+        """Lets the request read these values where they lie."""
+        ov = self.owner.ov
+        tensor = ov.Tensor(values, shared_memory=True) if dtype is None else ov.Tensor(
+            values, list(values.shape), self.owner.numbers[dtype])  # fmt: skip
+        self.request.set_input_tensor(place, tensor)
+        self.held[place] = values
+        return values
 
-    def _shape(self, size: int, capacity: int, stored: list[torch.Tensor]) -> None:
-        """Memory for so many nodes behind so many rows."""
-        owner, step = self.owner, self.owner.step
-        held = HELD[owner.dtype]
-        self.shape, self.ints = (size, capacity), np.zeros((3, size), np.int64)
-        tables = [t for kind in step.kinds for t in owner.loop.table(owner.like, 1, *kind) or ()]
-        self.turns = [np.zeros((size, table.shape[-1]), held) for table in tables]
-        self.masks = [np.zeros((size, size + capacity), held) for _ in step.windows]
-        self.new = [np.zeros((*part.shape[:2], size, part.shape[3]), held) for part in stored]
-        for i, values in enumerate([*self.ints, *self.turns, *self.masks]):
-            self.request.set_input_tensor(i, self._tensor(values, torch.int64 if i < 3 else owner.dtype))
-        for i, part in enumerate(self.new):
-            self.request.set_output_tensor(1 + i, self._tensor(part, owner.dtype))
+    def _shape(self, size: int, rows: int) -> None:
+        """Memory for so many nodes and rows."""
+        owner = self.owner
+        self.shape = (size, rows)
+        self.ints = [self._give(i, np.zeros(n, np.int64)) for i, n in enumerate((size, size, rows))]
+        self.turns = [
+            self._give(i, np.zeros((size, table.shape[-1]), HELD[owner.dtype]), owner.dtype)
+            for i, table in enumerate(owner.turns(1), 3)
+        ]
 
-    def _mask(self, mask: np.ndarray, job: Job, window: int | None) -> None:
-        """Where a node may look, among the new ones and the cache's rows behind them, (size, size + C)."""
-        n, start, length, size = len(job.tokens), job.start, job.cache.length, self.shape[0]
-        never = BLOCKED[self.owner.dtype]
-        mask.fill(never)
-        np.fill_diagonal(mask, 0)  # who only fills up sees itself: a row of nothing has no softmax
-        new, old = mask[:n, :n], mask[:n, size : size + start]
-        if job.seen is None:
-            old.fill(0)
-            new[np.tri(n, dtype=bool)] = 0
-        else:
-            seen = job.seen.numpy()
-            old[:, :length] = 0
-            old[:, length:][seen[:, : start - length]] = 0
-            new[seen[:, start - length :]] = 0
-        if window is not None and max(job.columns) >= window:
-            theirs = np.array([*range(length), *job.columns])
-            far = theirs[start:, None] - theirs >= window
-            old[far[:, :start]] = never
-            new[far[:, start:]] = never
+    def _bind(self, home: Segment) -> None:
+        """Takes a segment for the memory that rows lie in."""
+        owner, self.home, self.places = self.owner, home, None
+        first, groups = 3 + len(self.turns) + TABLES * len(owner.step.heads), sorted(set(owner.layout))
+        order = [groups.index(shape) for shape in owner.layout]
+        for i, g in enumerate(order):
+            for j, memory in enumerate((home.keys, home.values)):
+                part = memory[g][order[:i].count(g)]
+                values, shape = part.view(torch.uint8).numpy(), [len(part) // BLOCK, 1, BLOCK, part.shape[1]]
+                tensor = owner.ov.Tensor(values.reshape(-1), shape, owner.numbers[owner.dtype])
+                self.request.set_input_tensor(first + 2 * i + j, tensor)
 
-    def run(self, job: Job, size: int) -> torch.Tensor:
-        """The job's nodes, filled up to `size` -> logits (k, V)."""
-        owner, cache, n, k = self.owner, job.cache, len(job.tokens), len(job.rows)
-        stored = [part for pair in zip(cache.keys, cache.values, strict=True) for part in pair]
-        if self.shape != (size, cache.capacity):
-            self._shape(size, cache.capacity, stored)
-        bound = (cache.capacity, *(part.data_ptr() for part in stored))
-        if bound != self.bound:
-            first = 3 + len(self.turns) + len(self.masks)
-            for i, part in enumerate(part for pair in zip(cache.k, cache.v, strict=True) for part in pair):
-                self.request.set_input_tensor(first + i, self._tensor(part, owner.dtype))
-            self.bound, self.kept = bound, [_held(part) for part in stored]
+    def _tables(self, parts: Sequence[Part], fill: int) -> None:
+        """Whose nodes are whose, see Step. What fills up sees itself alone and writes to rows of nobody."""
+        past, counts = [p.past for p in parts], [len(p.tokens) for p in parts]
+        used, ranges = [-(-p.end // BLOCK) for p in parts], [(p.lease.low, p.lease.high) for p in parts]
+        if fill:
+            past, counts, used = [*past, 0], [*counts, fill], [*used, -(-fill // BLOCK)]
+            ranges = [*ranges, (0, 0)]
+        chains = all(p.seen is None for p in parts)
+        same, there = (chains and self.counts == (*counts, fill)), self.places == (ranges, used)
+        self.counts, self.places = (*counts, fill) if chains else None, (ranges, used)
+        first = 3 + len(self.turns)
+        if not same:
+            masks = [np.tri(len(p.tokens), dtype=np.uint8) if p.seen is None else p.seen.view(np.uint8) for p in parts]
+            mask = np.concatenate([m.reshape(-1) for m in [*masks, np.eye(fill, dtype=np.uint8)]])
+        for place, heads in enumerate(self.owner.step.heads):
+            at = first + TABLES * place
+            if not same:
+                self._give(at, np.zeros(len(past) * heads, np.int32))
+                self._give(at + 1, _begins(counts * heads))
+                self._give(at + 4, np.zeros((), np.int32))
+                self._give(at + 5, np.tile(mask, heads))
+                self._give(at + 6, _begins([c * c for c in counts] * heads))
+            if not there:
+                lows = [(heads * low + h * (high - low)) // BLOCK for h in range(heads) for low, high in ranges]
+                blocks = [np.arange(low, low + n, dtype=np.int32) for low, n in zip(lows, used * heads, strict=True)]
+                self._give(at + 2, np.concatenate(blocks))
+                self._give(at + 3, _begins(used * heads))
+            self.held[at][:] = past * heads
+            self.held[at + 4][...] = max(p.end for p in parts)
+
+    def run(self, parts: Sequence[Part], home: Segment, size: int, count: int) -> torch.Tensor:
+        """The parts' nodes, filled up to `size`, and their rows, filled up to `count` -> logits (count, V)."""
+        if self.shape != (size, count):
+            self._shape(size, count)
+        if self.home is not home:
+            self._bind(home)
         ids, positions, rows = self.ints
-        ids[:n], positions[:n], rows[:k] = job.tokens, job.positions, job.rows
-        needed = max(job.columns) + 1
-        tables = [t for kind in owner.step.kinds for t in owner.loop.table(owner.like, needed, *kind) or ()]
-        for turn, table in zip(self.turns, tables, strict=True):
-            turn[:n] = _held(table[0])[positions[:n]]
-        for mask, window in zip(self.masks, owner.step.windows, strict=True):
-            self._mask(mask, job, window)
-        logits = torch.empty(size, owner.vocab)
-        self.request.set_output_tensor(0, self._tensor(logits, torch.float32))
+        n = k = 0
+        for part in parts:
+            m, r = len(part.tokens), len(part.rows)
+            ids[n : n + m], positions[n : n + m] = part.tokens, part.positions
+            rows[k : k + r] = part.rows
+            rows[k : k + r] += n
+            n, k = n + m, k + r
+        here = positions[:n]
+        for turn, table in zip(self.turns, self.owner.turns(int(here.max()) + 1), strict=True):
+            turn[:n] = table[here]
+        self._tables(parts, size - n)
+        logits = np.empty((count, self.owner.vocab), np.float32)
+        self.request.set_output_tensor(0, self.owner.ov.Tensor(logits, shared_memory=True))
         self.request.infer()
-        for fresh, kept in zip(self.new, self.kept, strict=True):
-            kept[:, :, job.start : job.start + n] = fresh[:, :, :n]
-        return logits[:k]
+        return torch.from_numpy(logits)
+
+
+def _begins(sizes: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *sizes], dtype=np.int32)
