@@ -25,9 +25,10 @@ from foretell.models.exact import ExactDecoder
 from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
 from foretell.models.openvino import Executor
+from foretell.models.static import Static
 
 ASSETS = Path(__file__).parent / "assets"
-EXECUTORS = ("auto", "torch", "openvino")
+EXECUTORS = ("auto", "torch", "openvino", "graphs")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -38,9 +39,10 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
 
     `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on
     a CPU; the rest bfloat16), or auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs
-    only), or auto: openvino where it is installed and takes the model, else torch. `exact_bits`: logits equal to the
-    last bit in any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and
-    in the formats it has. Raises BadModel, BadConfig or Unsupported.
+    only), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs only), or auto: openvino on a CPU where it is
+    installed, graphs on a CUDA GPU, each where it takes the model, else torch. `exact_bits`: logits equal to the last
+    bit in any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and in
+    the formats it has. Raises BadModel, BadConfig or Unsupported.
     """
     name = str(source)
     if name == "demo" and draft is None:
@@ -55,8 +57,8 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     if exact_bits:
         if dtype not in ("auto", "int8"):
             raise BadConfig(f"dtype={dtype!r} with exact_bits=True: must be auto or int8, whose sums are exact")
-        if executor == "openvino":
-            raise BadConfig("executor='openvino' with exact_bits=True: must be auto or torch, which computes it")
+        if executor not in ("auto", "torch"):
+            raise BadConfig(f"executor={executor!r} with exact_bits=True: must be auto or torch, which computes it")
         dtype, executor = "int8", "torch"
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not exact_bits else "cpu"
@@ -66,6 +68,10 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
         raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
     if dtype == "int8" and torch.device(device).type != "cpu":
         raise Unsupported.missing("dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'")
+    for only, where in (("openvino", "cpu"), ("graphs", "cuda")):
+        if executor == only and torch.device(device).type != where:
+            need = "a CPU" if where == "cpu" else "a CUDA GPU, whose graphs record the steps"
+            raise Unsupported.missing(f"executor={executor!r}", f"device={device!r}", need, "leave executor out")
     build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
     path: Path | None
     if _is_gguf(name):
@@ -87,13 +93,15 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
 
 
 def _hand_over(model: Decoder, executor: str) -> None:
-    """Lets OpenVINO compute its steps; where it cannot, torch does, or it is an error if it was asked for by name."""
+    """Lets its device's executor compute its steps; where it cannot, torch does, or it is an error if asked by name."""
+    if (make := {"cpu": Executor, "cuda": Static}.get(model.device.type)) is None:
+        return
     try:
-        model.use(Executor)
+        model.use(make)
     except LookupError as error:
-        if executor == "openvino":
+        if executor != "auto":
             need = f"what it takes ({error})"
-            raise Unsupported.missing("executor='openvino'", model.name, need, "use torch") from error
+            raise Unsupported.missing(f"executor={executor!r}", model.name, need, "use torch") from error
 
 
 def _is_gguf(name: str) -> bool:

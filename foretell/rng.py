@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from foretell.ops.draws import draw
+
 MASK = (1 << 64) - 1
 PURPOSES = {"target": 1, "accept": 2, "draft": 3, "gumbel": 4}
 
@@ -51,11 +53,7 @@ class Rng:
         return (self._bits(purpose, position, index) >> 11) * 2.0**-53
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
-        sums = p.cumsum(0, dtype=torch.float64)
-        u = self.uniform(purpose, position, index) * float(sums[-1])
-        token = int(torch.searchsorted(sums, u, right=True))
-        # u can round up to the total; then the last token of positive probability is meant.
-        return token if token < len(p) else int(p.nonzero()[-1])
+        return draw(p, self.uniform(purpose, position, index))
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         return self.uniform(purpose, position, index) < chance

@@ -14,7 +14,6 @@ import torch
 from transformers.generation import logits_process as hf
 
 from foretell.errors import BadConfig
-from foretell.ops.rows import firsts
 from foretell.types import Sampling
 
 
@@ -76,13 +75,14 @@ class Sampler:
         """Probabilities (V,) of the token after `output`; one-hot on the first best token at temperature 0."""
         scores = self.scores(row, output)
         if self.greedy:
-            p = torch.zeros_like(scores)
-            p[int(scores.argmax())] = 1
-            return p
-        scores = scores[None]
+            return torch.zeros_like(scores).index_fill_(0, scores.argmax(), 1)
+        return self.laws(scores[None])[0]
+
+    def laws(self, scores: torch.Tensor) -> torch.Tensor:
+        """Processed logits (N, V) through temperature and filters to probabilities."""
         for warper in self.warpers:
             scores = warper(None, scores)
-        return scores[0].softmax(-1)
+        return scores.softmax(-1)
 
 
 class Target:
@@ -90,7 +90,6 @@ class Target:
 
     def __init__(self, rows: torch.Tensor, sampler: Sampler, output: list[int], words: Callable[[int], list[int]]):
         self.rows, self.sampler, self.output, self.words = rows, sampler, output, words
-        self.firsts: list[int] | None = firsts(rows) if sampler.greedy and sampler.plain else None
 
     def p(self, node: int) -> torch.Tensor:
         """The law (V,) of the token after `node`."""
@@ -98,6 +97,4 @@ class Target:
 
     def best(self, node: int) -> int:
         """The greedy token after `node`, ties to the lowest id, as everywhere."""
-        if self.firsts is not None:
-            return self.firsts[node]
         return int(self.sampler.scores(self.rows[node], [*self.output, *self.words(node)]).argmax())

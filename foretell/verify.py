@@ -9,6 +9,7 @@ says which trees it accepts and refuses the rest: a tree verified with the wrong
 from __future__ import annotations
 
 from foretell.errors import BadConfig
+from foretell.ops.draws import ahead
 from foretell.rng import Door
 from foretell.sampling import Target
 from foretell.tree import TokenTree
@@ -48,9 +49,11 @@ def walk(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
 
     `position`: tokens generated so far, so that a node of depth d decides position + d.
     """
-    node, outcome = 0, Outcome([], -1)
+    node, outcome, found = 0, Outcome([], -1), ahead(target, rng, position, tree.depths)
     while True:
-        if target.sampler.greedy:
+        if found is not None:
+            token = found[node]
+        elif target.sampler.greedy:
             token = target.best(node)
         else:
             token = rng.sample(target.p(node), "target", position + tree.depths[node])

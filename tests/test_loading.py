@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import foretell
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
+from foretell.loading import _hand_over
+from foretell.models.openvino import Executor
+from foretell.models.static import Static
 from tests import tiny
 
 CODE = "def add(a, b):\n    return a"
@@ -90,6 +93,37 @@ def test_options_that_cannot_be(folder: Path) -> None:
     assert "int8 cannot run" in refusal(folder, dtype="int8", device="meta").replace("'", "")
     assert "exact_bits" in refusal(folder, exact_bits=True, dtype="float32")
     assert "device='moon'" in refusal(folder, device="moon")
+
+
+def test_an_executor_belongs_to_a_kind_of_device(folder: Path) -> None:
+    said = refusal(folder, executor="graphs", device="cpu")
+    assert "executor='graphs'" in said and "a CUDA GPU" in said
+    assert "executor='openvino'" in refusal(folder, executor="openvino", device="meta")
+    assert "executor='graphs' with exact_bits=True" in refusal(folder, executor="graphs", exact_bits=True)
+    assert "one of auto, torch, openvino, graphs" in refusal(folder, executor="fast")
+
+
+def test_what_is_handed_over_to_whom() -> None:
+    class Fake:
+        name, used, reason = "fake", None, ""
+
+        def __init__(self, device: str):
+            self.device = torch.device(device)
+
+        def use(self, make: object) -> None:
+            if self.reason:
+                raise LookupError(self.reason)
+            self.used = make
+
+    for device, make in (("cuda:1", Static), ("cpu", Executor), ("mps", None)):
+        fake: Any = Fake(device)
+        _hand_over(fake, "auto")
+        assert fake.used is make
+    fake = Fake("cuda")
+    fake.reason = "experts chosen by Python code"
+    _hand_over(fake, "auto")
+    with pytest.raises(Unsupported, match=r"executor='graphs' cannot run on fake: .*experts chosen"):
+        _hand_over(fake, "graphs")
 
 
 def test_names_that_are_no_folder(folder: Path, tmp_path: Path) -> None:

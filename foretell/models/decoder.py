@@ -10,8 +10,8 @@ right is refused before the first forward.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from foretell.cache import Cache, Job, Layout
 from foretell.errors import ForetellError, Unsupported
 from foretell.model import STEP, Model, forest_attention
-from foretell.models.loop import Block, Loop
+from foretell.models.loop import Block, Loop, attending
 from foretell.ops.threads import torch_threads
 from foretell.tree import TokenTree
 from foretell.types import Ask, Reply
@@ -138,15 +138,8 @@ class Decoder(Model):
         model = f"{self.name} (family {self.config.model_type})"
         return Unsupported.missing("foretell", model, capability, "use transformers' own generate for it")
 
-    @contextmanager
-    def _attention(self, kind: str = "foretell") -> Iterator[None]:
-        """Modules that read the configuration find this kind of attention in it."""
-        before = self.config._attn_implementation
-        self.config._attn_implementation = kind
-        try:
-            yield
-        finally:
-            self.config._attn_implementation = before
+    def _attention(self, kind: str = "foretell") -> AbstractContextManager[None]:
+        return attending(self.config, kind)
 
     def _context(self) -> int:
         limit = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
@@ -278,7 +271,8 @@ class Decoder(Model):
             h = self.loop.run(h, positions, order, taps, hidden)[0]
         if not len(rows):
             return h.new_zeros(0, self.vocab), hidden
-        return self.loop.logits(h if len(rows) == len(h) else h[rows]), hidden
+        every = all(job.rows == [*range(len(job.tokens))] for job in STEP.get())
+        return self.loop.logits(h if every else h[rows]), hidden
 
     def self_test(self) -> None:
         """A tree behind a prompt in pieces must give the rows of its paths as the model alone computes them."""

@@ -6,13 +6,25 @@ It calls the model's own modules one by one, so that hidden states can be read, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 Block = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]  # (hidden (1, T, E), rotary, positions) -> hidden
+
+
+@contextmanager
+def attending(config: Any, kind: str = "foretell") -> Iterator[None]:
+    """Modules that read this configuration find this kind of attention in it."""
+    before = config._attn_implementation
+    config._attn_implementation = kind
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 class Loop:

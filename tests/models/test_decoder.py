@@ -21,7 +21,8 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.models import decoder
 from foretell.models.decoder import PROVEN, Decoder
 from foretell.strategy import Strategy
-from foretell.types import Steps
+from foretell.tree import TokenTree
+from foretell.types import Ask, Steps
 from tests.models.families import WINDOW, config, tiny
 
 PROMPT = list(range(1, 25))
@@ -188,6 +189,16 @@ def test_a_method_that_needs_layers_is_refused_where_there_are_none() -> None:
     with pytest.raises(Unsupported, match="'layers'") as caught:
         wrap(tiny("gpt2"), name="small").generate(PROMPT, Taps())
     assert "small" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@torch.inference_mode()
+def test_rows_come_in_the_order_they_are_asked_in() -> None:
+    model, tree = Decoder(tiny("llama"), "small"), TokenTree(5).chain([7])
+    for rows in ([0, 1], [1, 0], [1, 1]):
+        job, _ = model.cache().prepare(Ask(tree, rows=rows), [5], 8)
+        reply = model.forward([job])[0]
+        assert reply.nodes == rows
+        torch.testing.assert_close(reply.logits, model.score([5], tree)[rows])
 
 
 def test_the_same_model_can_be_target_and_draft() -> None:

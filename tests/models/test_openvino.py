@@ -270,7 +270,7 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match=r"executor='openvino'.*foretell\[cpu\]"):
         foretell.load("demo", executor="openvino")
     assert foretell.load("demo").models["target"].executor is None  # type: ignore[attr-defined]
-    with pytest.raises(BadConfig, match="executor='fast': must be one of auto, torch, openvino"):
+    with pytest.raises(BadConfig, match="executor='fast': must be one of auto, torch, openvino, graphs"):
         foretell.load("demo", executor="fast")
 
 
