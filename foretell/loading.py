@@ -11,20 +11,18 @@ import json
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretell.api import LM, ends, pair
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.model import Model
-from foretell.models.decoder import Decoder
-from foretell.models.exact import ExactDecoder
-from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
-from foretell.models.openvino import Executor
+
+if TYPE_CHECKING:  # transformers' models and tokenizers fill 100 MB, which a .gguf file needs none of
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ASSETS = Path(__file__).parent / "assets"
 EXECUTORS = ("auto", "torch", "openvino")
@@ -66,7 +64,6 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
         raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
     if dtype == "int8" and torch.device(device).type != "cpu":
         raise Unsupported.missing("dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'")
-    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
     path: Path | None
     if _is_gguf(name):
         target: Any = _gguf(name)
@@ -74,26 +71,34 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     else:
         hf, path = _model(name, dtype, device, revision, trust_remote_code)
         tokenizer = _tokenizer(path or name, revision, trust_remote_code)
-        target, eos = build(hf, name), ends(hf)
+        target, eos = _decoder(hf, name, exact_bits, executor), ends(hf)
     second: Model | None = None
     if draft is not None and _is_gguf(str(draft)):
         second = _gguf(str(draft))
     elif draft is not None:
-        second = build(_model(str(draft), dtype, device, None, trust_remote_code)[0], f"{name} (draft)")
-    for model in (target, second) if executor != "torch" else ():
-        if isinstance(model, Decoder):
-            _hand_over(model, executor)
+        draft_hf = _model(str(draft), dtype, device, None, trust_remote_code)[0]
+        second = _decoder(draft_hf, f"{name} (draft)", exact_bits, executor)
     return pair(target, tokenizer, second, path, eos)
 
 
-def _hand_over(model: Decoder, executor: str) -> None:
-    """Lets OpenVINO compute its steps; where it cannot, torch does, or it is an error if it was asked for by name."""
+def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) -> Model:
+    """Its adapter. OpenVINO computes its steps; where it cannot, torch does, or it is an error if asked for by name."""
+    from foretell.models.decoder import Decoder
+    from foretell.models.exact import ExactDecoder
+    from foretell.models.fused import blocks
+    from foretell.models.openvino import Executor
+
+    if exact_bits:
+        return ExactDecoder(hf, name)
+    model = Decoder(hf, name, partial(blocks, ours=True))
     try:
-        model.use(Executor)
+        if executor != "torch":
+            model.use(Executor)
     except LookupError as error:
         if executor == "openvino":
             need = f"what it takes ({error})"
             raise Unsupported.missing("executor='openvino'", model.name, need, "use torch") from error
+    return model
 
 
 def _is_gguf(name: str) -> bool:
@@ -131,6 +136,8 @@ def load_tokenizer(source: str | Path = "demo", revision: str | None = None) -> 
         from foretell.models.gguf import vocabulary
 
         return vocabulary(Path(name).expanduser())
+    from transformers import AutoTokenizer
+
     path = _folder(name)
     try:
         return AutoTokenizer.from_pretrained(path or name, revision=revision, trust_remote_code=False)  # type: ignore[no-any-return]
@@ -185,6 +192,8 @@ def _line(error: Exception) -> str:
 
 def _model(name: str, dtype: str, device: str, revision: str | None,
            remote: bool) -> tuple[PreTrainedModel, Path | None]:  # fmt: skip
+    from transformers import AutoModelForCausalLM
+
     path = _folder(name)
     if path is not None:
         _check_files(path)
@@ -212,6 +221,8 @@ def _model(name: str, dtype: str, device: str, revision: str | None,
 
 def _tokenizer(source: str | Path, revision: str | None, remote: bool) -> PreTrainedTokenizerBase | None:
     """The tokenizer, or None with a warning: token ids still work."""
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=remote)  # type: ignore[no-any-return]
     except Exception as error:  # transformers raises nearly anything here; the model itself is usable without it

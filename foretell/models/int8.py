@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretell.ops.memory import release
+
 
 class Linear8(nn.Module):
     """x (..., in) -> (..., out). `weight` (out, in) int8, `scale` (out,) float32: the matrix is weight * scale."""
@@ -55,7 +57,10 @@ class Linear8(nn.Module):
 
 
 def quantize(model: nn.Module) -> int:
-    """Replaces every linear layer of a model; returns how many. A head that shares the embedding's gets its own."""
+    """Replaces every linear layer of a model; returns how many. A head that shares the embedding's gets its own.
+
+    The model's weights must be as they were read: pages of its files that hold linear layers leave the memory.
+    """
     found = [
         (parent, name, child)
         for parent in model.modules()
@@ -64,4 +69,5 @@ def quantize(model: nn.Module) -> int:
     ]
     for parent, name, child in found:
         setattr(parent, name, Linear8.of(child))
+        release([child.weight.data])
     return len(found)
