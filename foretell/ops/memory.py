@@ -19,7 +19,7 @@ def rounded(n: int) -> int:
 
     For every number of rows that a product of 16-bit numbers is asked for, oneDNN makes a kernel, in about as much time
     as the product takes, and torch keeps up to a thousand of them, of 0.6 MB each: prompts of any length would fill
-    that. The rows added cost a forward 3 % on average and 8 % at most; a kernel made anew costs more (dev/LOG.md).
+    that. The rows added cost a forward a few percent, 15 at most (dev/LOG.md).
     """
     return next((size for size in SIZES if size >= n), -(-n // 256) * 256)
 
