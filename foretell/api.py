@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretell import stores, tuning
 from foretell.costs import ROWS, SIZES, identity, profile
@@ -26,14 +25,14 @@ from foretell.drafter import Drafter
 from foretell.engine import Engine, Event, Live, Request
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
-from foretell.models.decoder import Decoder
-from foretell.models.exact import ExactDecoder
-from foretell.models.fused import blocks
 from foretell.spec import AUTO, resolve
 from foretell.stats import Stats
 from foretell.strategy import Speculative, Strategy
 from foretell.text import Detokenizer
 from foretell.types import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Method = str | Drafter | Strategy
 COLUMNS = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
@@ -393,6 +392,10 @@ def _deep(name: str, value: list[Any]) -> bool:
 def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, draft: PreTrainedModel | None = None,
          name: str | None = None, path: Path | None = None, exact_bits: bool = False) -> LM:  # fmt: skip
     """An LM over transformers models that are already loaded. `exact_bits`: as of load; linear layers of 8 bits."""
+    from foretell.models.decoder import Decoder
+    from foretell.models.exact import ExactDecoder
+    from foretell.models.fused import blocks
+
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
     second = build(draft, f"{title} (draft)") if draft is not None else None

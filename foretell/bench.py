@@ -434,8 +434,10 @@ def peak_memory() -> int | None:
 
 
 def held_bytes(model: Model | None) -> int:
-    """Bytes of all its weights, each tensor once."""
-    parts = model.hf.parameters() if isinstance(model, Decoder) else ()
+    """Bytes of all its weights, each tensor once; of a .gguf file, those that a forward reads."""
+    if not isinstance(model, Decoder):
+        return weight_bytes(model) or 0
+    parts = model.hf.parameters()
     return sum({p.data_ptr(): p.numel() * p.element_size() for p in parts}.values())
 
 

@@ -11,21 +11,20 @@ import json
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretell.api import LM, ends, pair
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.model import Model
-from foretell.models.decoder import Decoder
-from foretell.models.exact import ExactDecoder
-from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
-from foretell.models.openvino import Executor
-from foretell.models.static import Static
+
+if TYPE_CHECKING:  # transformers' models and tokenizers fill 100 MB, which a .gguf file needs none of
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from foretell.models.decoder import Decoder
 
 ASSETS = Path(__file__).parent / "assets"
 EXECUTORS = ("auto", "torch", "openvino", "graphs")
@@ -72,7 +71,6 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
         if executor == only and torch.device(device).type != where:
             need = "a CPU" if where == "cpu" else "a CUDA GPU, whose graphs record the steps"
             raise Unsupported.missing(f"executor={executor!r}", f"device={device!r}", need, "leave executor out")
-    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
     path: Path | None
     if _is_gguf(name):
         target: Any = _gguf(name)
@@ -80,20 +78,35 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     else:
         hf, path = _model(name, dtype, device, revision, trust_remote_code)
         tokenizer = _tokenizer(path or name, revision, trust_remote_code)
-        target, eos = build(hf, name), ends(hf)
+        target, eos = _decoder(hf, name, exact_bits, executor), ends(hf)
     second: Model | None = None
     if draft is not None and _is_gguf(str(draft)):
         second = _gguf(str(draft))
     elif draft is not None:
-        second = build(_model(str(draft), dtype, device, None, trust_remote_code)[0], f"{name} (draft)")
-    for model in (target, second) if executor != "torch" else ():
-        if isinstance(model, Decoder):
-            _hand_over(model, executor)
+        draft_hf = _model(str(draft), dtype, device, None, trust_remote_code)[0]
+        second = _decoder(draft_hf, f"{name} (draft)", exact_bits, executor)
     return pair(target, tokenizer, second, path, eos)
+
+
+def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) -> Model:
+    """Its adapter, and who computes its steps."""
+    from foretell.models.decoder import Decoder
+    from foretell.models.exact import ExactDecoder
+    from foretell.models.fused import blocks
+
+    if exact_bits:
+        return ExactDecoder(hf, name)
+    model = Decoder(hf, name, partial(blocks, ours=True))
+    if executor != "torch":
+        _hand_over(model, executor)
+    return model
 
 
 def _hand_over(model: Decoder, executor: str) -> None:
     """Lets its device's executor compute its steps; where it cannot, torch does, or it is an error if asked by name."""
+    from foretell.models.openvino import Executor
+    from foretell.models.static import Static
+
     if (make := {"cpu": Executor, "cuda": Static}.get(model.device.type)) is None:
         return
     try:
@@ -139,6 +152,8 @@ def load_tokenizer(source: str | Path = "demo", revision: str | None = None) -> 
         from foretell.models.gguf import vocabulary
 
         return vocabulary(Path(name).expanduser())
+    from transformers import AutoTokenizer
+
     path = _folder(name)
     try:
         return AutoTokenizer.from_pretrained(path or name, revision=revision, trust_remote_code=False)  # type: ignore[no-any-return]
@@ -193,6 +208,8 @@ def _line(error: Exception) -> str:
 
 def _model(name: str, dtype: str, device: str, revision: str | None,
            remote: bool) -> tuple[PreTrainedModel, Path | None]:  # fmt: skip
+    from transformers import AutoModelForCausalLM
+
     path = _folder(name)
     if path is not None:
         _check_files(path)
@@ -220,6 +237,8 @@ def _model(name: str, dtype: str, device: str, revision: str | None,
 
 def _tokenizer(source: str | Path, revision: str | None, remote: bool) -> PreTrainedTokenizerBase | None:
     """The tokenizer, or None with a warning: token ids still work."""
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=remote)  # type: ignore[no-any-return]
     except Exception as error:  # transformers raises nearly anything here; the model itself is usable without it

@@ -226,6 +226,15 @@ def test_memory_is_noted_beside_what_should_be_enough() -> None:
     assert document["peak_memory"] > 1e6
 
 
+def test_weights_count_once_and_those_of_a_file_as_it_says() -> None:
+    class File:
+        weight_bytes = 7
+
+    model = tiny.lm().models["target"]
+    assert bench.held_bytes(model) == 4 * sum(p.numel() for p in model.hf.parameters())  # type: ignore[attr-defined]
+    assert bench.held_bytes(File()) == 7 and bench.held_bytes(None) == 0  # type: ignore[arg-type]
+
+
 def test_the_peak_can_be_forgotten() -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("this system does not let a process forget its peak")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 import foretell
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
-from foretell.loading import _hand_over
+from foretell.loading import ASSETS, _hand_over
 from foretell.models.openvino import Executor
 from foretell.models.static import Static
 from tests import tiny
+from tests.ops.test_memory import resident
 
 CODE = "def add(a, b):\n    return a"
 
@@ -310,3 +312,29 @@ def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0 and done.stdout.startswith("BadModel(") and done.stdout.count("\n") == 1
     assert "nobody/none" in done.stdout and "give a local folder" in done.stdout
+
+
+def test_a_gguf_file_needs_none_of_transformers_models() -> None:
+    """They fill 100 MB."""
+    code = ("import sys, foretell.loading, foretell.models.gguf\n"
+            "print(sorted({'transformers.modeling_utils', 'sympy', 'openvino'} & set(sys.modules)))")  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told to let pages go")
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_what_was_joined_or_narrowed_leaves_the_memory(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(name: str) -> tuple[float, list[int]]:
+        """How much of the file is in memory, and an answer."""
+        shutil.copytree(ASSETS / "demo", tmp_path / name)  # other tests may have the file in memory
+        lm = foretell.load(tmp_path / name, executor="torch", dtype=dtype)
+        file = tmp_path / name / "model.safetensors"
+        return resident(file) / file.stat().st_size, lm.generate("def add(a, b):", "plain", max_new_tokens=8).tokens
+
+    ours, tokens = read("ours")
+    for module in ("fused", "int8"):
+        monkeypatch.setattr(f"foretell.models.{module}.release", lambda tensors: 0)
+    all_of_it, same = read("all")
+    assert ours < 0.65 and all_of_it > 0.9 and tokens == same

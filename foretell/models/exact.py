@@ -179,6 +179,8 @@ class ExactCache(Cache):
 class ExactFused(Fused):
     """A layer of the llama family: the fused one, with operations that do not look at the number of rows."""
 
+    fills = False
+
     def activate(self, gate: torch.Tensor) -> torch.Tensor:
         if isinstance(self.act, (nn.SiLU, type(ACT2FN["silu"]))):
             return in_pieces(F.silu, gate)

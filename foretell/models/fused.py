@@ -3,7 +3,8 @@
 q, k, v and gate, up become one matrix product each, rotation is applied to queries and keys together, and nothing of
 the modules' bookkeeping runs. A layer qualifies by its parts; `Decoder` then compares a probe's logits with the stock
 modules' and keeps the stock ones where they differ (residual multipliers, layers without rotation, and so on). The
-fused matrices are the storage: the modules' own weights become views of them, so memory stays what it was.
+fused matrices are the storage: the modules' own weights become views of them, so memory stays what it was. Products
+take a few sizes of rows only (ops/memory.py): the loop fills its row up, and attention alone leaves the filling out.
 """
 
 from __future__ import annotations
@@ -19,18 +20,25 @@ from torch import nn
 from foretell.model import forest_attention
 from foretell.models.decoder import Block, Loop
 from foretell.models.int8 import Linear8
+from foretell.ops.memory import release
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-def blocks(loop: Loop, kind: type[Fused] | None = None) -> list[Block] | None:
-    """A fused block for every layer, or None where a layer has another build. `kind`: another way to compute it."""
+def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> list[Block] | None:
+    """A fused block for every layer, or None where a layer has another build. `kind`: another way to compute it.
+
+    `ours`: nobody else has a tensor of this model, so that what was joined may leave the memory.
+    """
     if not all(_fits(layer) for layer in loop.layers):
         return None
-    return [
-        (kind or Fused)(layer, i, window)
-        for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True))
-    ]
+    made: list[Block] = []
+    for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True)):
+        before = [p.data for p in layer.parameters()] if ours else []
+        made.append((kind or Fused)(layer, i, window))
+        kept = {p.data_ptr() for p in layer.parameters()}
+        release(t for t in before if t.data_ptr() not in kept)
+    return made
 
 
 def _fits(layer: nn.Module) -> bool:
@@ -72,7 +80,9 @@ def _join(linears: Sequence[nn.Linear | Linear8]) -> Product:
 
 
 class Fused:
-    """One layer: (hidden (1, T, E), (cos, sin) (1, T, D), positions) -> hidden."""
+    """One layer: (hidden (1, P, E), (cos, sin) (1, T, D), positions (1, T)) -> hidden; rows from T on only fill up."""
+
+    fills = True  # whether there may be such rows
 
     def __init__(self, layer: nn.Module, index: int, window: int | None):
         attention: Any = layer.self_attn
@@ -82,6 +92,8 @@ class Fused:
         self.qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up, self.act = _join([mlp.gate_proj, mlp.up_proj]), mlp.act_fn
         self.out, self.down = _join([attention.o_proj]), _join([mlp.down_proj])
+        # Products of 8 bits are not kept by their sizes, and rows that only fill up cost them as much as others.
+        self.fills = self.fills and attention.q_proj.weight.dtype in (torch.bfloat16, torch.float16)
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
         self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
@@ -100,9 +112,9 @@ class Fused:
         return out
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        h = hidden[0]
-        heads, both = self.queries, self.queries + self.keys
-        x = self.qkv(self.norm(self.before, h)).view(h.shape[0], -1, self.width)
+        h, new = hidden[0], positions.shape[1]
+        heads, both, filling = self.queries, self.queries + self.keys, len(h) - new
+        x = self.qkv(self.norm(self.before, h))[:new].view(new, -1, self.width)
         qk, v = x[:, :both], x[:, both:]
         if self.norms is not None:
             qk = torch.cat([self.norm(self.norms[0], qk[:, :heads]), self.norm(self.norms[1], qk[:, heads:])], 1)
@@ -110,7 +122,8 @@ class Fused:
         low, high = qk.chunk(2, -1)
         qk = self.rotate(qk, torch.cat([-high, low], -1), cos, sin).transpose(0, 1)
         out = forest_attention(self.index, qk[:heads], qk[heads:], v.transpose(0, 1), self.scale, self.window)
-        h = h + self.out(out.reshape(h.shape[0], -1))
+        out = out.reshape(new, -1)
+        h = h + self.out(F.pad(out, (0, 0, 0, filling)) if filling else out)
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
         h = h + self.down(self.activate(gate) * up)
         return h[None]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from foretell.ops.memory import release
+
 
 @torch.library.custom_op("foretell::linear8", mutates_args=())
 def linear8(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -60,7 +62,10 @@ class Linear8(nn.Module):
 
 
 def quantize(model: nn.Module) -> int:
-    """Replaces every linear layer of a model; returns how many. A head that shares the embedding's gets its own."""
+    """Replaces every linear layer of a model; returns how many. A head that shares the embedding's gets its own.
+
+    The model's weights must be as they were read: pages of its files that hold linear layers leave the memory.
+    """
     found = [
         (parent, name, child)
         for parent in model.modules()
@@ -69,4 +74,5 @@ def quantize(model: nn.Module) -> int:
     ]
     for parent, name, child in found:
         setattr(parent, name, Linear8.of(child))
+        release([child.weight.data])
     return len(found)

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from transformers import PreTrainedModel
+
+from foretell.ops.memory import rounded
 
 Block = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]  # (hidden (1, T, E), rotary, positions) -> hidden
 
@@ -111,15 +115,31 @@ class Loop:
         else:
             each = {kind: self.rotation(h, positions, kind) for kind in dict.fromkeys(self.kinds)}
             rotary = [each[kind] for kind in self.kinds]
+        new = h.shape[1]
+        size = self._size(h) if all(getattr(block, "fills", False) for block in self.blocks) else new
+        h = F.pad(h, (0, 0, 0, size - new)) if size > new else h
         for i in layers:
-            hidden.update({t: h[0] for t in taps if t <= i and t not in hidden})
+            hidden.update({t: h[0, :new] for t in taps if t <= i and t not in hidden})
             h = self.blocks[i](h, rotary[i], positions)
-        hidden.update({t: h[0] for t in taps if t not in hidden})
-        return h
+        hidden.update({t: h[0, :new] for t in taps if t not in hidden})
+        return h[:, :new]
+
+    @staticmethod
+    def _size(h: torch.Tensor) -> int:
+        """How many rows products compute for h (1, n, E)."""
+        few = h.device.type == "cpu" and h.dtype in (torch.bfloat16, torch.float16)
+        return rounded(h.shape[1]) if few else h.shape[1]
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """(n, E) -> (n, V)."""
+        n = len(h)
+        # Whoever records this fills up for himself, and products of 8 bits do not gain by it.
+        size = n if torch.jit.is_tracing() or type(self.head) is not nn.Linear else self._size(h[None])
+        if size > n:
+            h = F.pad(h, (0, 0, 0, size - n))
         out: torch.Tensor = self.head(self.norm(h))
+        if size > n:
+            out = out[:n]
         if self.factor:
             out = out * self.factor
         if self.divisor:

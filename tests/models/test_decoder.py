@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from transformers import (
     AttentionInterface,
     BertConfig,
@@ -18,8 +20,9 @@ from transformers import (
 
 from foretell import wrap
 from foretell.errors import BadConfig, Unsupported
-from foretell.models import decoder
+from foretell.models import decoder, fused
 from foretell.models.decoder import PROVEN, Decoder
+from foretell.ops.memory import SIZES
 from foretell.strategy import Strategy
 from foretell.tree import TokenTree
 from foretell.types import Ask, Steps
@@ -215,3 +218,44 @@ def test_a_draft_of_another_vocabulary_is_refused() -> None:
 
 def test_the_tiny_models_are_what_they_say() -> None:
     assert config("mistral").sliding_window == WINDOW < len(PROMPT)
+
+
+def test_rows_that_fill_up_change_nothing() -> None:
+    """Trees of many sizes, alone and together, with hidden states."""
+    model = Decoder(tiny("qwen3").bfloat16(), "tiny", fused.blocks)
+    assert model.loop is not None and all(block.fills for block in model.loop.blocks)  # type: ignore[attr-defined]
+
+    def step(size: int) -> list[torch.Tensor]:
+        one = Ask(TokenTree(5).chain(range(6, 5 + size)).chain([3, 4], at=0))
+        jobs = [model.cache().prepare(one, [*PROMPT, 5], 99)[0] for _ in range(3)]
+        replies = model.forward(jobs[:2], (0, 1)) + model.forward(jobs[2:], (0, 2))
+        return [*(r.logits for r in replies), *(h for r in replies for h in r.hidden.values())]
+
+    with torch.inference_mode():
+        for size in (1, 2, 3, 6, 9, 23):
+            filled = step(size)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("foretell.models.loop.rounded", lambda n: n)
+                exact = step(size)
+            assert len(filled) == len(exact) == 9
+            for mine, theirs in zip(filled, exact, strict=True):
+                assert mine.shape == theirs.shape
+                torch.testing.assert_close(mine.float(), theirs.float(), atol=0.02, rtol=0.02)
+
+
+def test_products_have_few_sizes_whatever_is_asked() -> None:
+    """oneDNN keeps a kernel for each of them."""
+    seen = set[int]()
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is F.linear:
+                seen.add(args[0].numel() // args[0].shape[-1])
+            return func(*args, **kwargs or {})
+
+    lm = wrap(tiny("qwen3").bfloat16())
+    with Watch():
+        for n in range(1, 60):
+            lm.generate([(7 * n + i) % 90 for i in range(n)], "ngram" if n % 2 else "suffix", max_new_tokens=4)
+        lm.generate([[1] * n for n in (3, 5, 9)], "plain", max_new_tokens=2)
+    assert len(seen) > 10 and seen <= {*SIZES}

@@ -84,7 +84,7 @@ def test_openvino_computes_with_the_same_weights() -> None:
     assert not torch.equal(before, after)
     assert (before - after).abs().max() <= 0.05 * before.abs().max()  # it rounds activations otherwise
     kinds = {str(c.get_element_type()) for c in model.executor.graph.get_ops() if c.get_type_name() == "Constant"}
-    assert "<Type: 'int8_t'>" in kinds
+    assert "<Type: 'uint8_t'>" in kinds
 
 
 def test_the_embedded_model_in_8_bits() -> None:
