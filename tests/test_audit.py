@@ -70,6 +70,16 @@ def test_a_narrow_format_is_audited_beside_float32() -> None:
     assert report.methods[0].checks[-1].numbers.keys() == {"float32", "bfloat16"}
 
 
+def test_in_8_bits_seeds_are_not_claimed_unless_bits_are_exact() -> None:
+    hf = tiny.llama()
+    quantize(hf)
+    report = audit.audit(foretell.wrap(hf, tiny.tokenizer(), name="tiny"), ["ngram"], TEXTS, max_new_tokens=8)
+    checks = {check.name: check for check in report.methods[0].checks}
+    assert report.held and report.numbers == "int8" and " tiny int8 ngram " in report.methods[0].line
+    assert checks["seeds"].held is None and "not claimed" in checks["seeds"].detail
+    assert "(at most 0.1)" in checks["cache"].detail
+
+
 def test_a_lossy_rule_is_lossy_and_not_failed() -> None:
     report = run("draft:rule=typical")
     assert held(report) == {"greedy float32": True, "seeds": None, "law": None, "two-sample": None, "cache": True}
