@@ -358,9 +358,10 @@ class Slot:
 
     def __init__(self, owner: Executor, request: Any):
         self.owner, self.request = owner, request
-        self.shape = (0, 0)  # nodes and rows that the memory is for
+        self.size = self.count = 0  # nodes and rows that the memory is for
         self.home: Segment | None = None  # whose memory is read and written
-        self.counts: tuple[int, ...] | None = None  # nodes of each sequence, where all are chains
+        self.counts: list[int] = []  # nodes of each sequence
+        self.chains = False  # whether all of them are
         self.places: tuple[Any, ...] | None = None  # where their rows lie
         self.held: dict[int, np.ndarray] = {}  # what the request reads, by input
         self.seconds = [0.0, 0.0]  # of a run behind another graph's, and behind one of its own: running means
@@ -374,15 +375,17 @@ class Slot:
         self.held[place] = values
         return values
 
-    def _shape(self, size: int, rows: int) -> None:
+    def _shape(self, size: int, count: int) -> None:
         """Memory for so many nodes and rows."""
         owner = self.owner
-        self.shape = (size, rows)
-        self.ints = [self._give(i, np.zeros(n, np.int64)) for i, n in enumerate((size, size, rows))]
-        self.turns = [
-            self._give(i, np.zeros((size, table.shape[-1]), HELD[owner.dtype]), owner.dtype)
-            for i, table in enumerate(owner.turns(1), 3)
-        ]
+        if self.size != size:
+            self.ids, self.positions = (self._give(i, np.zeros(size, np.int64)) for i in (0, 1))
+            self.turns = [
+                self._give(i, np.zeros((size, table.shape[-1]), HELD[owner.dtype]), owner.dtype)
+                for i, table in enumerate(owner.turns(1), 3)
+            ]
+        self.rows = self._give(ROWS, np.zeros(count, np.int64))
+        self.size, self.count = size, count
 
     def _bind(self, home: Segment) -> None:
         """Takes a segment for the memory that rows lie in."""
@@ -397,7 +400,7 @@ class Slot:
                 self.request.set_input_tensor(first + 2 * i + j, tensor)
 
     def _tables(self, parts: Sequence[Part], fill: int) -> None:
-        """Whose nodes are whose, see Step. What fills up sees itself alone and writes to rows of nobody.
+        """Whose nodes are whose, see Step. What fills up writes to rows of nobody.
 
         A node that is alone comes twice: for a single one the runtime would take another way, of other rounding.
         """
@@ -407,22 +410,22 @@ class Slot:
             past, counts, ranges = [*past, 0], [*counts, fill], [*ranges, (0, 0)]
         sizes = [max(2, count) for count in counts]
         used = [-(-(p + size) // BLOCK) for p, size in zip(past, sizes, strict=True)]
-        chains = all(p.seen is None for p in parts)
-        same, there = (chains and self.counts == (*counts, fill)), self.places == (ranges, used)
-        self.counts, self.places = (*counts, fill) if chains else None, (ranges, used)
-        first = 3 + len(self.turns)
+        chains, first = all(p.seen is None for p in parts), 3 + len(self.turns)
+        same, there = self.counts == [*counts, fill], self.places == (ranges, used)
+        masked = same and chains and self.chains
+        self.counts, self.chains, self.places = [*counts, fill], chains, (ranges, used)
         if not same:
-            masks = [np.tri(size, dtype=np.uint8) for size in sizes]
-            masks[: len(parts)] = [
-                m if p.seen is None or len(m) > len(p.tokens) else p.seen.view(np.uint8)
-                for m, p in zip(masks, parts, strict=False)
-            ]
-            mask = np.concatenate([m.reshape(-1) for m in masks])
-            nodes = np.concatenate([
-                np.minimum(np.arange(low, low + size), low + count - 1)
-                for low, size, count in zip(_begins(counts), sizes, counts, strict=False)
-            ])  # fmt: skip
-            found = np.concatenate([np.arange(low, low + c) for low, c in zip(_begins(sizes), counts, strict=False)])
+            starts, ends = _begins(counts), _begins(sizes)
+            every = zip(starts, ends, sizes, counts, strict=False)
+            nodes, found = np.empty(ends[-1], np.int64), np.empty(starts[-1], np.int64)
+            for low, at, size, count in every:
+                nodes[at : at + size], found[low : low + count] = np.arange(low, low + size), np.arange(at, at + count)
+                nodes[at + count : at + size] = low + count - 1
+        if not masked:
+            masks = [np.tri(size, dtype=np.uint8).reshape(-1) for size in sizes]
+            for i, p in enumerate(parts):
+                masks[i] = masks[i] if p.seen is None or len(p.seen) == 1 else p.seen.astype(np.uint8).reshape(-1)
+            mask = np.concatenate(masks)
         for place, heads in enumerate(self.owner.step.heads):
             at = first + TABLES * place
             if not same:
@@ -431,8 +434,9 @@ class Slot:
                 self._give(at + 2, np.zeros(len(past) * heads, np.int32))
                 self._give(at + 3, _begins(sizes * heads))
                 self._give(at + 6, np.zeros((), np.int32))
-                self._give(at + 7, np.tile(mask, heads))
                 self._give(at + 8, _begins([size * size for size in sizes] * heads))
+            if not masked:
+                self._give(at + 7, np.tile(mask, heads))
             if not there:
                 blocks = [
                     # Behind a cache's end there are rows of nobody again.
@@ -451,11 +455,11 @@ class Slot:
 
     def run(self, parts: Sequence[Part], home: Segment, size: int, count: int) -> torch.Tensor:
         """The parts' nodes, filled up to `size`, and their rows, filled up to `count` -> logits (count, V)."""
-        if self.shape != (size, count):
+        if (self.size, self.count) != (size, count):
             self._shape(size, count)
         if self.home is not home:
             self._bind(home)
-        ids, positions, rows = self.ints
+        ids, positions, rows = self.ids, self.positions, self.rows
         n = k = 0
         for part in parts:
             m, r = len(part.tokens), len(part.rows)

@@ -15,6 +15,7 @@ from foretell import LM, wrap
 from foretell.cache import Job
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder import Decoder
+from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
 from foretell.models.openvino import SIZES, Executor, runtime
 from foretell.tree import TokenTree
@@ -34,7 +35,7 @@ WINDOWED = [name for name in TAKEN if any(w is not None for w in decoder(name).l
 
 @cache
 def fast(family: str) -> Decoder:
-    model = Decoder(tiny(family), family, foretell.models.fused.blocks)
+    model = Decoder(tiny(family), family, blocks)
     model.use(Executor)
     return model
 
@@ -112,7 +113,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
     hf = llama().bfloat16() if kind == "bfloat16" else llama()
     if kind == "int8":
         quantize(hf)
-    model = Decoder(hf, "tiny", foretell.models.fused.blocks)
+    model = Decoder(hf, "tiny", blocks)
     model.use(Executor)
     assert isinstance(model.executor, Executor)
     model.executor.sizes = model.executor.sizes if small else ()
