@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RATE = 1 / 8  # of the running means
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
 ROWS = (64, 1024)  # rows before them
-PRICE = 0.002  # share of the time that asking in vain may take
+PRICE, DEAR = 0.002, 0.05  # share of the time that asking in vain should take, and may where asking is dear
 TOKENS = np.arange(1, 257)
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
 QUICK = 0.02  # seconds of a forward that may be repeated at once
@@ -81,7 +81,8 @@ class Worth:
     """Whether asking somebody pays: tokens gained against seconds spent, both running means of one asking.
 
     While it does not, the pauses between two askings double, up to where they cost PRICE of the time, but to no more
-    than 32 steps, so that a text which turns predictable is noticed: what is dear, a draft model say, costs more then.
+    than 32 steps, so that a text which turns predictable is noticed; or, for what is dear, a draft model say, to
+    where they cost DEAR of it.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,8 @@ class Worth:
         self.gain += (gained - self.gain) / 8
         self.spent += (spent - self.spent) / (8 if self.spent else 1)
         worth = self.gain * unit >= self.spent
-        self.wait = self.pause = 0 if worth else min(32, int(self.spent / (PRICE * unit)), 2 * self.pause + 1)
+        most = min(max(32, int(self.spent / (DEAR * unit))), int(self.spent / (PRICE * unit)))
+        self.wait = self.pause = 0 if worth else min(most, 2 * self.pause + 1)
 
 
 @torch.inference_mode()
@@ -105,7 +107,7 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     """Medians of seconds, one for each of ROWS, by number of tokens; `tell(done, total)` after every forward.
 
     The configurations take turns, so that a slow second of the machine falls on all of them. The first round warms up
-    and does not count, except where a forward is so slow that it is the only one.
+    and neither counts nor uses up the time, except where forwards are so slow that it is the only one.
     """
     rows = [min(r, model.context // 2) for r in ROWS]
     sizes = [n for n in SIZES if n + max(rows) <= model.context]
@@ -114,7 +116,8 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
     # Where all caches share one memory, a long one slows down a forward behind a short one.
     for together in [rows] if model.layout else [[r] for r in rows]:
         begin, caches = time.perf_counter(), {r: _behind(model, r) for r in together}
-        for _ in range(ROUNDS):
+        first = sizes[0], together[0]
+        for turn in range(ROUNDS):
             for n, r in ((n, r) for n, r in seen if r in caches):
                 took = [_once(model, caches[r], n, r)]
                 # The next of a size is quicker than the first, whose weights may have to come; in llama.cpp the fourth.
@@ -124,7 +127,10 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
                 done += 1
                 tell(done, total)
             if time.perf_counter() - begin > SECONDS * len(together) / len(rows):
-                break
+                # What took long may have been the compiling of an executor's graphs: then the next is quick.
+                if turn or _once(model, caches[first[1]], *first) > seen[first][0] / 2:
+                    break
+                begin = time.perf_counter()
         for cache in caches.values():
             cache.drop()
     return {n: [statistics.median(seen[n, r][1:] or seen[n, r]) for r in rows] for n in sizes}

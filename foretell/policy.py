@@ -4,7 +4,7 @@ Of every kind of node, told apart by its source, rank, depth and the length of t
 how often it was accepted once its parent was, starting from the drafter's own estimate; only tested nodes count. A
 deterministic tree is cut, best first, to the size n that maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless
 that wins by a margin; now and then twice that is tried. Drawn trees are never cut: that would bias them. A drafter that
-gains less time than it takes is asked more rarely, at the least every 33rd step.
+gains less time than it takes is asked more rarely: every 33rd step, or so that it costs a twentieth of the time.
 """
 
 from __future__ import annotations

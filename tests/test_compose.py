@@ -118,7 +118,7 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
         ctx.timed = timed
         for _ in range(9):
             state[1].worth.note(0.0, 9.0, 1.0)
-        assert state[1].worth.wait == 32
+        assert state[1].worth.wait == 180  # twenty times what an asking takes
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))
         assert sorted(set(done.value.value.sources[1:])) == (["a"] if timed else ["a", "b"])
