@@ -67,7 +67,7 @@ def test_asking_in_vain_is_paid_for_by_waiting() -> None:
 
 
 def test_pauses_double_so_that_one_bad_draft_costs_little() -> None:
-    for unit, last in ((20.0, [31, 32, 32]), (9.0 / 5, [31, 63, 100]), (0.01, [31, 63, 127])):
+    for unit, last in ((20.0, [31, 32, 32]), (2.0, [31, 63, 90]), (0.01, [31, 63, 127])):
         worth, pauses = Worth(), []
         worth.gain = 0.0
         worth.note(0.0, 9.0, unit)
