@@ -572,8 +572,8 @@ def bench(settings: Settings, sets: dict[str, list[Prompt]], load: Callable[[str
                             raise
                         trouble = reason(error)
                     else:
+                        _describe(document, model, dtype, lm)  # before peers are there to disturb what it measures
                         others, broken = _opened_peers(settings, model, dtype, lm)
-                        _describe(document, model, dtype, lm)
                 ended: list[dict[str, Any]]
                 if lm is None:
                     ended = [_failed(spec, trouble) for spec in settings.specs]
