@@ -120,8 +120,8 @@ def measure(model: Model, tell: Callable[[int, int], None] = lambda done, total:
         for turn in range(ROUNDS):
             for n, r in ((n, r) for n, r in seen if r in caches):
                 took = [_once(model, caches[r], n, r)]
-                # The next of a size is quicker than the first, whose weights may have to come; in llama.cpp the fourth.
-                while len(took) < (2 if model.layout else 4) and took[0] < QUICK:
+                # The next of a size are quicker than the first, whose weights may have to come.
+                while len(took) < 4 and took[0] < QUICK:
                     took.append(_once(model, caches[r], n, r))
                 seen[n, r].append(min(took))
                 done += 1
