@@ -125,7 +125,7 @@ class Composition(Drafter):
             return
         tree = step.tree
         firsts = [source.partition("+")[0] for source in tree.sources]  # who proposed it first
-        line = ctx.costs.line(len(tree), len(ctx.tokens))
+        line = ctx.costs.share(len(tree), len(ctx.tokens), len(ctx.live))
         node = float(line[-1] - line[0]) / max(1, len(tree) - 1)
         pace = ctx.shared(Pace, "pace").note(1 + len(step.outcome.path), sum(asked) + float(line[-1]))
         for part in state:

@@ -71,6 +71,11 @@ class Costs:
         line: np.ndarray = np.interp(tokens, known, seconds)
         return line if size <= known[-1] else line * (1 + np.maximum(0, tokens - known[-1]) / 64)
 
+    def share(self, size: int, rows: int, live: int) -> np.ndarray:
+        """A request's share (size,) of the seconds where `live` of them have as many tokens each."""
+        live = max(1, live)
+        return self.line(live * size, rows)[live - 1 :: live] / live
+
     def one(self, rows: int = 0) -> float:
         """The first of `line`, estimated seconds of a single token."""
         n = min(self.seconds, default=1)

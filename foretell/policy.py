@@ -65,20 +65,19 @@ class Policy:
 
     def fit(self, tree: TokenTree) -> TokenTree:
         """Cuts a deterministic tree to what is worth its cost, maybe the root alone."""
-        others = max(0, len(self.ctx.live) - 1)  # each brings a token and takes one more place in the forward
-        line = self.ctx.costs.line(others + len(tree), len(self.ctx.tokens))[others:]
+        line = self.ctx.costs.share(len(tree), len(self.ctx.tokens), len(self.ctx.live))  # others may draft as much
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda n: -values[n])
-            count = self.nodes or self._best(np.array([values[n] for n in order]), line, others)
+            count = self.nodes or self._best(np.array([values[n] for n in order]), line)
             nodes = sorted(order[:count])
             tree, self.keys = tree.keep(nodes), [self.keys[n] for n in (0, *nodes)]
         self.spent, self.unit = float(line[len(tree) - 1] - line[0]), float(line[0])
         return tree
 
-    def _best(self, values: np.ndarray, line: np.ndarray, others: int) -> int:
+    def _best(self, values: np.ndarray, line: np.ndarray) -> int:
         """How many nodes of these values, best first, make the most of a forward's time."""
-        speed = (others + 1 + np.concatenate(([0.0], values.cumsum()))) / line
+        speed = (1 + np.concatenate(([0.0], values.cumsum()))) / line
         best = int(speed.argmax())
         best = 0 if speed[best] < speed[0] * (STAY if self.size else START) else best
         self.size, self.step = best, self.step + 1

@@ -44,6 +44,13 @@ def test_costs_follow_what_is_noted_and_forgive_a_hiccup() -> None:
     assert costs.line(1)[0] == pytest.approx(0.020, rel=0.01)
 
 
+def test_requests_that_share_a_forward_share_its_cost() -> None:
+    costs = Costs()
+    costs.seconds = {1: 1.0, 8: 1.5, 16: 3.0, 32: 6.0}
+    assert costs.share(4, 0, 8).tolist() == [costs.line(32)[8 * n - 1] / 8 for n in (1, 2, 3, 4)]
+    assert costs.share(4, 0, 1).tolist() == costs.share(4, 0, 0).tolist() == costs.line(4).tolist()
+
+
 def test_rows_before_the_tokens_are_taken_into_account() -> None:
     costs = Costs()
     costs.seconds, costs.slope = {1: 1.0, 2: 1.0}, {1: 0.001, 2: 0.002}
