@@ -78,6 +78,8 @@ def test_what_a_request_holds_is_seen_while_it_runs() -> None:
         assert now[name] > before[name], name
     stream.close()  # type: ignore[attr-defined]
     del stream
+    for *_, store in stores.stores(lm.engine):
+        store.tensors()  # as in `serve`
     after = held()
     assert not {name for name in OWN if after[name] > before[name]}
 

@@ -67,8 +67,9 @@ def _attention(context: Any) -> list[Any]:
     """The rule for `attend`: the runtime's paged attention, without what we have no use for."""
     ops = importlib.import_module("openvino.opset13")
     paged = importlib.import_module("openvino.op")._PagedAttentionExtension
-    *given, scale, window, width, wide = (context.get_input(i) for i in range(16))
-    q, k, v, keys, values, past, begins, blocks, block_begins, longest, bias, bias_begins = given
+    q, k, v, keys, values, past, begins, blocks, block_begins, longest, bias, bias_begins = (
+        context.get_input(i) for i in range(12)
+    )
     scale, window, width, wide = (context.get_values_from_const_input(i) for i in range(12, 16))
 
     def empty(dtype: Any, *shape: int) -> Any:
