@@ -341,8 +341,8 @@ class Part:
 
     def pieces(self, size: int) -> list[Part]:
         """The same in turn: chains of `size` nodes, of which all that follow see all, and then the rest."""
-        if len(self.tokens) <= size:
-            return [self]
+        if len(self.tokens) <= size or self.rows != sorted(self.rows):
+            return [self]  # rows in an order of their own, which pieces would lose, are rare
         if self.seen is not None and not self.seen[size:, :size].all():
             return [self]
         first, rest = copy.copy(self), copy.copy(self)
@@ -378,8 +378,9 @@ class Slot:
 
     def _shape(self, size: int, count: int) -> None:
         """Memory for so many nodes and rows."""
-        owner = self.owner
-        if self.size != size:
+        owner, old = self.owner, self.size
+        self.size = self.count = 0  # until all is there: an interrupted step must not be taken for a finished one
+        if old != size:
             self.ids, self.positions = (self._give(i, np.zeros(size, np.int64)) for i in (0, 1))
             self.turns = [
                 self._give(i, np.zeros((size, table.shape[-1]), HELD[owner.dtype]), owner.dtype)
@@ -390,7 +391,7 @@ class Slot:
 
     def _bind(self, home: Segment) -> None:
         """Takes a segment for the memory that rows lie in."""
-        owner, self.home, self.places = self.owner, home, None
+        owner, self.home, self.places = self.owner, None, None
         first, groups = 3 + len(self.turns) + TABLES * len(owner.step.heads), sorted(set(owner.layout))
         order = [groups.index(shape) for shape in owner.layout]
         for i, g in enumerate(order):
@@ -399,6 +400,7 @@ class Slot:
                 values, shape = part.view(torch.uint8).numpy(), [len(part) // BLOCK, 1, BLOCK, part.shape[1]]
                 tensor = owner.ov.Tensor(values.reshape(-1), shape, owner.numbers[owner.dtype])
                 self.request.set_input_tensor(first + 2 * i + j, tensor)
+        self.home = home
 
     def _tables(self, parts: Sequence[Part], fill: int) -> None:
         """Whose nodes are whose, see Step. What fills up writes to rows of nobody.
@@ -414,7 +416,7 @@ class Slot:
         chains, first = all(p.seen is None for p in parts), 3 + len(self.turns)
         same, there = self.counts == [*counts, fill], self.places == (ranges, used)
         masked = same and chains and self.chains
-        self.counts, self.chains, self.places = [*counts, fill], chains, (ranges, used)
+        self.counts, self.places = [], None  # as in _shape
         if not same:
             starts, ends = _begins(counts), _begins(sizes)
             every = zip(starts, ends, sizes, counts, strict=False)
@@ -453,6 +455,7 @@ class Slot:
                 self._give(at + 5, _begins(used * heads))
             self.held[at + 2][:] = past * heads
             self.held[at + 6][...] = max(p + size for p, size in zip(past, sizes, strict=True))
+        self.counts, self.chains, self.places = [*counts, fill], chains, (ranges, used)
 
     def run(self, parts: Sequence[Part], home: Segment, size: int, count: int) -> torch.Tensor:
         """The parts' nodes, filled up to `size`, and their rows, filled up to `count` -> logits (count, V)."""

@@ -28,26 +28,35 @@ class Segment:
         self.keys = [zeros((*n, s[1]), dtype, cpu) for n, s in zip(counts, shapes, strict=True)]
         self.values = [zeros((*n, s[2]), dtype, cpu) for n, s in zip(counts, shapes, strict=True)]
         self.heads = [s[0] for s in shapes]
-        self.free = [(spare, rows)]  # ranges, in order
+        self.ranges = [(spare, rows)]  # that are free, in order
+        self.returned: list[tuple[int, int]] = []  # to be put among them
 
     def take(self, rows: int) -> int:
         """The first of so many free rows in a row; below 0: there are none."""
-        for i, (low, high) in enumerate(self.free):
+        free = self.free
+        for i, (low, high) in enumerate(free):
             if high - low >= rows:
-                self.free[i : i + 1] = [(low + rows, high)] if high - low > rows else []
+                free[i : i + 1] = [(low + rows, high)] if high - low > rows else []
                 return low
         return -1
 
     def give(self, low: int, high: int) -> None:
-        """Makes a range free again."""
-        insort(self.free, (low, high))
-        joined = [self.free[0]]
-        for start, end in self.free[1:]:
-            if start == joined[-1][1]:
-                joined[-1] = (joined[-1][0], end)
-            else:
-                joined.append((start, end))
-        self.free = joined
+        """Makes a range free again. Whoever collects garbage may call this, in the middle of anything."""
+        self.returned.append((low, high))
+
+    @property
+    def free(self) -> list[tuple[int, int]]:
+        """The free ranges, in order, neighbours joined."""
+        while self.returned:
+            insort(self.ranges, self.returned.pop())
+            joined = self.ranges[:1]
+            for start, end in self.ranges[1:]:
+                if start == joined[-1][1]:
+                    joined[-1] = (joined[-1][0], end)
+                else:
+                    joined.append((start, end))
+            self.ranges = joined
+        return self.ranges
 
 
 class Lease:

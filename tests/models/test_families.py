@@ -20,6 +20,7 @@ from tests.models.families import FAMILIES, WINDOW, tiny
 NEW = 20
 PROMPTS = [[5, 17, 3, 5, 17, 3, 9, 60, 33, 2, 5, 17, 3, 44, 81], list(range(1, 22))]  # both longer than a window
 TREE = TokenTree(PROMPTS[1][-1]).chain([3, 4, 5]).chain([6, 7]).chain([8], at=1).chain([9, 10], at=2)
+METHODS = ("plain", "ngram", "suffix+token-recycling", "draft:nodes=6")
 WHOLE = {"gpt2", "opt", "nanochat"}  # not the usual skeleton: no layers to address
 LOOPED = sorted(set(FAMILIES) - WHOLE)
 every_family = pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -64,6 +65,14 @@ def answer(model: Decoder, cache: Cache, ask: Ask, tokens: Sequence[int], chunk:
         job, done = cache.prepare(ask, tokens, chunk)
         reply = model.forward([job], ask.taps)[0]
     return reply
+
+
+def same_texts(quick: LM, slow: LM, method: str) -> None:
+    """Greedy, sampled and penalised ones, of one executor and another."""
+    for more in ({}, {"temperature": 0.9, "seed": 3, "n": 2}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}):
+        ours, theirs = (lm.generate("def add(a, b):", method, max_new_tokens=40, **more) for lm in (quick, slow))
+        assert [s.tokens for s in ours.samples] == [s.tokens for s in theirs.samples]
+    assert ours.tokens and len(set(ours.tokens)) > 5
 
 
 def test_the_list_of_proven_families_is_the_list_of_tested_ones() -> None:

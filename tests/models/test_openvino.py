@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +19,11 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder import Decoder
 from foretell.models.fused import blocks
 from foretell.models.int8 import quantize
-from foretell.models.openvino import SIZES, Executor, runtime
+from foretell.models.openvino import SIZES, Executor, Slot, runtime
 from foretell.tree import TokenTree
 from foretell.types import Ask
 from tests.models.families import WINDOW, tiny
-from tests.models.test_families import LOOPED, PROMPTS, TREE, answer, decoder
+from tests.models.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
 from tests.tiny import CONTEXT, llama, tokenizer
 
 here = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
@@ -164,7 +166,8 @@ def test_requests_that_one_memory_cannot_hold() -> None:
     quick.executor.pool.rows = 512  # the second cache of 256 rows finds no room beside the first and what is spared
     texts = [[5, 6, 7], [7, 8], [9, 10, 11, 12]]
     jobs = [quick.cache().prepare(Ask(TokenTree(text[-1])), text, 999)[0] for text in texts]
-    quick.executor.pool.segments[0].free = []
+    low, high = quick.executor.pool.segments[0].free[-1]
+    assert quick.executor.pool.segments[0].take(high - low) == low
     jobs[1] = quick.cache().prepare(Ask(TokenTree(8)), texts[1], 999)[0]
     assert len({job.cache.lease.segment for job in jobs}) == 2  # type: ignore[attr-defined]
     logits = mine(quick, jobs)
@@ -201,12 +204,45 @@ def pair() -> tuple[LM, LM]:
 
 
 @here
-@pytest.mark.parametrize("method", ["plain", "ngram", "suffix+token-recycling", "draft:nodes=6"])
+@pytest.mark.parametrize("at", range(12))
+@torch.inference_mode()
+def test_a_step_that_was_interrupted_leaves_nothing_half_done(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it was while it told the graph what is new; the next step asks for the same."""
+    quick, slow = (lm.models["target"] for lm in pair())
+    give, count, text = Slot._give, [0], [5, 6, 7, 8, 9]
+
+    def stopped(self: Slot, *args: Any) -> Any:
+        count[0] += 1
+        if count[0] > at:
+            raise KeyboardInterrupt
+        return give(self, *args)
+
+    quick.score(text[:3])  # other numbers of nodes and rows than what follows
+    tree = TokenTree(9).chain([1, 2])
+    monkeypatch.setattr(Slot, "_give", stopped)
+    with suppress(KeyboardInterrupt):
+        quick.score(text, tree)
+    monkeypatch.setattr(Slot, "_give", give)
+    assert close(quick.score(text, tree), slow.score(text, tree))
+
+
+@here
+@pytest.mark.parametrize("method", METHODS)
 def test_texts_are_those_of_torch(method: str) -> None:
-    quick, slow = pair()
-    for more in ({}, {"temperature": 0.9, "seed": 3, "n": 2}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}):
-        ours, theirs = (lm.generate("def add(a, b):", method, max_new_tokens=40, **more) for lm in (quick, slow))
-        assert [s.tokens for s in ours.samples] == [s.tokens for s in theirs.samples]
+    same_texts(*pair(), method)
+
+
+@here
+@torch.inference_mode()
+def test_rows_come_in_the_order_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretell.models.openvino.PIECE", 16)
+    quick, slow = (lm.models["target"] for lm in pair())
+    text = [(7 * i) % 300 for i in range(CONTEXT // 2)]
+    tree = TokenTree(text[0]).chain(text[1:])
+    rows = [len(text) - 1, 0, 40, 3]
+    ours, theirs = (answer(m, m.cache(), Ask(tree, rows=rows), text[:1], chunk=999) for m in (quick, slow))
+    assert ours.nodes == theirs.nodes == rows
+    assert close(ours.logits, theirs.logits)
 
 
 @here

@@ -22,7 +22,7 @@ from foretell.models.static import KEPT, SIZES, SPAN, SPARE, Graphs, Static, Sta
 from foretell.tree import TokenTree
 from foretell.types import Ask
 from tests.models.families import WINDOW, tiny
-from tests.models.test_families import LOOPED, PROMPTS, TREE, answer, decoder
+from tests.models.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
 from tests.ops.test_draws import Waits
 from tests.tiny import CONTEXT, llama, tokenizer
 
@@ -282,13 +282,9 @@ def pair() -> tuple[LM, LM]:
     return quick, slow
 
 
-@pytest.mark.parametrize("method", ["plain", "ngram", "suffix+token-recycling", "draft:nodes=6"])
+@pytest.mark.parametrize("method", METHODS)
 def test_texts_are_those_of_torch(method: str) -> None:
-    quick, slow = pair()
-    for more in ({}, {"temperature": 0.9, "seed": 3, "n": 2}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}):
-        ours, theirs = (lm.generate("def add(a, b):", method, max_new_tokens=40, **more) for lm in (quick, slow))
-        assert [s.tokens for s in ours.samples] == [s.tokens for s in theirs.samples]
-    assert ours.tokens and len(set(ours.tokens)) > 5
+    same_texts(*pair(), method)
 
 
 def test_texts_that_grow_over_several_memories(monkeypatch: pytest.MonkeyPatch) -> None:
