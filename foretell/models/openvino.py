@@ -14,7 +14,7 @@ import importlib
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,9 @@ SIZES = (1, 8, 16, 32, 64, 128)  # nodes that small models have graphs of their 
 PIECE = 128  # nodes of a forward of theirs, where more can be had one after another
 SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a copy, and takes a millisecond less
 GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
+FULL = 32  # nodes up to which a graph of that size gives everyone's logits, wanted or not
 ROWS = 2  # which input says whose logits are wanted
+PLANNED, MASK = (0, 1, 3, 7, 8), 7  # tables that the numbers of nodes decide, and which of them says who sees whom
 TABLES = 9  # inputs that say whose nodes are whose, see Step
 
 
@@ -187,9 +189,9 @@ class Executor:
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.pool = Pool(layout, dtype, spare=2 * BLOCK)
         self.graph, self.threads = self._convert(), 0
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[tuple[int, bool], Slot] = {}
         self.size = 0  # nodes of the last forward, with those that only filled it up
-        self.last, self.lost = 0, 0.0  # the graph that ran last, and the seconds lost by staying with it
+        self.last, self.lost = (0, False), 0.0  # the graph that ran last, and the seconds lost by staying with it
         self.turned: list[np.ndarray] = []  # see turns
         size = sum(p.numel() * p.element_size() for p in dict.fromkeys(self.step.parts.parameters()))
         self.sizes = SIZES if size <= SMALL else ()
@@ -220,7 +222,6 @@ class Executor:
             for x in (torch.arange(n * heads), torch.arange(n * heads), *[some] * 4, every, some.to(torch.uint8), some)
         ]
         past = [self.like.new_zeros(s[0], 1, BLOCK, width) for s in self.layout for width in s[1:]]
-        self.count = 3 + len(turns)  # inputs that the number of nodes shapes
         given = [ids, ids, ids, *turns, *tables, *past]
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -243,17 +244,10 @@ class Executor:
             raise LookupError(said) from error
         return graph
 
-    def _compile(self, size: int) -> Any:
-        """A request of the graph for `size` nodes; 0: for any number."""
+    def _compile(self, shapes: Mapping[int, Sequence[int]]) -> Any:
+        """A request of the graph with these shapes of inputs, by place; all others are free."""
         graph = self.graph.clone()
-        if size:
-            fixed = {}
-            for i, entry in enumerate(graph.inputs):
-                shape = entry.partial_shape
-                if i < self.count and i != ROWS:
-                    shape[0] = size
-                fixed[entry] = shape
-            graph.reshape(fixed)
+        graph.reshape({graph.inputs[place]: self.ov.PartialShape(list(shape)) for place, shape in shapes.items()})
         options = {
             "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": NUMBERS[self.dtype], "NUM_STREAMS": 1,
             "KV_CACHE_PRECISION": NUMBERS[self.dtype], "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
@@ -266,7 +260,7 @@ class Executor:
         if len(parts) < len(jobs) or any(p.seen is not None and 0 < self.window < p.end for p in parts):
             return None
         if self.threads != threads:
-            self.threads, self.slots, self.last = threads, {}, 0
+            self.threads, self.slots, self.last = threads, {}, (0, False)
         most = PIECE if self.sizes else sum(len(part.tokens) for part in parts)
         found: list[list[torch.Tensor]] = [[] for _ in parts]
         group: list[Part] = []
@@ -288,31 +282,34 @@ class Executor:
     def _run(self, parts: Sequence[Part]) -> None:
         """One forward of the graph."""
         nodes, rows = sum(len(part.tokens) for part in parts), [len(part.rows) for part in parts]
-        key, warm = self._size(nodes), True
+        key, warm = self._size(nodes, len(parts) == 1), True
         if key not in self.slots:
-            self.slots[key], warm = Slot(self, self._compile(key)), False
+            self.slots[key], warm = Slot(self, *key), False
         start = time.perf_counter()
-        logits = self.slots[key].run(parts, parts[0].lease.segment, key or nodes, max(1, sum(rows)))
-        if warm and key:  # the first run of a graph still builds a part of it
+        logits = self.slots[key].run(parts, parts[0].lease.segment, nodes, sum(rows))
+        if warm and key[0]:  # the first run of a graph still builds a part of it
             pace = self.slots[key].seconds
             seconds, again = time.perf_counter() - start, key == self.last
             pace[again] = seconds if not pace[again] else pace[again] + (seconds - pace[again]) / 8
-        self.last, self.size = key, self.size + (key or nodes)
+        self.last, self.size = key, self.size + (key[0] or nodes)
         for part, mine in zip(parts, logits[: sum(rows)].split(rows), strict=True):
             part.found.append(mine)
 
-    def _size(self, n: int) -> int:
-        """The graph for n nodes, 0: that for any number. The last one serves on as long as changing, which loads
-        other weights into the processor's cache, costs more than has been lost by staying with a larger one.
+    def _size(self, n: int, alone: bool) -> tuple[int, bool]:
+        """The graph for n nodes: its size, 0 for any number, and whether it is that of one request alone.
+
+        The last one serves on as long as changing, which loads other weights into the processor's cache, costs more
+        than has been lost by staying with a larger one.
         """
         size = next((s for s in self.sizes if s >= n), 0)
-        if self.last > size > 0 and size in self.slots and self.last in self.slots:
-            (change, stay), larger = self.slots[size].seconds, self.slots[self.last].seconds[True]
+        key = size, alone and size > 0
+        if self.last[0] > size > 0 and self.last[1] == key[1] and key in self.slots and self.last in self.slots:
+            (change, stay), larger = self.slots[key].seconds, self.slots[self.last].seconds[True]
             self.lost += max(0.0, larger - stay)
             if stay and change and self.lost < change - stay:
                 return self.last
         self.lost = 0.0
-        return size
+        return key
 
 
 class Part:
@@ -355,44 +352,109 @@ class Part:
 
 
 class Slot:
-    """A compiled graph with the memory it reads and writes, of which a step renews what has changed."""
+    """A compiled graph with the memory it reads, of which a step renews what has changed.
 
-    def __init__(self, owner: Executor, request: Any):
-        self.owner, self.request = owner, request
-        self.size = self.count = 0  # nodes and rows that the memory is for
-        self.home: Segment | None = None  # whose memory is read and written
-        self.counts: list[int] = []  # nodes of each sequence
-        self.chains = False  # whether all of them are
-        self.places: tuple[Any, ...] | None = None  # where their rows lie
+    `size` nodes, what is missing is filled up; 0: any number. `alone`: for one request, so that no shape ever changes.
+    """
+
+    def __init__(self, owner: Executor, size: int, alone: bool):
+        self.owner, self.size, self.alone = owner, size, alone
+        self.first = 3 + len(owner.turns(1))  # input of the first table
+        self.most = -(-(owner.loop.context + PIECE) // BLOCK) + 1  # blocks that one request may have, and one of nobody
         self.held: dict[int, np.ndarray] = {}  # what the request reads, by input
+        self.home: Segment | None = None  # whose memory is read and written
+        self.counts: list[int] = []  # nodes of each request as the tables have them; []: these must be renewed
+        self.chains = False  # whether all of them are
+        self.ranges: list[tuple[int, int]] = []  # where their rows lie
+        self.plans: dict[tuple[int, ...], list[list[np.ndarray]]] = {}
         self.seconds = [0.0, 0.0]  # of a run behind another graph's, and behind one of its own: running means
+        shapes: dict[int, Sequence[int]] = {}
+        if size:
+            shapes |= {0: (size,), 1: (size,)}
+            shapes |= {i: (size, table.shape[-1]) for i, table in enumerate(owner.turns(1), 3)}
+        if 0 < size <= FULL:
+            shapes[ROWS] = (size,)
+        if alone:
+            for (heads, at), tables in zip(self._groups(), self._plan((size,)), strict=True):
+                shapes |= {at + i: table.shape for i, table in zip(PLANNED, tables, strict=True)}
+                shapes |= {at + i: table.shape for i, table in enumerate(self._blocks(heads, [(0, 0)]), 4)}
+                shapes[at + 2] = (2 * heads,)
+        self.request = owner._compile(shapes)
 
-    def _give(self, place: int, values: np.ndarray, dtype: torch.dtype | None = None) -> np.ndarray:
+    def _groups(self) -> list[tuple[int, int]]:
+        """Each number of key-value heads, and the input of its first table."""
+        return [(heads, self.first + TABLES * i) for i, heads in enumerate(self.owner.step.heads)]
+
+    def _plan(self, counts: tuple[int, ...]) -> list[list[np.ndarray]]:
+        """For each number of key-value heads the tables PLANNED: what the numbers of nodes decide, for chains.
+
+        A node that is alone comes twice: for a single one the runtime would take another way, of other rounding. What
+        fills up is the first node, as a last sequence, which writes to rows of nobody.
+        """
+        if counts not in self.plans:
+            if len(self.plans) > 256:
+                self.plans.clear()
+            sizes, least = [max(2, count) for count in counts], max(2, self.size)
+            if self.size:
+                sizes.append((least if sum(sizes) <= least else 2 * least) - sum(sizes))
+            starts, ends = _begins(counts), _begins(sizes)
+            nodes, found = np.zeros(ends[-1], np.int64), np.zeros(self.size or starts[-1], np.int64)
+            for low, at, size, count in zip(starts[:-1], ends, sizes, counts, strict=False):
+                nodes[at : at + size] = low + np.minimum(np.arange(size), count - 1)
+                found[low : low + count] = np.arange(at, at + count)
+            self.plans[counts] = []
+            for heads, _ in self._groups():
+                mask = np.zeros(heads * (least**2 if self.alone else sum(n * n for n in sizes)), np.uint8)
+                seen = np.tile(np.concatenate([np.tri(n, dtype=np.uint8).reshape(-1) for n in sizes]), heads)
+                mask[: len(seen)] = seen
+                self.plans[counts].append([
+                    (nodes * heads + np.arange(heads)[:, None]).reshape(-1),
+                    (found[:, None] + len(nodes) * np.arange(heads)).reshape(-1),
+                    _begins(sizes * heads), mask, _begins([n * n for n in sizes] * heads),
+                ])  # fmt: skip
+        return self.plans[counts]
+
+    def _blocks(self, heads: int, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Which blocks each sequence has, and where they begin. Behind a cache's end there are rows of nobody."""
+        tables = []
+        for h in range(heads):
+            for low, high in ranges:
+                own = (high - low) // BLOCK
+                tables.append(table := np.zeros(self.most if self.alone else own + 1, np.int32))
+                own = min(own, len(table))
+                table[:own] = (heads * low + h * (high - low)) // BLOCK + np.arange(own)
+            if self.size:
+                tables.append(np.zeros(2 * self.size // BLOCK + 1, np.int32))
+        return np.concatenate(tables), _begins([len(table) for table in tables])
+
+    def _give(self, place: int, values: np.ndarray, dtype: torch.dtype | None = None) -> None:
         """Lets the request read these values where they lie."""
         ov = self.owner.ov
         tensor = ov.Tensor(values, shared_memory=True) if dtype is None else ov.Tensor(
             values, list(values.shape), self.owner.numbers[dtype])  # fmt: skip
         self.request.set_input_tensor(place, tensor)
         self.held[place] = values
-        return values
 
-    def _shape(self, size: int, count: int) -> None:
-        """Memory for so many nodes and rows."""
-        owner, old = self.owner, self.size
-        self.size = self.count = 0  # until all is there: an interrupted step must not be taken for a finished one
-        if old != size:
-            self.ids, self.positions = (self._give(i, np.zeros(size, np.int64)) for i in (0, 1))
-            self.turns = [
-                self._give(i, np.zeros((size, table.shape[-1]), HELD[owner.dtype]), owner.dtype)
-                for i, table in enumerate(owner.turns(1), 3)
-            ]
-        self.rows = self._give(ROWS, np.zeros(count, np.int64))
-        self.size, self.count = size, count
+    def _put(self, place: int, values: np.ndarray) -> None:
+        """Lets it read a copy of these, where it reads already if they fit there."""
+        if place in self.held and self.held[place].shape == values.shape:
+            self.held[place][...] = values
+        else:
+            self._give(place, values.copy())
+
+    def _room(self, place: int, rows: int, width: int = 0) -> np.ndarray:
+        """Memory that it reads, (rows,) numbers or (rows, width) of the model's."""
+        if place not in self.held or len(self.held[place]) != rows:
+            if width:
+                self._give(place, np.zeros((rows, width), HELD[self.owner.dtype]), self.owner.dtype)
+            else:
+                self._give(place, np.zeros(rows, np.int64))
+        return self.held[place]
 
     def _bind(self, home: Segment) -> None:
         """Takes a segment for the memory that rows lie in."""
-        owner, self.home, self.places = self.owner, None, None
-        first, groups = 3 + len(self.turns) + TABLES * len(owner.step.heads), sorted(set(owner.layout))
+        owner, self.home, self.ranges = self.owner, None, []
+        first, groups = self.first + TABLES * len(owner.step.heads), sorted(set(owner.layout))
         order = [groups.index(shape) for shape in owner.layout]
         for i, g in enumerate(order):
             for j, memory in enumerate((home.keys, home.values)):
@@ -402,68 +464,37 @@ class Slot:
                 self.request.set_input_tensor(first + 2 * i + j, tensor)
         self.home = home
 
-    def _tables(self, parts: Sequence[Part], fill: int) -> None:
-        """Whose nodes are whose, see Step. What fills up writes to rows of nobody.
-
-        A node that is alone comes twice: for a single one the runtime would take another way, of other rounding.
-        """
-        past, counts = [p.past for p in parts], [len(p.tokens) for p in parts]
-        ranges = [(p.lease.low, p.lease.high) for p in parts]
-        if fill:
-            past, counts, ranges = [*past, 0], [*counts, fill], [*ranges, (0, 0)]
-        sizes = [max(2, count) for count in counts]
-        used = [-(-(p + size) // BLOCK) for p, size in zip(past, sizes, strict=True)]
-        chains, first = all(p.seen is None for p in parts), 3 + len(self.turns)
-        same, there = self.counts == [*counts, fill], self.places == (ranges, used)
-        masked = same and chains and self.chains
-        self.counts, self.places = [], None  # as in _shape
-        if not same:
-            starts, ends = _begins(counts), _begins(sizes)
-            every = zip(starts, ends, sizes, counts, strict=False)
-            nodes, found = np.empty(ends[-1], np.int64), np.empty(starts[-1], np.int64)
-            for low, at, size, count in every:
-                nodes[at : at + size], found[low : low + count] = np.arange(low, low + size), np.arange(at, at + count)
-                nodes[at + count : at + size] = low + count - 1
-        if not masked:
-            masks = [np.tri(size, dtype=np.uint8).reshape(-1) for size in sizes]
-            for i, p in enumerate(parts):
-                masks[i] = masks[i] if p.seen is None or len(p.seen) == 1 else p.seen.astype(np.uint8).reshape(-1)
-            mask = np.concatenate(masks)
-        for place, heads in enumerate(self.owner.step.heads):
-            at = first + TABLES * place
-            if not same:
-                self._give(at, (nodes * heads + np.arange(heads)[:, None]).reshape(-1))
-                self._give(at + 1, (found[:, None] + len(nodes) * np.arange(heads)).reshape(-1))
-                self._give(at + 2, np.zeros(len(past) * heads, np.int32))
-                self._give(at + 3, _begins(sizes * heads))
-                self._give(at + 6, np.zeros((), np.int32))
-                self._give(at + 8, _begins([size * size for size in sizes] * heads))
-            if not masked:
-                self._give(at + 7, np.tile(mask, heads))
+    def _tables(self, parts: Sequence[Part]) -> None:
+        """Whose nodes are whose, see Step."""
+        counts, ranges = [len(p.tokens) for p in parts], [(p.lease.low, p.lease.high) for p in parts]
+        trees = [(i, p.seen) for i, p in enumerate(parts) if p.seen is not None and len(p.seen) > 1]
+        longest = max(p.past + max(2, len(p.tokens)) for p in parts)
+        past = [p.past for p in parts] + [0] * (self.size > 0)
+        same, masked, there = self.counts == counts, self.chains and not trees, self.ranges == ranges
+        self.counts, self.ranges = [], []  # an interrupted step must not be taken for a finished one
+        for (heads, at), tables in zip(self._groups(), self._plan(tuple(counts)), strict=True):
+            for i, table in zip(PLANNED, tables, strict=True):
+                if not same or (i == MASK and not masked):
+                    self._put(at + i, table)
+            if trees:
+                begins, mask = self.held[at + MASK + 1], self.held[at + MASK]
+                for i, seen in trees:
+                    for low in begins[i :: len(past)][:heads]:
+                        mask[low : low + seen.size] = seen.reshape(-1)
             if not there:
-                blocks = [
-                    # Behind a cache's end there are rows of nobody again.
-                    np.where(
-                        (own := np.arange(n)) < (high - low) // BLOCK,
-                        (heads * low + h * (high - low)) // BLOCK + own,
-                        0,
-                    )
-                    for h in range(heads)
-                    for (low, high), n in zip(ranges, used, strict=True)
-                ]
-                self._give(at + 4, np.concatenate(blocks).astype(np.int32))
-                self._give(at + 5, _begins(used * heads))
-            self.held[at + 2][:] = past * heads
-            self.held[at + 6][...] = max(p + size for p, size in zip(past, sizes, strict=True))
-        self.counts, self.chains, self.places = [*counts, fill], chains, (ranges, used)
+                for i, values in enumerate(self._blocks(heads, ranges), 4):
+                    self._put(at + i, values)
+            self._put(at + 2, np.array(past * heads, np.int32))
+            self._put(at + 6, _reach(longest))
+        self.counts, self.ranges, self.chains = counts, ranges, not trees
 
-    def run(self, parts: Sequence[Part], home: Segment, size: int, count: int) -> torch.Tensor:
-        """The parts' nodes, filled up to `size`, and their rows, filled up to `count` -> logits (count, V)."""
-        if (self.size, self.count) != (size, count):
-            self._shape(size, count)
+    def run(self, parts: Sequence[Part], home: Segment, nodes: int, wanted: int) -> torch.Tensor:
+        """The parts' nodes and wanted rows, in all so many -> logits (at least `wanted`, V)."""
+        owner, size = self.owner, self.size or nodes
+        count = size if 0 < self.size <= FULL else max(1, wanted)
+        ids, positions, rows = self._room(0, size), self._room(1, size), self._room(ROWS, count)
         if self.home is not home:
             self._bind(home)
-        ids, positions, rows = self.ids, self.positions, self.rows
         n = k = 0
         for part in parts:
             m, r = len(part.tokens), len(part.rows)
@@ -472,13 +503,22 @@ class Slot:
             rows[k : k + r] += n
             n, k = n + m, k + r
         here = positions[:n]
-        for turn, table in zip(self.turns, self.owner.turns(int(here.max()) + 1), strict=True):
-            turn[:n] = table[here]
-        self._tables(parts, size - n)
-        logits = np.empty((count, self.owner.vocab), np.float32)
-        self.request.set_output_tensor(0, self.owner.ov.Tensor(logits, shared_memory=True))
+        for i, table in enumerate(owner.turns(int(here.max()) + 1), 3):
+            self._room(i, size, table.shape[-1])[:n] = table[here]
+        self._tables(parts)
+        logits = np.empty((count, owner.vocab), np.float32)
+        self.request.set_output_tensor(0, owner.ov.Tensor(logits, shared_memory=True))
         self.request.infer()
         return torch.from_numpy(logits)
+
+
+@cache
+def _reach(rows: int) -> np.ndarray:
+    """A length that so many rows are within, (): a new one makes attention build its code again, for milliseconds.
+
+    No power of two itself: rows that lie such a number of bytes apart get in each other's way.
+    """
+    return np.array(max(256, 1 << (rows - 1).bit_length()) + BLOCK, np.int32)
 
 
 def _begins(sizes: Sequence[int]) -> np.ndarray:
