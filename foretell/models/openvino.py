@@ -14,6 +14,7 @@ import importlib
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -35,6 +36,7 @@ SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a cop
 GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
 FULL = 32  # nodes up to which a graph of that size gives everyone's logits, wanted or not
 ROWS = 2  # which input says whose logits are wanted
+OUTPUTS = 4  # blocks of logits whose memory is kept for later ones
 PLANNED, MASK = (0, 1, 3, 7, 8), 7  # tables that the numbers of nodes decide, and which of them says who sees whom
 TABLES = 9  # inputs that say whose nodes are whose, see Step
 
@@ -277,7 +279,8 @@ class Executor:
                 piece.found = found[i]
                 group.append(piece)
         self._run(group)
-        return torch.cat([rows for part in found for rows in part])
+        every = [rows for part in found for rows in part]
+        return every[0] if len(every) == 1 else torch.cat(every)
 
     def _run(self, parts: Sequence[Part]) -> None:
         """One forward of the graph."""
@@ -292,8 +295,9 @@ class Executor:
             seconds, again = time.perf_counter() - start, key == self.last
             pace[again] = seconds if not pace[again] else pace[again] + (seconds - pace[again]) / 8
         self.last, self.size = key, self.size + (key[0] or nodes)
-        for part, mine in zip(parts, logits[: sum(rows)].split(rows), strict=True):
-            part.found.append(mine)
+        low = 0
+        for part, count in zip(parts, rows, strict=True):
+            part.found.append(logits[low : (low := low + count)])
 
     def _size(self, n: int, alone: bool) -> tuple[int, bool]:
         """The graph for n nodes: its size, 0 for any number, and whether it is that of one request alone.
@@ -367,6 +371,7 @@ class Slot:
         self.chains = False  # whether all of them are
         self.ranges: list[tuple[int, int]] = []  # where their rows lie
         self.plans: dict[tuple[int, ...], list[list[np.ndarray]]] = {}
+        self.outputs: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []  # memory of the last logits
         self.seconds = [0.0, 0.0]  # of a run behind another graph's, and behind one of its own: running means
         shapes: dict[int, Sequence[int]] = {}
         if size:
@@ -506,10 +511,22 @@ class Slot:
         for i, table in enumerate(owner.turns(int(here.max()) + 1), 3):
             self._room(i, size, table.shape[-1])[:n] = table[here]
         self._tables(parts)
-        logits = np.empty((count, owner.vocab), np.float32)
-        self.request.set_output_tensor(0, owner.ov.Tensor(logits, shared_memory=True))
+        logits = self._logits(count)
         self.request.infer()
-        return torch.from_numpy(logits)
+        return logits
+
+    def _logits(self, count: int) -> torch.Tensor:
+        """Where so many rows of logits go: where some did that nobody holds any more. New memory would take time."""
+        i = next((i for i, (m, _, held) in enumerate(self.outputs) if held() is None and len(m) == count), -1)
+        if i < 0:
+            memory = np.empty((count, self.owner.vocab), np.float32)
+            tensor = self.owner.ov.Tensor(memory, shared_memory=True)
+        else:
+            memory, tensor, _ = self.outputs.pop(i)
+        self.request.set_output_tensor(0, tensor)
+        view = memory.view()  # lives as long as any tensor made of it
+        self.outputs = [*self.outputs[1 - OUTPUTS :], (memory, tensor, weakref.ref(view))]
+        return torch.from_numpy(view)
 
 
 @cache
