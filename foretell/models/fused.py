@@ -97,6 +97,8 @@ class Fused:
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
         self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
+        half = self.before.weight.new_ones(self.width // 2)
+        self.sign = torch.cat([-half, half])
         self.norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
 
     @staticmethod
@@ -119,9 +121,13 @@ class Fused:
         if self.norms is not None:
             qk = torch.cat([self.norm(self.norms[0], qk[:, :heads]), self.norm(self.norms[1], qk[:, heads:])], 1)
         cos, sin = rotary[0][0, :, None], rotary[1][0, :, None]
-        low, high = qk.chunk(2, -1)
-        qk = self.rotate(qk, torch.cat([-high, low], -1), cos, sin).transpose(0, 1)
-        out = forest_attention(self.index, qk[:heads], qk[heads:], v.transpose(0, 1), self.scale, self.window)
+        if torch.jit.is_tracing():  # a runtime's graph of fewer operations
+            qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
+        else:
+            low, high = qk.chunk(2, -1)
+            qk = self.rotate(qk, torch.cat([-high, low], -1), cos, sin)
+        q, k, v = (part.transpose(0, 1) for part in (qk[:, :heads], qk[:, heads:], v))
+        out = forest_attention(self.index, q, k, v, self.scale, self.window)
         out = out.reshape(new, -1)
         h = h + self.out(F.pad(out, (0, 0, 0, filling)) if filling else out)
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)

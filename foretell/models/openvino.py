@@ -364,6 +364,8 @@ class Slot:
     def __init__(self, owner: Executor, size: int, alone: bool):
         self.owner, self.size, self.alone = owner, size, alone
         self.first = 3 + len(owner.turns(1))  # input of the first table
+        # Each number of key-value heads, and the input of its first table.
+        self.groups = [(heads, self.first + TABLES * i) for i, heads in enumerate(owner.step.heads)]
         self.most = -(-(owner.loop.context + PIECE) // BLOCK) + 1  # blocks that one request may have, and one of nobody
         self.held: dict[int, np.ndarray] = {}  # what the request reads, by input
         self.home: Segment | None = None  # whose memory is read and written
@@ -380,15 +382,11 @@ class Slot:
         if 0 < size <= FULL:
             shapes[ROWS] = (size,)
         if alone:
-            for (heads, at), tables in zip(self._groups(), self._plan((size,)), strict=True):
+            for (heads, at), tables in zip(self.groups, self._plan((size,)), strict=True):
                 shapes |= {at + i: table.shape for i, table in zip(PLANNED, tables, strict=True)}
                 shapes |= {at + i: table.shape for i, table in enumerate(self._blocks(heads, [(0, 0)]), 4)}
                 shapes[at + 2] = (2 * heads,)
         self.request = owner._compile(shapes)
-
-    def _groups(self) -> list[tuple[int, int]]:
-        """Each number of key-value heads, and the input of its first table."""
-        return [(heads, self.first + TABLES * i) for i, heads in enumerate(self.owner.step.heads)]
 
     def _plan(self, counts: tuple[int, ...]) -> list[list[np.ndarray]]:
         """For each number of key-value heads the tables PLANNED: what the numbers of nodes decide, for chains.
@@ -408,7 +406,7 @@ class Slot:
                 nodes[at : at + size] = low + np.minimum(np.arange(size), count - 1)
                 found[low : low + count] = np.arange(at, at + count)
             self.plans[counts] = []
-            for heads, _ in self._groups():
+            for heads, _ in self.groups:
                 mask = np.zeros(heads * (least**2 if self.alone else sum(n * n for n in sizes)), np.uint8)
                 seen = np.tile(np.concatenate([np.tri(n, dtype=np.uint8).reshape(-1) for n in sizes]), heads)
                 mask[: len(seen)] = seen
@@ -476,22 +474,22 @@ class Slot:
         longest = max(p.past + max(2, len(p.tokens)) for p in parts)
         past = [p.past for p in parts] + [0] * (self.size > 0)
         same, masked, there = self.counts == counts, self.chains and not trees, self.ranges == ranges
-        self.counts, self.ranges = [], []  # an interrupted step must not be taken for a finished one
-        for (heads, at), tables in zip(self._groups(), self._plan(tuple(counts)), strict=True):
-            for i, table in zip(PLANNED, tables, strict=True):
-                if not same or (i == MASK and not masked):
-                    self._put(at + i, table)
-            if trees:
-                begins, mask = self.held[at + MASK + 1], self.held[at + MASK]
+        if not (same and masked and there):
+            self.counts, self.ranges = [], []  # an interrupted step must not be taken for a finished one
+            for (heads, at), tables in zip(self.groups, self._plan(tuple(counts)), strict=True):
+                for i, table in zip(PLANNED, tables, strict=True):
+                    if not same or (i == MASK and not masked):
+                        self._put(at + i, table)
                 for i, seen in trees:
-                    for low in begins[i :: len(past)][:heads]:
+                    mask = self.held[at + MASK]
+                    for low in self.held[at + MASK + 1][i :: len(past)][:heads]:
                         mask[low : low + seen.size] = seen.reshape(-1)
-            if not there:
-                for i, values in enumerate(self._blocks(heads, ranges), 4):
+                for i, values in enumerate(() if there else self._blocks(heads, ranges), 4):
                     self._put(at + i, values)
+            self.counts, self.ranges, self.chains = counts, ranges, not trees
+        for heads, at in self.groups:
             self._put(at + 2, np.array(past * heads, np.int32))
             self._put(at + 6, _reach(longest))
-        self.counts, self.ranges, self.chains = counts, ranges, not trees
 
     def run(self, parts: Sequence[Part], home: Segment, nodes: int, wanted: int) -> torch.Tensor:
         """The parts' nodes and wanted rows, in all so many -> logits (at least `wanted`, V)."""
@@ -512,7 +510,7 @@ class Slot:
             self._room(i, size, table.shape[-1])[:n] = table[here]
         self._tables(parts)
         logits = self._logits(count)
-        self.request.infer()
+        self.request.infer(share_outputs=True)
         return logits
 
     def _logits(self, count: int) -> torch.Tensor:
