@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,6 @@ RATE = 1 / 8  # of the running means
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
 ROWS = (64, 1024)  # rows before them
 PRICE, DEAR = 0.002, 0.05  # share of the time that asking in vain should take, and may where asking is dear
-TOKENS = np.arange(1, 257)
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
 QUICK = 0.02  # seconds of a forward that may be repeated at once
 
@@ -64,10 +64,7 @@ class Costs:
             return np.array([self.one(rows)])
         known = sorted(self.seconds) or [1]
         seconds = list(accumulate((self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known), max))
-        tokens = TOKENS[:size] if size <= len(TOKENS) else np.arange(1, size + 1)
-        if self.sizes:
-            steps = np.array(self.sizes)
-            tokens = np.where(tokens > steps[-1], tokens, steps[np.searchsorted(steps[:-1], tokens)])
+        tokens = _computed(size, self.sizes)
         line: np.ndarray = np.interp(tokens, known, seconds)
         return line if size <= known[-1] else line * (1 + np.maximum(0, tokens - known[-1]) / 64)
 
@@ -80,6 +77,16 @@ class Costs:
         """The first of `line`, estimated seconds of a single token."""
         n = min(self.seconds, default=1)
         return self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows
+
+
+@lru_cache(512)
+def _computed(size: int, sizes: tuple[int, ...]) -> np.ndarray:
+    """What 1, 2, ..., `size` tokens are filled up to."""
+    tokens = np.arange(1, size + 1)
+    if not sizes:
+        return tokens
+    steps = np.array(sizes)
+    return np.where(tokens > steps[-1], tokens, steps[np.searchsorted(steps[:-1], tokens)])
 
 
 class Worth:

@@ -9,7 +9,7 @@ Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80,floor=0 is the paper's size); a token never seen has no children rather than eight times token 0; rows still empty are filled from the prompt's own pairs
+Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80,floor=0 is the paper's size); a token never seen has no children rather than eight times token 0; rows of refused nodes that were not asked for while many others came are forgotten; rows still empty are filled from the prompt's own pairs
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from foretell.tree import TokenTree
 
 RATE = 1 / 32  # of the running acceptance
 UNREAD = 64  # rows put by that are no burden; as many are read at once
-HELD = 1 << 23  # entries of rows put by at most, where these are more
+HELD = 1 << 21  # entries of rows put by at most, where these are more
 ROW = 200  # bytes of an entry besides its candidates
 
 
@@ -43,8 +43,9 @@ class Store:
         self.k = k
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
-        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose, and where each begins.
-        self.unread, self.held = dict[int, int](), 0
+        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose, where each begins, and
+        # which of them the text really went through.
+        self.unread, self.held, self.passed = dict[int, int](), 0, set[int]()
         self.blocks, self.starts = list[torch.Tensor](), list[int]()
 
     @property
@@ -54,10 +55,13 @@ class Store:
     def put(self, tokens: Sequence[int], rows: torch.Tensor, last: Sequence[int]) -> None:
         """`rows[i]` is the row of `tokens[i]`, and of two of a token the one that `last` names later is kept."""
         self.unread.update({tokens[i]: self.held + i for i in (*range(len(tokens)), *last)})
+        self.passed.update(self.held + i for i in last)
         self.starts.append(self.held)
         self.blocks.append(rows)
         self.held += len(rows)
         if self.held > max(UNREAD, HELD // rows.shape[-1]):
+            # Nobody asked for them for long: of what was refused then nothing is taken in.
+            self.unread = {token: place for token, place in self.unread.items() if place in self.passed}
             self.read()
 
     def read(self, token: int = -1) -> None:
@@ -72,7 +76,7 @@ class Store:
         top = best(rows, self.k)[1].tolist()
         self.rows.update(zip(unread, [top[place] for place in places], strict=True))
         if token < 0:
-            self.unread, self.blocks, self.starts, self.held = {}, [], [], 0
+            self.unread, self.blocks, self.starts, self.held, self.passed = {}, [], [], 0, set()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""

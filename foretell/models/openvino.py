@@ -36,7 +36,7 @@ SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a cop
 GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
 FULL = 32  # nodes up to which a graph of that size gives everyone's logits, wanted or not
 ROWS = 2  # which input says whose logits are wanted
-OUTPUTS = 4  # blocks of logits whose memory is kept for later ones
+OUTPUTS = 16  # blocks of logits whose memory is kept for later ones
 PLANNED, MASK = (0, 1, 3, 7, 8), 7  # tables that the numbers of nodes decide, and which of them says who sees whom
 TABLES = 9  # inputs that say whose nodes are whose, see Step
 
