@@ -25,7 +25,7 @@ from foretell.drafter import Drafter
 from foretell.engine import Engine, Event, Live, Request
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.model import Model
-from foretell.spec import AUTO, resolve
+from foretell.spec import AUTO, QUICK, STEP, resolve
 from foretell.stats import Stats
 from foretell.strategy import Speculative, Strategy
 from foretell.text import Detokenizer
@@ -178,8 +178,15 @@ class LM:
                 del self._inbox[live.index]
 
     @property
+    def default(self) -> str:
+        """What `auto` stands for without a profile, which a plain step's time decides: spec.AUTO, or spec.QUICK."""
+        if not self.measured:
+            self.measure()
+        return QUICK if self.engine.costs["target"].one() < STEP else AUTO
+
+    @property
     def auto(self) -> str:
-        """What `auto` stands for: the method that `foretell tune` found best for this model here, else spec.AUTO.
+        """What `auto` stands for: the method that `foretell tune` found best for this model here, else `default`.
 
         A profile that is damaged or of another place is left aside, with a warning.
         """
@@ -188,7 +195,7 @@ class LM:
             profile, trouble = tuning.kept(self.models, self.path)
             if trouble:
                 warnings.warn(trouble, stacklevel=2)
-            self._auto = threads, profile["chosen"] if profile else AUTO
+            self._auto = threads, profile["chosen"] if profile else self.default
         return self._auto[1]
 
     def resolve(self, method: Method) -> tuple[str, Strategy]:

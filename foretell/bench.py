@@ -44,7 +44,6 @@ from foretell.model import Model
 from foretell.models.decoder import Decoder
 from foretell.peers import Peer, Place, Run
 from foretell.prompts import Prompt, read_prompts
-from foretell.spec import AUTO
 from foretell.stats import Stats
 from foretell.types import Commit, Kept, Sampling
 
@@ -165,7 +164,7 @@ class Method:
         self.name, self.about, self.lm = spec, "foretell", lm
         self.label, self.strategy = lm.resolve(spec)
         if spec == "auto":
-            self.about = f"stands for {lm.auto}, {'the default' if lm.auto == AUTO else 'as foretell tune found'}"
+            self.about = f"stands for {lm.auto}, {'the default' if lm.auto == lm.default else 'as foretell tune found'}"
         self.engine, self.cached = Watching(lm), 0  # bytes of caches, of the largest batch so far
 
     def forget(self) -> None:

@@ -121,10 +121,10 @@ def eligible(name: str, strategy: Strategy) -> bool:
     return not (strategy.nodes or strategy.rule or strategy.drafter.draws or strategy.drafter.whole)
 
 
-def ahead(means: Mapping[str, float], able: Sequence[str]) -> str | None:
-    """The best of `able` by their means, if it is ahead of AUTO."""
-    best = max((name for name in able if name in means), key=lambda name: means[name], default=AUTO)
-    return best if means.get(best, 0.0) > AHEAD * means.get(AUTO, 0.0) else None
+def ahead(means: Mapping[str, float], able: Sequence[str], default: str) -> str | None:
+    """The best of `able` by their means, if it is ahead of the default."""
+    best = max((name for name in able if name in means), key=lambda name: means[name], default=default)
+    return best if means.get(best, 0.0) > AHEAD * means.get(default, 0.0) else None
 
 
 def plan(seconds: float, contenders: int, kinds: int, limit: float) -> tuple[int, int, int]:
@@ -146,9 +146,12 @@ def tune(lm: LM, sets: Mapping[str, Sequence[Prompt]], methods: Sequence[str] = 
     from foretell import bench, report
 
     began = time.perf_counter()
-    specs = list(dict.fromkeys((AUTO, *(AUTO if spec == "auto" else spec for spec in methods))))
-    known = {spec: lm.resolve(spec) for spec in ("plain", *specs)}
+    for spec in methods:
+        lm.resolve("plain" if spec == "auto" else spec)  # what is wrong is said before anything takes time
     lm.measure(fresh=True)
+    default = lm.default
+    specs = list(dict.fromkeys((default, *(default if spec == "auto" else spec for spec in methods))))
+    known = {spec: lm.resolve(spec) for spec in ("plain", *specs)}
     first = lm._encode(next(iter(sets.values()))[0])
     plain, pace = bench.Method(lm, "plain"), 0.0
     for _ in range(2):  # the first warms up
@@ -175,19 +178,19 @@ def tune(lm: LM, sets: Mapping[str, Sequence[Prompt]], methods: Sequence[str] = 
     able = [spec for spec, (label, strategy) in known.items() if eligible(label, strategy)]
     ratios = {kind: {spec: cells[kind]["ratio"]["median"] for spec, cells in table.rows.items()
                      if cells[kind].get("ratio")} for kind in table.sets}  # fmt: skip
-    challenger, final = ahead(means, able), None
+    challenger, final = ahead(means, able, default), None
     if challenger is not None:
-        _, _, again = compare([AUTO, challenger], SECONDS[1])
+        _, _, again = compare([default, challenger], SECONDS[1])
         final = {"challenger": challenger, "means": again}
-        challenger = ahead(again, [challenger])
+        challenger = ahead(again, [challenger], default)
     about = place(lm.models)
     path = file(lm.models, lm.path, about)
     profile: dict[str, Any] = {
         "schema": SCHEMA,
         "about": about,
         "model": name,
-        "default": AUTO,
-        "chosen": challenger or AUTO,
+        "default": default,
+        "chosen": challenger or default,
         "means": means,
         "final": final,
         "best": {kind: max(found, key=lambda spec, found=found: found[spec]) for kind, found in ratios.items()},  # type: ignore[misc]

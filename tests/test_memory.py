@@ -112,15 +112,15 @@ def test_the_script_notes_memory_as_it_goes(
     if not Path("/proc/self/statm").exists():
         pytest.skip("this system does not tell a process its memory")
     monkeypatch.setattr(foretell, "load", lambda name: tiny.lm())
-    monkeypatch.setattr(sys, "argv", ["memory.py", "--requests", "5", "--every", "2", "--max-new-tokens", "4",
-                                      "--threads", "1", "--json", f"{tmp_path}/o.json"])  # fmt: skip
+    command = "memory.py --method token-recycling --requests 5 --every 2 --max-new-tokens 4 --threads 1"
+    monkeypatch.setattr(sys, "argv", [*command.split(), "--json", f"{tmp_path}/o.json"])
     script.main()
     out = capsys.readouterr().out
     assert "resident MB" in out and "returned" in out
     found = json.loads((tmp_path / "o.json").read_text("utf-8"))
     assert [row["requests"] for row in found["rows"]] == [0, 2, 4, 5] and found["live"] == 0
     assert all(row["resident"] > 1e6 and row["objects"] > 1000 for row in found["rows"])
-    assert found["rows"][-1]["stores"] > 0 == found["returned"]["stores"] and found["method"] == "auto"
+    assert found["rows"][-1]["stores"] > 0 == found["returned"]["stores"] and found["method"] == "token-recycling"
 
 
 def test_resident_memory_is_that_of_the_process(script: ModuleType) -> None:

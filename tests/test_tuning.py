@@ -16,7 +16,7 @@ from foretell.costs import folder
 from foretell.drafters.ngram import Ngram
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.models.toy import Toy
-from foretell.spec import AUTO, resolve
+from foretell.spec import AUTO, QUICK, resolve
 from foretell.strategies.plain import Plain
 from tests import tiny
 
@@ -30,6 +30,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bench, "measure_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(tuning, "SIZES", ((8, 2, 1),))
+    monkeypatch.setattr("foretell.api.STEP", 0.0)  # however quick these models are
 
 
 def invent(monkeypatch: pytest.MonkeyPatch, first: dict[str, float], second: dict[str, float]) -> list[list[str]]:
@@ -92,6 +93,21 @@ def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatc
     assert bench.Method(tiny.lm(), "auto").about == f"stands for {AUTO}, the default"
 
 
+def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = tiny.lm()
+    lm.measure()
+    step = lm.engine.costs["target"].one()
+    for limit, expected in ((step / 2, AUTO), (step * 2, QUICK)):
+        monkeypatch.setattr("foretell.api.STEP", limit)
+        lm._auto = None
+        assert lm.auto == lm.default == expected
+        assert bench.Method(lm, "auto").about == f"stands for {expected}, the default"
+    monkeypatch.setattr(tuning, "CANDIDATES", (OTHER,))
+    invent(monkeypatch, {QUICK: 2.0}, {})
+    monkeypatch.setattr("foretell.api.STEP", 1e9)
+    assert tune()["default"] == QUICK == tiny.lm().auto
+
+
 def test_plain_decoding_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = invent(monkeypatch, {AUTO: 0.9, OTHER: 0.8}, {AUTO: 0.9})
     assert tune()["chosen"] == "plain" == tiny.lm().auto and seen[1] == ["plain", AUTO]
@@ -115,10 +131,10 @@ def test_only_guarded_methods_are_eligible(spec: str, able: bool) -> None:
 
 
 def test_ahead_needs_a_margin() -> None:
-    assert tuning.ahead({AUTO: 1.0, "a": 1.005, "b": 0.5}, [AUTO, "a", "b"]) is None
-    assert tuning.ahead({AUTO: 1.0, "a": 1.2, "b": 1.3}, [AUTO, "a"]) == "a"
-    assert tuning.ahead({"a": 1.2}, ["a"]) == "a", "a default that failed is beaten by anybody"
-    assert tuning.ahead({}, []) is None
+    assert tuning.ahead({AUTO: 1.0, "a": 1.005, "b": 0.5}, [AUTO, "a", "b"], AUTO) is None
+    assert tuning.ahead({AUTO: 1.0, "a": 1.2, "b": 1.3}, [AUTO, "a"], AUTO) == "a"
+    assert tuning.ahead({"a": 1.2}, ["a"], AUTO) == "a", "a default that failed is beaten by anybody"
+    assert tuning.ahead({}, [], AUTO) is None
 
 
 def test_the_plan_fits_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
