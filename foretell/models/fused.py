@@ -97,7 +97,7 @@ class Fused:
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
         self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
-        half: torch.Tensor = layer.input_layernorm.get_parameter("weight").new_ones(self.width // 2)
+        half = layer.get_parameter("input_layernorm.weight").new_ones(self.width // 2)
         self.sign = torch.cat([-half, half])
         self.norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
 
