@@ -127,14 +127,14 @@ class Cache:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them; forgets the rest."""
-        keep: list[int] = []
+        keep, node, child, end = list[int](), -1, 0, len(self.tokens)
         for token in tokens[self.length : len(tokens) - 1] if self.done == self.all else ():
-            node = keep[-1] if keep else -1
-            candidates = range(node + 1, len(self.tokens))
-            child = next((i for i in candidates if self.parents[i] == node and self.tokens[i] == token), None)
-            if child is None:
+            while child < end and (self.parents[child] != node or self.tokens[child] != token):
+                child += 1
+            if child == end:
                 break
             keep.append(child)
+            node, child = child, child + 1
         self._keep(keep)
         self.length += len(keep)
         self.tokens, self.parents, self.done = [], [], frozenset()
