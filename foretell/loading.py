@@ -41,14 +41,18 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     only), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs only), or auto: openvino on a CPU where it is
     installed, graphs on a CUDA GPU, each where it takes the model, else torch. `exact_bits`: logits equal to the last
     bit in any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and in
-    the formats it has. Raises BadModel, BadConfig or Unsupported.
+    the formats it has; with an executor by name its weights are unpacked for that, auto: to bfloat16. Raises BadModel,
+    BadConfig or Unsupported.
     """
     name = str(source)
     if name == "demo" and draft is None:
         draft = "demo-draft"
-    if _is_gguf(name):
-        _check_gguf(name, device, dtype, exact_bits, revision, executor)
-        device, dtype, revision = "cpu", "auto", None  # from here on of the draft model, where that is none
+    if _is_gguf(name) and revision is not None:
+        raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
+    packed = _is_gguf(name) and executor == "auto"  # for llama.cpp
+    if packed:
+        _check_gguf(name, device, dtype, exact_bits)
+        device, dtype = "cpu", "auto"  # from here on of the draft model, where that is none
     if dtype not in ("auto", "int8", *DTYPES):
         raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
     if executor not in EXECUTORS:
@@ -72,13 +76,15 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
             need = "a CPU" if where == "cpu" else "a CUDA GPU, whose graphs record the steps"
             raise Unsupported.missing(f"executor={executor!r}", f"device={device!r}", need, "leave executor out")
     path: Path | None
-    if _is_gguf(name):
+    if packed:
         target: Any = _gguf(name)
         path, tokenizer, eos = target.path, target.words, target.words.ends
     else:
+        tokenizer = load_tokenizer(name) if _is_gguf(name) else None
         hf, path = _model(name, dtype, device, revision, trust_remote_code)
-        tokenizer = _tokenizer(path or name, revision, trust_remote_code)
-        target, eos = _decoder(hf, name, exact_bits, executor), ends(hf)
+        if tokenizer is None:
+            tokenizer = _tokenizer(path or name, revision, trust_remote_code)
+        target, eos = _decoder(hf, name, exact_bits, executor), getattr(tokenizer, "ends", None) or ends(hf)
     second: Model | None = None
     if draft is not None and _is_gguf(str(draft)):
         second = _gguf(str(draft))
@@ -127,22 +133,16 @@ def _gguf(name: str) -> Any:
     return GGUF(Path(name).expanduser())
 
 
-def _check_gguf(name: str, device: str | None, dtype: str, exact_bits: bool, revision: str | None,
-                executor: str) -> None:  # fmt: skip
+def _check_gguf(name: str, device: str | None, dtype: str, exact_bits: bool) -> None:
     """Refuses by name what has no meaning for a file that llama.cpp runs."""
+    cure = "leave it out, or name an executor (torch, openvino), for which the weights are unpacked"
     if device not in (None, "cpu"):
-        raise Unsupported.missing(f"device={device!r}", name, "another runtime: .gguf files run on the CPU here",
-                                  "leave device out")  # fmt: skip
-    if executor != "auto":
-        raise Unsupported.missing(f"executor={executor!r}", name, "a transformers model", "leave executor out")
+        raise Unsupported.missing(f"device={device!r}", name, "another runtime: llama.cpp's is on the CPU here", cure)
     if dtype != "auto":
-        raise Unsupported.missing(f"dtype={dtype!r}", name, "weights in that format, and the file has its own",
-                                  "leave dtype out, or take a file in another format")  # fmt: skip
+        raise Unsupported.missing(f"dtype={dtype!r}", name, "weights in that format, and the file has its own", cure)
     if exact_bits:
-        raise Unsupported.missing("exact_bits=True", name, "batch-invariant kernels, which llama.cpp's are not",
-                                  "leave it out")  # fmt: skip
-    if revision is not None:
-        raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
+        need = "batch-invariant kernels, which llama.cpp's are not"
+        raise Unsupported.missing("exact_bits=True", name, need, cure)
 
 
 def load_tokenizer(source: str | Path = "demo", revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -208,19 +208,26 @@ def _line(error: Exception) -> str:
 
 def _model(name: str, dtype: str, device: str, revision: str | None,
            remote: bool) -> tuple[PreTrainedModel, Path | None]:  # fmt: skip
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    path = _folder(name)
+    path = None if _is_gguf(name) else _folder(name)
     if path is not None:
         _check_files(path)
     kind = torch.bfloat16 if dtype == "int8" else DTYPES.get(dtype, "auto")  # of what is not a linear layer's weights
     options: dict[str, Any] = {"dtype": kind, "use_safetensors": True, "trust_remote_code": remote}
-    if path is None:
+    place: str | Path = path or name
+    if _is_gguf(name):
+        path = Path(name).expanduser()
+        place, kind = path.parent, torch.bfloat16 if dtype == "auto" else kind
+        options = {"dtype": kind, "gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+    elif path is None:
         options["revision"] = revision
     try:
-        hf, report = AutoModelForCausalLM.from_pretrained(path or name, output_loading_info=True, **options)
+        hf, report = AutoModelForCausalLM.from_pretrained(place, output_loading_info=True, **options)
     except Exception as error:  # transformers raises nearly anything here
         where = "check the folder's files" if path else "check the id and the connection, or give a local folder"
+        if _is_gguf(name):
+            where = "leave executor out, and llama.cpp runs it"
         if "trust_remote_code" in str(error):
             where = "pass trust_remote_code=True if you trust its code"
         raise BadModel(f"{name}: cannot be loaded ({_line(error)}); {where}") from error

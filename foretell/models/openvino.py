@@ -258,7 +258,13 @@ class Executor:
         return self.core.compile_model(graph, "CPU", options).create_infer_request()
 
     def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
-        if len(jobs) == 1 and isinstance(jobs[0].cache, Pooled) and threads == self.threads and len(jobs[0].tokens) == 1 and jobs[0].seen is None:
+        if (
+            len(jobs) == 1
+            and isinstance(jobs[0].cache, Pooled)
+            and threads == self.threads
+            and len(jobs[0].tokens) == 1
+            and jobs[0].seen is None
+        ):
             self.size, part = 0, Part(jobs[0])  # a plain step, for which the rest would take long
             self._run([part])
             return part.found[0]

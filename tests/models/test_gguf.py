@@ -389,6 +389,22 @@ def test_damaged_files(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", ""), "llama.cpp printed something"
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("executor", ["torch", "openvino"])
+def test_weights_are_unpacked_for_an_executor_by_name(executor: str, file: Path, lm: foretell.LM) -> None:
+    if executor == "openvino":
+        pytest.importorskip("openvino")
+    reference = foretell.wrap(tiny.llama(), tiny.tokenizer()).models["target"]
+    other = foretell.load(file, executor=executor, dtype="float32")
+    model = other.models["target"]
+    tokens = other.encode(CODE)
+    tree = grown(TokenTree(tokens[-1]), 12, random.Random(0))
+    assert tokens == lm.encode(CODE) and close(model.score(tokens, tree), reference.score(tokens, tree))
+    ours, theirs = (x.generate(PROMPTS, "suffix", max_new_tokens=24) for x in (other, lm))
+    assert [o.text for o in ours] == [o.text for o in theirs]
+    assert foretell.load(file, executor="torch").models["target"].dtype == torch.bfloat16
+
+
 def test_an_unknown_family(file: Path, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(file.read_bytes().replace(b"llama", b"lamma"))
     assert "lamma" in refusal(tmp_path / "x.gguf")
@@ -396,6 +412,8 @@ def test_an_unknown_family(file: Path, tmp_path: Path) -> None:
 
 def test_options_without_a_meaning_are_refused_by_name(file: Path) -> None:
     assert "dtype='bfloat16'" in refusal(file, dtype="bfloat16")
+    assert "executor='fast': must be one of" in refusal(file, executor="fast")
+    assert "revision='main'" in refusal(file, revision="main", executor="torch")
     assert "device='cuda'" in refusal(file, device="cuda")
     assert "exact_bits=True" in refusal(file, exact_bits=True)
     assert "revision='main'" in refusal(file, revision="main")
