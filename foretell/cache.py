@@ -172,9 +172,8 @@ class Cache:
                 shared = pending if shared == len(whole) else shared
             rows = range(max(0, shared - pending), len(tree)) if rows is None else rows
             if not tree.is_chain:
-                seen = torch.ones(len(whole), len(whole), dtype=torch.bool).tril_()
-                seen[pending:, pending:] = ancestors(tuple(tree.parents))
-                seen = seen[shared:]
+                # A long prompt's is not worth remembering.
+                seen = (ancestors if pending < 64 else ancestors.__wrapped__)(tuple(parents))[shared:]
         self.branch = 0 if part else len(tokens)
         same = states is not None and self.tokens == whole and self.parents == parents and not run & self.done
         before = self.done if same else frozenset()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foretell.model import Model
 
 RATE = 1 / 8  # of the running means
+LUCK = 2.0  # times its price that an asking brings in
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
 ROWS = (64, 1024)  # rows before them
 PRICE, DEAR = 0.002, 0.05  # share of the time that asking in vain should take, and may where asking is dear
@@ -94,7 +95,7 @@ class Worth:
 
     While it does not, the pauses between two askings double, up to where they cost PRICE of the time, but to no more
     than 32 steps, so that a text which turns predictable is noticed; or, for what is dear, a draft model say, to
-    where they cost DEAR of it.
+    where they cost DEAR of it. An asking that brings in LUCK times its price is followed by another one at once.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,8 @@ class Worth:
         self.spent += (spent - self.spent) / (8 if self.spent else 1)
         worth = self.gain * unit >= self.spent
         most = min(max(32, int(self.spent / (DEAR * unit))), int(self.spent / (PRICE * unit)))
-        self.wait = self.pause = 0 if worth else min(most, 2 * self.pause + 1)
+        self.pause = 0 if worth else min(most, 2 * self.pause + 1)
+        self.wait = 0 if gained * unit >= LUCK * spent else self.pause  # what just paid well is tried again at once
 
 
 @torch.inference_mode()

@@ -69,17 +69,19 @@ class Policy:
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda n: -values[n])
-            count = self.nodes or self._best(np.array([values[n] for n in order]), line)
+            count = self.nodes or self._best([values[n] for n in order], line.tolist())
             nodes = sorted(order[:count])
             tree, self.keys = tree.keep(nodes), [self.keys[n] for n in (0, *nodes)]
         self.spent, self.unit = float(line[len(tree) - 1] - line[0]), float(line[0])
         return tree
 
-    def _best(self, values: np.ndarray, line: np.ndarray) -> int:
+    def _best(self, values: list[float], line: list[float]) -> int:
         """How many nodes of these values, best first, make the most of a forward's time."""
-        speed = (1 + np.concatenate(([0.0], values.cumsum()))) / line
-        best = int(speed.argmax())
-        best = 0 if speed[best] < speed[0] * (STAY if self.size else START) else best
+        best, fastest, total = 0, 1 / line[0] * (STAY if self.size else START), 1.0
+        for count, value in enumerate(values, 1):
+            total += value
+            if (speed := total / line[count]) > fastest:
+                best, fastest = count, speed
         self.size, self.step = best, self.step + 1
         return max(8, 2 * best) if self.step % PROBE == 0 else best
 

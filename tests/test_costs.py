@@ -60,6 +60,19 @@ def test_rows_before_the_tokens_are_taken_into_account() -> None:
     assert costs.line(1, 1000)[0] == pytest.approx(4.0, rel=0.01) and costs.line(1)[0] == pytest.approx(3.0, rel=0.01)
 
 
+def test_an_asking_that_pays_well_is_followed_by_another_one() -> None:
+    worth = Worth()
+    for _ in range(12):
+        worth.note(0.0, 1.0, 1.0)
+    assert worth.pause == worth.wait == 32
+    worth.note(1.9, 1.0, 1.0)
+    assert worth.pause == worth.wait == 32, "a little more than its price is no luck"
+    worth.note(2.0, 1.0, 1.0)
+    assert worth.pause == 32 and worth.due()
+    worth.note(0.0, 1.0, 1.0)
+    assert worth.wait == 32
+
+
 def test_asking_in_vain_is_paid_for_by_waiting() -> None:
     worth, spent, asked = Worth(), 0.0, 0
     for _ in range(3000):

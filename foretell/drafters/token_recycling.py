@@ -28,7 +28,8 @@ from foretell.ops.trees import grow
 from foretell.tree import TokenTree
 
 RATE = 1 / 32  # of the running acceptance
-UNREAD = 64  # rows put by that are no burden; as many are read at once
+FEW = 16  # rows put by that are all read when it is asked; of more, as after a pause, only what is looked for
+UNREAD = 64  # rows put by that are no burden
 HELD = 1 << 21  # entries of rows put by at most, where these are more
 ROW = 200  # bytes of an entry besides its candidates
 
@@ -132,7 +133,7 @@ class TokenRecycling(Drafter):
         return store
 
     def propose(self, ctx: Context, state: Store, budget: int) -> TokenTree:
-        if 0 < len(state.unread) <= UNREAD:
+        if 0 < len(state.unread) <= FEW:
             state.read()
         rows, chance, unread = state.rows, state.chance, state.unread
 

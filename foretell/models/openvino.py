@@ -36,6 +36,7 @@ SMALL = 64 << 20  # bytes of weights up to which that pays: each graph has a cop
 GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
 FULL = 32  # nodes up to which a graph of that size gives everyone's logits, wanted or not
 ROWS = 2  # which input says whose logits are wanted
+PLANS = 64  # tables that are kept
 OUTPUTS = 16  # blocks of logits whose memory is kept for later ones
 PLANNED, MASK = (0, 1, 3, 7, 8), 7  # tables that the numbers of nodes decide, and which of them says who sees whom
 TABLES = 9  # inputs that say whose nodes are whose, see Step
@@ -258,16 +259,12 @@ class Executor:
         return self.core.compile_model(graph, "CPU", options).create_infer_request()
 
     def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
-        if (
-            len(jobs) == 1
-            and isinstance(jobs[0].cache, Pooled)
-            and threads == self.threads
-            and len(jobs[0].tokens) == 1
-            and jobs[0].seen is None
-        ):
-            self.size, part = 0, Part(jobs[0])  # a plain step, for which the rest would take long
-            self._run([part])
-            return part.found[0]
+        if len(jobs) == 1 and threads == self.threads and not self.window and isinstance(jobs[0].cache, Pooled):
+            part = Part(jobs[0])
+            if len(part.tokens) <= PIECE:  # a usual step, for which the rest would take long
+                self.size = 0
+                self._run([part])
+                return part.found[0]
         parts = [Part(job) for job in jobs if isinstance(job.cache, Pooled)]
         if len(parts) < len(jobs) or any(p.seen is not None and 0 < self.window < p.end for p in parts):
             return None
@@ -404,28 +401,31 @@ class Slot:
         A node that is alone comes twice: for a single one the runtime would take another way, of other rounding. What
         fills up is the first node, as a last sequence, which writes to rows of nobody.
         """
-        if counts not in self.plans:
-            if len(self.plans) > 256:
+        if counts in self.plans:
+            return self.plans[counts]
+        sizes, least = [max(2, count) for count in counts], max(2, self.size)
+        if self.size:
+            sizes.append((least if sum(sizes) <= least else 2 * least) - sum(sizes))
+        starts, ends = _begins(counts), _begins(sizes)
+        nodes, found = np.zeros(ends[-1], np.int64), np.zeros(self.size or starts[-1], np.int64)
+        for low, at, size, count in zip(starts[:-1], ends, sizes, counts, strict=False):
+            nodes[at : at + size] = low + np.minimum(np.arange(size), count - 1)
+            found[low : low + count] = np.arange(at, at + count)
+        plan = []
+        for heads, _ in self.groups:
+            mask = np.zeros(heads * (least**2 if self.alone else sum(n * n for n in sizes)), np.uint8)
+            seen = np.tile(np.concatenate([np.tri(n, dtype=np.uint8).reshape(-1) for n in sizes]), heads)
+            mask[: len(seen)] = seen
+            plan.append([
+                (nodes * heads + np.arange(heads)[:, None]).reshape(-1),
+                (found[:, None] + len(nodes) * np.arange(heads)).reshape(-1),
+                _begins(sizes * heads), mask, _begins([n * n for n in sizes] * heads),
+            ])  # fmt: skip
+        if self.size:  # long ones would fill the memory
+            if len(self.plans) >= PLANS:
                 self.plans.clear()
-            sizes, least = [max(2, count) for count in counts], max(2, self.size)
-            if self.size:
-                sizes.append((least if sum(sizes) <= least else 2 * least) - sum(sizes))
-            starts, ends = _begins(counts), _begins(sizes)
-            nodes, found = np.zeros(ends[-1], np.int64), np.zeros(self.size or starts[-1], np.int64)
-            for low, at, size, count in zip(starts[:-1], ends, sizes, counts, strict=False):
-                nodes[at : at + size] = low + np.minimum(np.arange(size), count - 1)
-                found[low : low + count] = np.arange(at, at + count)
-            self.plans[counts] = []
-            for heads, _ in self.groups:
-                mask = np.zeros(heads * (least**2 if self.alone else sum(n * n for n in sizes)), np.uint8)
-                seen = np.tile(np.concatenate([np.tri(n, dtype=np.uint8).reshape(-1) for n in sizes]), heads)
-                mask[: len(seen)] = seen
-                self.plans[counts].append([
-                    (nodes * heads + np.arange(heads)[:, None]).reshape(-1),
-                    (found[:, None] + len(nodes) * np.arange(heads)).reshape(-1),
-                    _begins(sizes * heads), mask, _begins([n * n for n in sizes] * heads),
-                ])  # fmt: skip
-        return self.plans[counts]
+            self.plans[counts] = plan
+        return plan
 
     def _blocks(self, heads: int, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Which blocks each sequence has, and where they begin. Behind a cache's end there are rows of nobody."""

@@ -66,6 +66,18 @@ def test_rows_put_by_are_bounded_and_kept_with_the_store(monkeypatch: pytest.Mon
     }
 
 
+def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, store = TokenRecycling(k=1), Store(1)
+    monkeypatch.setattr(token_recycling, "HELD", 100 * 256)
+    for i in range(60):
+        tree = TokenTree(i).chain([100 + i]).chain([170 + i])
+        path = [1] if i % 2 else []
+        reply = Reply(torch.zeros(3, 256).index_fill_(1, torch.tensor([i]), 1.0), {}, [0, 1, 2])
+        drafter.observe(context(drafter, [1]), store, Step(tree, reply, Outcome(path, 0), [0]))
+    taken = {*range(33), *(100 + i for i in range(1, 33, 2))}  # at the 34th step it was too much
+    assert taken <= set(store.rows) and not {*range(170, 203), *range(100, 133, 2)} & set(store.rows)
+
+
 def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
     draw = torch.Generator().manual_seed(0)
     drafter, idle, busy = TokenRecycling(k=3, floor=0), Store(3), Store(3)

@@ -234,6 +234,26 @@ def test_texts_are_those_of_torch(method: str) -> None:
 
 @here
 @torch.inference_mode()
+def test_logits_that_somebody_holds_are_left_alone() -> None:
+    """Memory of logits is used again, and only when nobody can see it."""
+    quick = pair()[0].models["target"]
+    cache, text = quick.cache(), [5, 6, 7]
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i in range(40):
+        tree = TokenTree(text[-1]).chain([i, i + 1])
+        logits = answer(quick, cache, Ask(tree), text).logits
+        if i % 3 == 0:
+            held.append((logits[1:2], logits[1:2].clone()))  # a part keeps all of it
+        text = [*text, (7 * i) % 300]
+    assert all(torch.equal(part, copy) for part, copy in held)
+    places = set()
+    for _ in range(20):
+        places.add(answer(quick, quick.cache(), Ask(TokenTree(7).chain([1, 2])), [5, 6, 7]).logits.data_ptr())
+    assert len(places) <= 2
+
+
+@here
+@torch.inference_mode()
 def test_rows_come_in_the_order_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.models.openvino.PIECE", 16)
     quick, slow = (lm.models["target"] for lm in pair())
