@@ -37,7 +37,7 @@ GROUP = 32  # activations of a row that share a scale where the weights have 8 b
 FULL = 32  # nodes up to which a graph of that size gives everyone's logits, wanted or not
 ROWS = 2  # which input says whose logits are wanted
 PLANS = 64  # tables that are kept
-OUTPUTS = 16  # blocks of logits whose memory is kept for later ones
+OUTPUTS, LARGE = 16, 1 << 21  # blocks of logits whose memory is kept for later ones, and the bytes one may have
 PLANNED, MASK = (0, 1, 3, 7, 8), 7  # tables that the numbers of nodes decide, and which of them says who sees whom
 TABLES = 9  # inputs that say whose nodes are whose, see Step
 
@@ -533,7 +533,8 @@ class Slot:
             memory, tensor, _ = self.outputs.pop(i)
         self.request.set_output_tensor(0, tensor)
         view = memory.view()  # lives as long as any tensor made of it
-        self.outputs = [*self.outputs[1 - OUTPUTS :], (memory, tensor, weakref.ref(view))]
+        if memory.nbytes <= LARGE:
+            self.outputs = [*self.outputs[1 - OUTPUTS :], (memory, tensor, weakref.ref(view))]
         return torch.from_numpy(view)
 
 
