@@ -41,11 +41,11 @@ def contenders(place: Place) -> list[Peer]:
         file = where.converted(place.model, kind, {"sources": str(sources), "type": kind.lower()}, here=True)
     about = f"llama-cpp-python {where.version('llama-cpp-python')}, {kind}, n_threads=n_threads_batch={place.threads}"
     common = {"file": str(file), "threads": place.threads, "eos": place.eos}
-    found: list[Peer] = [Worker(name, f"{about}, Llama.generate", where, common | {"lookup": 0})]
-    for tokens in LOOKUPS:
-        said = f"{about}, LlamaPromptLookupDecoding(num_pred_tokens={tokens})"
-        found.append(Worker(f"{name} prompt lookup {tokens}", said, where, common | {"lookup": tokens}))
-    return found
+    lookup = f"{about}, LlamaPromptLookupDecoding(num_pred_tokens=%d)"
+    return [
+        Worker(name, f"{about}, Llama.generate", where, common | {"lookup": 0}),
+        *(Worker(f"{name} prompt lookup {n}", lookup % n, where, common | {"lookup": n}) for n in LOOKUPS),
+    ]
 
 
 def start(options: dict[str, Any]) -> Callable[..., Run]:
@@ -115,6 +115,7 @@ def prepare(python: str, folder: Path) -> None:
         subprocess.run([*pip, "--no-binary", "llama-cpp-python", package], check=True)
         with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
             for member in archive:
-                member.name = member.name.partition("/vendor/llama.cpp/")[2]
-                if member.name.startswith(CONVERTER):
-                    archive.extract(member, folder / "sources", filter="data")
+                name, data = member.name.partition("/vendor/llama.cpp/")[2], archive.extractfile(member)
+                if data and name.startswith(CONVERTER) and ".." not in Path(name).parts:
+                    (path := folder / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(data.read())

@@ -133,7 +133,8 @@ def test_its_converter_comes_from_its_sources(tmp_path: Path, monkeypatch: pytes
     def run(command: list[str], check: bool) -> None:
         assert check and command[0] == "its python" and command[-1] in pins("llama.cpp").split()
         with tarfile.open(Path(command[command.index("--dest") + 1]) / "x.tar.gz", "w:gz") as archive:
-            for name in ("convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/a.py", "src/llama.cpp"):
+            for name in ("convert_hf_to_gguf.py", "conversion/base.py", "gguf-py/gguf/a.py", "src/llama.cpp",
+                         "conversion/../../out.py"):  # fmt: skip
                 info = tarfile.TarInfo(f"llama_cpp_python-1/vendor/llama.cpp/{name}")
                 info.size = 1
                 archive.addfile(info, io.BytesIO(b"#"))
