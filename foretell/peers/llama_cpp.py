@@ -42,10 +42,9 @@ def contenders(place: Place) -> list[Peer]:
     about = f"llama-cpp-python {where.version('llama-cpp-python')}, {kind}, n_threads=n_threads_batch={place.threads}"
     common = {"file": str(file), "threads": place.threads, "eos": place.eos}
     lookup = f"{about}, LlamaPromptLookupDecoding(num_pred_tokens=%d)"
-    return [
-        Worker(name, f"{about}, Llama.generate", where, common | {"lookup": 0}),
-        *(Worker(f"{name} prompt lookup {n}", lookup % n, where, common | {"lookup": n}) for n in LOOKUPS),
-    ]
+    plain = Worker(name, f"{about}, Llama.generate", where, common | {"lookup": 0})
+    more = (Worker(f"{name} prompt lookup {n}", lookup % n, where, common | {"lookup": n}) for n in LOOKUPS)
+    return [plain, *more]
 
 
 def start(options: dict[str, Any]) -> Callable[..., Run]:
