@@ -88,7 +88,7 @@ class LM:
         self.tokenizer, self.path = tokenizer, path
         self.models = {"target": target} | ({"draft": draft} if draft else {})
         self.engine = Engine(self.models, eos)
-        self.measured = False
+        self.measured, self._default = False, AUTO
         self._auto: tuple[int, str] | None = None  # see `auto`; the number of threads it was looked up with
         self._inbox: dict[int, deque[Event]] = {}  # of each request that somebody waits for
 
@@ -182,7 +182,7 @@ class LM:
         """What `auto` stands for without a profile, which a plain step's time decides: spec.AUTO, or spec.QUICK."""
         if not self.measured:
             self.measure()
-        return QUICK if self.engine.costs["target"].one() < STEP else AUTO
+        return self._default
 
     @property
     def auto(self) -> str:
@@ -218,6 +218,7 @@ class LM:
 
             costs, where = profile(target, fresh, tell)
         self.engine.costs["target"], self.measured = costs, True
+        self._default = QUICK if costs.one() < STEP else AUTO  # now: what is measured later must not change it
         return {"about": identity(target), "file": str(where), "seconds": {
             rows: dict(zip(SIZES, costs.line(SIZES[-1], rows)[[n - 1 for n in SIZES]].tolist(), strict=True))
             for rows in ROWS

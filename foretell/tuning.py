@@ -146,12 +146,12 @@ def tune(lm: LM, sets: Mapping[str, Sequence[Prompt]], methods: Sequence[str] = 
     from foretell import bench, report
 
     began = time.perf_counter()
-    for spec in methods:
-        lm.resolve("plain" if spec == "auto" else spec)  # what is wrong is said before anything takes time
+    # What is wrong is said before anything takes time.
+    known = {spec: lm.resolve(spec) for spec in ("plain", *methods) if spec != "auto"}
     lm.measure(fresh=True)
     default = lm.default
+    known[default] = lm.resolve(default)
     specs = list(dict.fromkeys((default, *(default if spec == "auto" else spec for spec in methods))))
-    known = {spec: lm.resolve(spec) for spec in ("plain", *specs)}
     first = lm._encode(next(iter(sets.values()))[0])
     plain, pace = bench.Method(lm, "plain"), 0.0
     for _ in range(2):  # the first warms up

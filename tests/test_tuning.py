@@ -97,10 +97,14 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
     lm = tiny.lm()
     lm.measure()
     step = lm.engine.costs["target"].one()
-    for limit, expected in ((step / 2, AUTO), (step * 2, QUICK)):
+    for limit, later, expected in ((step / 2, step / 9, AUTO), (step * 2, step * 9, QUICK)):
         monkeypatch.setattr("foretell.api.STEP", limit)
-        lm._auto = None
+        lm = tiny.lm()
         assert lm.auto == lm.default == expected
+        costs = lm.engine.costs["target"]
+        for _ in range(99):
+            costs.note(1, later)
+        assert (costs.one() < limit) != (expected == QUICK) and lm.default == expected, "what is seen later changes it"
         assert bench.Method(lm, "auto").about == f"stands for {expected}, the default"
     monkeypatch.setattr(tuning, "CANDIDATES", (OTHER,))
     invent(monkeypatch, {QUICK: 2.0}, {})

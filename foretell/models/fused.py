@@ -121,11 +121,7 @@ class Fused:
         if self.norms is not None:
             qk = torch.cat([self.norm(self.norms[0], qk[:, :heads]), self.norm(self.norms[1], qk[:, heads:])], 1)
         cos, sin = rotary[0][0, :, None], rotary[1][0, :, None]
-        if torch.jit.is_tracing():  # a runtime's graph of fewer operations
-            qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
-        else:
-            low, high = qk.chunk(2, -1)
-            qk = self.rotate(qk, torch.cat([-high, low], -1), cos, sin)
+        qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
         q, k, v = (part.transpose(0, 1) for part in (qk[:, :heads], qk[:, heads:], v))
         out = forest_attention(self.index, q, k, v, self.scale, self.window)
         out = out.reshape(new, -1)

@@ -259,12 +259,6 @@ class Executor:
         return self.core.compile_model(graph, "CPU", options).create_infer_request()
 
     def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
-        if len(jobs) == 1 and threads == self.threads and not self.window and isinstance(jobs[0].cache, Pooled):
-            part = Part(jobs[0])
-            if len(part.tokens) <= PIECE:  # a usual step, for which the rest would take long
-                self.size = 0
-                self._run([part])
-                return part.found[0]
         parts = [Part(job) for job in jobs if isinstance(job.cache, Pooled)]
         if len(parts) < len(jobs) or any(p.seen is not None and 0 < self.window < p.end for p in parts):
             return None
@@ -540,11 +534,8 @@ class Slot:
 
 @cache
 def _reach(rows: int) -> np.ndarray:
-    """A length that so many rows are within, (): a new one makes attention build its code again, for milliseconds.
-
-    No power of two itself: rows that lie such a number of bytes apart get in each other's way.
-    """
-    return np.array(max(256, 1 << (rows - 1).bit_length()) + BLOCK, np.int32)
+    """A length that so many rows are within, (): a new one makes attention build its code again, for milliseconds."""
+    return np.array(max(256, 1 << (rows - 1).bit_length()), np.int32)
 
 
 def _begins(sizes: Sequence[int]) -> np.ndarray:

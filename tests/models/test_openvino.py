@@ -234,8 +234,8 @@ def test_texts_are_those_of_torch(method: str) -> None:
 
 @here
 @torch.inference_mode()
-def test_logits_that_somebody_holds_are_left_alone() -> None:
-    """Memory of logits is used again, and only when nobody can see it."""
+def test_logits_that_somebody_holds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of logits is used again, and only when nobody can see it; large blocks are not kept."""
     quick = pair()[0].models["target"]
     cache, text = quick.cache(), [5, 6, 7]
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -250,6 +250,12 @@ def test_logits_that_somebody_holds_are_left_alone() -> None:
     for _ in range(20):
         places.add(answer(quick, quick.cache(), Ask(TokenTree(7).chain([1, 2])), [5, 6, 7]).logits.data_ptr())
     assert len(places) <= 2
+    assert isinstance(quick, Decoder) and isinstance(quick.executor, Executor)
+    for slot in quick.executor.slots.values():
+        slot.outputs.clear()
+    monkeypatch.setattr("foretell.models.openvino.LARGE", 1)
+    quick.score([5, 6, 7])
+    assert not any(slot.outputs for slot in quick.executor.slots.values())
 
 
 @here
