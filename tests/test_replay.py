@@ -38,11 +38,14 @@ def ids(text: str) -> list[int]:
 
 
 def looked_up(tokens: list[int], n: int, k: int) -> list[int]:
-    """Behind the most recent place of the longest of the last n, n-1, ... tokens."""
+    """Behind the most recent place of the longest of the last n, n-1, ... tokens, going on into itself."""
     for size in range(min(n, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[-size:]:
-                return tokens[end : end + k]
+                text = list(tokens)
+                for at in range(end, end + k):
+                    text.append(text[at])
+                return text[len(tokens) :]
     return []
 
 

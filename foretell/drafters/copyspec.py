@@ -9,7 +9,7 @@ Guarantee: exact
 Cost: target 1
 Needs: nothing
 Trains: nothing
-Differs: patterns are compared, where the reference trusts their hash; a draft model that takes over where nothing matches is left to compositions of drafters
+Differs: patterns are compared, where the reference trusts their hash; a copy that reaches the end of the text goes on into itself; a draft model that takes over where nothing matches is left to compositions of drafters
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from foretell.drafter import Drafter
 from foretell.engine import Context
 from foretell.errors import BadConfig
+from foretell.ops.lookup import copied
 from foretell.tree import TokenTree
 
 
@@ -54,7 +55,5 @@ class Copyspec(Drafter):
         place = state.first.get(tuple(tokens[-self.gamma :]))
         size = min(self.copy, budget - 1, ctx.depth)
         return (
-            tree
-            if place is None or size < 1
-            else tree.chain(tokens[place : place + size], "copyspec", match=self.gamma)
+            tree if place is None or size < 1 else tree.chain(copied(tokens, place, size), "copyspec", match=self.gamma)
         )

@@ -26,7 +26,7 @@ from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
 from foretell.ops.candidates import KINDS, Store
-from foretell.ops.lookup import Index
+from foretell.ops.lookup import Index, copied
 from foretell.ops.rows import best
 from foretell.ops.trees import best_first, grow
 from foretell.tree import TokenTree
@@ -90,8 +90,7 @@ class Goose(Drafter):
         state.spine, size = [], min(self.copy, budget - 1, ctx.depth)
         for n in range(self.longest, self.shortest - 1, -1):
             if places := state.index.all(tokens, n, PLACES):
-                period = len(tokens) - places[0]
-                state.spine = [tokens[places[0] + i % period] for i in range(size)]
+                state.spine = copied(tokens, places[0], size)
                 state.match, state.agreed = n, len(places) > 1 and len({tokens[p] for p in places}) == 1
                 break
         spine, room, before = state.spine, (budget - 1 - len(state.spine)) / 2, tokens[-2] if len(tokens) > 1 else -1

@@ -9,7 +9,7 @@ Guarantee: exact
 Cost: target 1
 Needs: nothing
 Trains: nothing
-Differs: the most recent place is copied from rather than the first; fewer than k tokens are proposed where the text ends
+Differs: the most recent place is copied from rather than the first, and a copy that reaches the end of the text goes on into itself, so that a text that repeats a few tokens is drafted k tokens deep
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from foretell.drafter import Drafter
 from foretell.engine import Context
 from foretell.errors import BadConfig
-from foretell.ops.lookup import Index
+from foretell.ops.lookup import Index, copied
 from foretell.tree import TokenTree
 
 
@@ -44,4 +44,4 @@ class Ngram(Drafter):
         state.extend(tokens)
         place, n = state.longest(tokens)
         size = min(self.k, budget - 1, ctx.depth)
-        return tree if n == 0 or size < 1 else tree.chain(tokens[place : place + size], "ngram", match=n)
+        return tree if n == 0 or size < 1 else tree.chain(copied(tokens, place, size), "ngram", match=n)

@@ -11,7 +11,7 @@ Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees (with tree=no: nothing)
 Trains: nothing
-Differs: factor and offset are 4 and 8 where the reference has 1 and 0, as a draft no longer than its match gave fewer tokens a step than plain prompt lookup on recorded answers, and how many nodes pay is the policy's choice; it branches unless told not to; shares are of the places that something follows, so that the text's own end does not count against a copy; an ending is searched up to half of `depth` and only if it stands at least twice as often as the last longer one tried; the last 8 tokens of a prompt stand before its output in what is shared, of which the oldest tokens are forgotten one by one
+Differs: factor and offset are 4 and 8 where the reference has 1 and 0, as a draft no longer than its match gave fewer tokens a step than plain prompt lookup on recorded answers, and how many nodes pay is the policy's choice; it branches unless told not to; shares are of the places that something follows, so that the text's own end does not count against a copy, and a copy of what stands at most 8 times goes on into itself there; an ending is searched up to half of `depth` and only if it stands at least twice as often as the last longer one tried; the last 8 tokens of a prompt stand before its output in what is shared, of which the oldest tokens are forgotten one by one
 """
 
 from __future__ import annotations
@@ -121,27 +121,27 @@ class Suffix(Drafter):
                 break
             if count >= 2 * tried:
                 tried = count
-                parents, tokens, values = self._expand(strings, place, room, min(levels, self.depth - match))
+                parents, tokens, values = self._expand(strings, text, place, room, min(levels, self.depth - match))
                 if (score := sum(values)) > best.score:
                     best = Found(score, match, parents, tokens, values)
         return best
 
-    def _expand(self, strings: Suffixes, place: Place, room: int,
+    def _expand(self, strings: Suffixes, text: Text, place: Place, room: int,
                 levels: int) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
         """Parents, tokens and values of the nodes that follow there, best first."""
         parents, tokens, values = list[int](), list[int](), list[float]()
         heap: list[tuple[float, int, int, int, int, Place]] = []  # -value, insertion order, level, parent, token, place
-        order, value, level = 0, 1.0, 0
+        order, value, level, begin = 0, 1.0, 0, place[1]
         while True:
             if level < levels and not (heap and -heap[0][0] >= value):  # what all places go on with alike is best
-                run = strings.alike(place, min(room - len(tokens), levels - level))
+                run = strings.alike(place, min(room - len(tokens), levels - level), text, begin)
                 parents += range(len(tokens), len(tokens) + len(run))
                 tokens += run
                 values += [value] * len(run)
                 place, level = (place[0], place[1] + len(run)), level + len(run)
             if level < levels and len(tokens) < room:
                 # What is surely too rare is left out at once; the share is rounded down, the value itself decides.
-                total, steps = strings.after(place, self.min_prob / value * (1 - 1e-9))
+                total, steps = strings.after(place, self.min_prob / value * (1 - 1e-9), text, begin)
                 for count, _, token, thing in steps if self.tree else steps[:1]:
                     if (chance := value * count / total if count < total else value) >= self.min_prob:
                         order += 1

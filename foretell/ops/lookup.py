@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def copied(tokens: Sequence[int], place: int, size: int) -> list[int]:
+    """The `size` tokens from `place` on; a copy that reaches the text's end goes on into itself, as in LZ77."""
+    found = list(tokens[place : place + size])
+    if len(found) < size:
+        found = (found * -(-size // len(found)))[:size]
+    return found
+
+
 class Index:
     """For every n-gram of `least` to `n` tokens the position behind its most recent (or first) occurrence.
 

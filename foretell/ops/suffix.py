@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from foretell.ops.lookup import copied
+
 LEAF = 8  # positions in a leaf above which it becomes a node
 BITS = 32  # a position is its text's key, then the place in that text in this many bits
 MASK = (1 << BITS) - 1
@@ -153,24 +155,32 @@ class Suffixes:
             place = kid, place[1] + 1
         return found
 
-    def alike(self, place: Place, most: int) -> Sequence[int]:
-        """At most so many tokens that follow alike wherever a rare string stands; none for a frequent one."""
+    def alike(self, place: Place, most: int, own: Text | None = None, match: int = 0) -> Sequence[int]:
+        """At most so many tokens that follow alike wherever a rare string stands; none for a frequent one.
+
+        `own`: the text whose last `match` tokens the string begins with; what reaches its end goes on into itself.
+        """
         thing, depth = place
         if isinstance(thing, Node):
             return ()
         parts = []
         for position in thing:
-            at = (position & MASK) + depth
-            parts.append(self.texts[position >> BITS].tokens[at : at + most])
+            text, at = self.texts[position >> BITS], (position & MASK) + depth
+            part = text.tokens[at : at + most]
+            if text is own and len(part) < most:
+                part = array("i", copied(text.tokens, at - depth + match, depth - match + most)[depth - match :])
+            parts.append(part)
         first, last = min(parts), max(parts)
         if first == last:
             return first
         return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
-    def after(self, place: Place, share: float = 0.0) -> tuple[int, list[tuple[int, int, int, Node | list[int]]]]:
+    def after(self, place: Place, share: float = 0.0, own: Text | None = None,
+              match: int = 0) -> tuple[int, list[tuple[int, int, int, Node | list[int]]]]:  # fmt: skip
         """How often anything follows, and (count, newest position, token, what begins so) of what does, best first.
 
         Only tokens that follow in `share` of these cases. The most frequent is best, of equals the one that stood last.
+        `own`, `match`: see alike.
         """
         thing, depth = place
         found: list[tuple[int, int, int, Node | list[int]]]
@@ -184,13 +194,18 @@ class Suffixes:
             found, leaves, total = [], {}, 0
             texts = self.texts
             for position in thing:
-                tokens, at = texts[position >> BITS].tokens, (position & MASK) + depth
-                if at < len(tokens):
-                    total += 1
-                    if (leaf := leaves.get(token := tokens[at])) is None:
-                        leaves[token] = [position]
-                    else:
-                        leaf.append(position)
+                text, at = texts[position >> BITS], (position & MASK) + depth
+                tokens = text.tokens
+                if at >= len(tokens):
+                    if text is not own:
+                        continue
+                    begin = at - depth + match
+                    at = begin + (at - begin) % (len(tokens) - begin)
+                total += 1
+                if (leaf := leaves.get(token := tokens[at])) is None:
+                    leaves[token] = [position]
+                else:
+                    leaf.append(position)
             least = share * total
         found += [(len(leaf), max(leaf), token, leaf) for token, leaf in leaves.items() if len(leaf) >= least]
         found.sort(reverse=True)

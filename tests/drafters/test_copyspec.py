@@ -24,7 +24,10 @@ def copied(tokens: list[int], gamma: int, copy: int) -> list[int]:
     """The definition in loops: behind the first place where the last gamma tokens stood."""
     for end in range(gamma, len(tokens)):
         if tokens[end - gamma : end] == tokens[-gamma:]:
-            return tokens[end : end + copy]
+            text = list(tokens)
+            for at in range(end, end + copy):
+                text.append(text[at])  # which goes on into itself
+            return text[len(tokens) :]
     return []
 
 

@@ -22,11 +22,14 @@ def context(prompt: list[int], new: int = 20) -> Context:
 
 
 def lookup(tokens: list[int], n: int, k: int) -> list[int]:
-    """The definition in loops: longest n first, the most recent earlier place, at most k tokens."""
+    """The definition in loops: longest n first, the most recent earlier place, k tokens, its own behind the text's."""
     for size in range(min(n, len(tokens)), 0, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[-size:]:
-                return tokens[end : end + k]
+                text = list(tokens)
+                for at in range(end, end + k):
+                    text.append(text[at])
+                return text[len(tokens) :]
     return []
 
 

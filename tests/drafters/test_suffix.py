@@ -14,7 +14,7 @@ from foretell.drafters.suffix import LEAD, Suffix
 from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
 from foretell.models.toy import Toy
-from foretell.ops.suffix import Suffixes
+from foretell.ops.suffix import LEAF, Suffixes
 from foretell.strategy import Speculative
 from foretell.tree import TokenTree
 from foretell.types import Sampling
@@ -58,23 +58,31 @@ def search(drafter: Suffix, text: list[int], size: int, levels: int) -> tuple[in
         if not places(match) or len(places(match)) < 2 * tried or room <= best[0]:
             continue
         tried = len(places(match))
-        nodes, waiting = [((), 1.0)], list[Node]()
+        nodes, waiting = [((), 1.0, places(match))], list[tuple[tuple[int, ...], float, list[int]]]()
         while len(nodes) <= room:
-            path, value = nodes[-1]
+            path, value, there = nodes[-1]
             if len(path) < min(levels, drafter.depth - m):
+                words = match + path
+                rare = sum(tuple(text[i : i + len(words)]) == words for i in range(len(text))) <= LEAF
                 after: dict[int, list[int]] = {}
-                for i in places(match + path):
-                    after.setdefault(text[i + m + len(path)], []).append(i)
+                for i in there:
+                    longer = list(text)
+                    while rare and len(longer) <= i + m + len(path):  # it goes on into itself
+                        longer.append(longer[i + m + len(longer) - len(text)])
+                    if i + m + len(path) < len(longer):
+                        after.setdefault(longer[i + m + len(path)], []).append(i)
                 ranked = sorted(after.items(), key=lambda item: (len(item[1]), item[1][-1]), reverse=True)
-                total = len(places(match + path))
-                steps = [((*path, token), value * len(f) / total if len(f) < total else value) for token, f in ranked]
+                total = sum(map(len, after.values()))
+                steps = [
+                    ((*path, token), value * len(f) / total if len(f) < total else value, f) for token, f in ranked
+                ]
                 waiting += [s for s in (steps if drafter.tree else steps[:1]) if s[1] >= drafter.min_prob]
             if not waiting:
                 break
             nodes.append(waiting.pop(max(range(len(waiting)), key=lambda i: (waiting[i][1], -i))))
-        score = sum(value for _, value in nodes[1:])
+        score = sum(value for _, value, _ in nodes[1:])
         if score > best[0]:
-            best = score, m, nodes[1:]
+            best = score, m, [(path, value) for path, value, _ in nodes[1:]]
     return best[1], best[2]
 
 
@@ -127,9 +135,24 @@ def test_the_longest_match_wins_a_tie_and_a_frequent_one_wins_by_its_sum() -> No
 
 
 def test_shares_are_of_what_follows_and_not_of_the_texts_own_end() -> None:
-    assert drafted(Suffix(), [3, 3, 3, 3]).values[1:] == [1.0, 1.0]
+    often = drafted(Suffix(), [3] * 12)  # 3 stands more than 8 times, and three of its places are followed by 3, 3, 3
+    assert often.is_chain and often.values[1:4] == [1.0] * 3
     tree = drafted(Suffix(), [1, 2, 1, 2, 1, 3, 1])
     assert {tree.tokens[n]: tree.values[n] for n in tree.tries[0]} == pytest.approx({2: 2 / 3, 3: 1 / 3})
+
+
+def test_a_copy_that_reaches_the_end_of_the_text_goes_on_into_itself() -> None:
+    assert drafted(Suffix(), [9, 3, 3]).tokens == [3] * 13
+    tree = drafted(Suffix(), [7, 8, 1, 2, 7, 8])
+    assert tree.tokens[1:10] == [1, 2, 7, 8, 1, 2, 7, 8, 1] and tree.values[1:] == [1.0] * 16
+    shared = Suffix(shared=True)  # another request's text ends where it ends
+    engine = Engine({"target": Toy(8)})
+    first = context(shared, [1, 2], engine)
+    state = shared.start(first)
+    first.tokens.extend([3, 4, 5])
+    shared.propose(first, state, 9)
+    ctx = context(shared, [6, 3, 4], engine)
+    assert shared.propose(ctx, shared.start(ctx), 9).tokens == [4, 5]
 
 
 def test_only_endings_up_to_half_of_the_depth_are_searched() -> None:

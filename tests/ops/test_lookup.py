@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.ops.lookup import Index
+from foretell.ops.lookup import Index, copied
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
@@ -21,6 +21,15 @@ def grown(index: Index, tokens: list[int], cuts: list[int]) -> Index:
     for cut in [*cuts, len(tokens)]:
         index.extend(tokens[:cut])
     return index
+
+
+@given(TEXT, st.integers(0, 29), st.integers(1, 70))
+def test_a_copy_goes_on_into_itself(tokens: list[int], place: int, size: int) -> None:
+    place = min(place, len(tokens) - 1)
+    text = list(tokens)
+    for at in range(place, place + size):
+        text.append(text[at])
+    assert copied(tokens, place, size) == text[len(tokens) :]
 
 
 @given(TEXT, st.integers(1, 5), st.booleans(), st.lists(st.integers(1, 30), max_size=4))
