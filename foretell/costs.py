@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from foretell.model import Model
 
 RATE = 1 / 8  # of the running means
+OWN = 1 / 4  # of a change that is the measured size's own
 LUCK = 2.0  # times its price that an asking brings in
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a forward
 ROWS = (64, 1024)  # rows before them
-PRICE, DEAR = 0.002, 0.05  # share of the time that asking in vain should take, and may where asking is dear
+PRICE, DEAR = 0.01, 0.05  # share of the time that asking in vain should lose, and may where asking is dear
 ROUNDS, SECONDS = 9, 2.0  # of measuring: at most, and about
 QUICK = 0.02  # seconds of a forward that may be repeated at once
 
@@ -50,11 +51,24 @@ class Costs:
         self.sizes: tuple[int, ...] = ()  # what a model computes that fills every forward up to one of a few sizes
 
     def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
-        """One forward behind `rows` rows. An outlier counts at most twice the mean: a hiccup does not end drafting."""
+        """One forward behind `rows` rows. An outlier counts at most twice the mean: a hiccup does not end drafting.
+
+        A machine that has become slower is so for all sizes, those too that are not run now: all follow, and the
+        measured one a little more. Else what a draft costs would be judged by another time than what it saves.
+        """
         size = 1 << (tokens - 1).bit_length()
-        seconds = max(seconds - self.slope.get(size, 0.0) * rows, 0.1 * seconds)
-        old = self.seconds.get(size, seconds)
-        self.seconds[size] = old + RATE * (min(seconds, 2 * old) - old)
+        behind = self.slope.get(size, 0.0) * rows
+        if size not in self.seconds:
+            self.seconds[size] = max(seconds - behind, 0.1 * seconds)
+            return
+        change = RATE * (min(seconds / (self.seconds[size] + behind), 2.0) - 1)
+        if size > SIZES[-1]:  # a piece of a prompt, of any length up to this
+            self.seconds[size] *= 1 + change
+            return
+        for parts in (self.seconds, self.slope):
+            for n in parts:
+                parts[n] *= 1 + change
+        self.seconds[size] *= 1 + OWN * change
 
     def line(self, size: int, rows: int = 0) -> np.ndarray:
         """Estimated seconds (size,) of 1, 2, ..., `size` tokens; never falling.
@@ -93,9 +107,9 @@ def _computed(size: int, sizes: tuple[int, ...]) -> np.ndarray:
 class Worth:
     """Whether asking somebody pays: tokens gained against seconds spent, both running means of one asking.
 
-    While it does not, the pauses between two askings double, up to where they cost PRICE of the time, but to no more
-    than 32 steps, so that a text which turns predictable is noticed; or, for what is dear, a draft model say, to
-    where they cost DEAR of it. An asking that brings in LUCK times its price is followed by another one at once.
+    While it does not, the pauses between two askings double, up to where they lose PRICE of the time, but to no more
+    than 32 steps, so that a text which turns predictable is noticed; or, for what is dear, a draft model say, to where
+    they lose DEAR of it. An asking that brings in LUCK times its price is followed by another one at once.
     """
 
     def __init__(self) -> None:
@@ -110,9 +124,9 @@ class Worth:
         """An asking took `spent` seconds and won `gained` tokens, of `unit` seconds each without it."""
         self.gain += (gained - self.gain) / 8
         self.spent += (spent - self.spent) / (8 if self.spent else 1)
-        worth = self.gain * unit >= self.spent
-        most = min(max(32, int(self.spent / (DEAR * unit))), int(self.spent / (PRICE * unit)))
-        self.pause = 0 if worth else min(most, 2 * self.pause + 1)
+        lost = max(0.0, self.spent / unit - self.gain)
+        most = min(max(32, int(lost / DEAR)), int(lost / PRICE))
+        self.pause = min(most, 2 * self.pause + 1)
         self.wait = 0 if gained * unit >= LUCK * spent else self.pause  # what just paid well is tried again at once
 
 
