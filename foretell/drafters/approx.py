@@ -2,9 +2,11 @@
 
 A lag is how far back a copy begins. One draft continues the longest exact match of the newest tokens. The other
 continues the lag at which most of the last 4, 8, 16 and 32 tokens agree, so that after a renamed word or a typing
-error the copy goes on with the next token, where exact lookup must find its place again. A token that was replaced by
-the same other one in several places is replaced in the drafts too. How often a copy held, by the length of its exact
-match and by its matches among the last 32, is learnt while decoding; from both drafts the likeliest tokens are taken.
+error the copy goes on with the next token, where exact lookup must find its place again. Up to 8 tokens that were
+replaced by the same others in several places, also by more or fewer, are replaced in the drafts too: the place that the
+text is a changed copy of is followed through such gaps, and gives a third draft where it is neither of the two. How
+often a copy held, by the length of its match and by its matches among the last 32, is learnt while decoding; from all
+drafts the likeliest tokens are taken.
 
 Paper: Chan, Jin, Vassilevska Williams, Xu, Faster Algorithms for Text-to-Pattern Hamming Distances, arXiv:2310.13174 (the problem; the drafter is this project's)
 Guarantee: exact
@@ -23,10 +25,10 @@ from heapq import heapify, heappop, heappush
 from foretell.drafter import Drafter, Step
 from foretell.engine import Context
 from foretell.errors import BadConfig
+from foretell.ops.aligned import TOP, Aligned
 from foretell.ops.lags import Lags
 from foretell.tree import TokenTree
 
-TOP = 32  # newest tokens whose matches are counted
 PRIOR = 4.0  # trials that the first estimate counts for
 KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
 
@@ -57,46 +59,57 @@ class Chances:
 
 
 class Copy:
-    """A draft along one lag: the exact match and the matches in TOP that speak for it, its tokens and last node."""
+    """A draft along one lag: the exact match and the matches in TOP that speak for it, its tokens and last node.
 
-    def __init__(self, lag: int, word: int):
-        self.lag, self.word, self.node, self.tokens = lag, word, 0, list[int]()
+    `word`: bit j says whether the token j from the end matches. `at`: the place it copies next, in the text and then in
+    its own tokens; `rest`: what comes before that, of a replacement under way.
+    """
+
+    def __init__(self, lag: int, word: int, at: int, rest: tuple[int, ...] = ()):
+        self.lag, self.at, self.rest, self.node, self.tokens = lag, at, rest, 0, list[int]()
         self.run, self.matches = (~word & word + 1).bit_length() - 1, (word & (1 << TOP) - 1).bit_count()
+
+    def next(self, text: list[int], names: Aligned) -> int:
+        """Its next token."""
+        if not self.rest:
+            size, to = names.replaced(text, self.at) if self.at < len(text) else (0, ())
+            token = text[self.at] if self.at < len(text) else self.tokens[self.at - len(text)]
+            self.rest, self.at = to or (token,), self.at + (size or 1)
+        token, self.rest = self.rest[0], self.rest[1:]
+        self.tokens.append(token)
+        return token
 
 
 class State:
-    """What one request learns. `names[token]`: what is drafted instead of it."""
+    """What one request learns."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int, kept: frozenset[int]):
         self.lags, self.chances, self.copies = Lags(), Chances(), list[Copy]()
-        self.votes: dict[int, dict[int, int]] = {}
-        self.names: dict[int, int] = {}
+        self.aligned = Aligned(least, kept)
 
-    def find(self, k: int) -> list[Copy]:
-        """The lag of the longest run and that of the best score, the smallest of equals; both may be one."""
-        lags = self.lags
-        by_run, by_score = lags.longest(), lags.closest() if k else 0
-        found = [Copy(by_run, lags.word(by_run))] if by_run else []
-        if by_score and by_score != by_run and (copy := Copy(by_score, lags.word(by_score))).matches >= TOP - k:
-            found.append(copy)
-        return found
+    def find(self, k: int, text: list[int]) -> list[Copy]:
+        """The lag of the longest run and that of the best score, the smallest of equals, and the one that is followed.
 
-    def vote(self, text: list[int], copy: Copy, new: int, least: int, kept: frozenset[int]) -> None:
-        """Learns from the `new` newest tokens what was replaced: one token between two matches, or was kept there.
-
-        `least` equal votes and more than half of all decide; tokens in `kept` are left alone.
+        Two of them or all may be one.
         """
-        for at in range(min(new, TOP) - 1, -1, -1):
-            bits = copy.word >> at
-            if bits & 5 != 5 or (bits & 0xFFFFFFFF).bit_count() < TOP // 2:
-                continue
-            to, old = text[-2 - at], text[-2 - at - copy.lag]
-            if old in kept or to in kept:
-                continue
-            votes = self.votes.setdefault(old, {})
-            votes[to] = votes.get(to, 0) + 1
-            best = max(votes, key=lambda token: votes[token])
-            self.names[old] = best if votes[best] >= least and 2 * votes[best] > sum(votes.values()) else old
+        lags, aligned, size = self.lags, self.aligned, len(text)
+        by_run, by_score = lags.longest(), lags.closest() if k else 0
+        found = [Copy(by_run, lags.word(by_run), size - by_run)] if by_run else []
+        if by_score and by_score != by_run:
+            copy = Copy(by_score, lags.word(by_score), size - by_score)
+            found += [copy] * (copy.matches >= TOP - k)
+        if not found or not aligned.least:
+            return found
+        best = max(found, key=lambda copy: copy.matches)
+        if aligned.lost(text) or best.matches > (aligned.word & (1 << TOP) - 1).bit_count():
+            aligned.anchor(text, best.lag, lags.word(best.lag))
+            return found
+        gap = size - aligned.held
+        replaced, rest = aligned.begun(text)
+        if gap and not replaced:
+            return found
+        word, at = aligned.word << gap | (1 << gap) - 1, aligned.held - aligned.lag + replaced
+        return [Copy(aligned.lag, word, at, rest), *(copy for copy in found if gap or copy.lag != aligned.lag)]
 
 
 @dataclass(frozen=True)
@@ -115,16 +128,14 @@ class Approx(Drafter):
                 raise BadConfig.field(f"approx:{name}", getattr(self, name), f"between 0 and {high}")
 
     def start(self, ctx: Context) -> State:
-        state = State()
+        state = State(self.votes, frozenset(ctx.sampler.stops))
         state.lags.extend(ctx.tokens)
         return state
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         text, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
-        new = state.lags.extend(text)
-        copies = state.copies = state.find(self.k)
-        if copies and self.votes:
-            state.vote(text, copies[-1], new, self.votes, ctx.sampler.stops)
+        state.aligned.follow(text, state.lags.extend(text))
+        copies = state.copies = state.find(self.k, text)
         heap = [(-state.chances.of(c.run, c.matches), i) for i, c in enumerate(copies)] if ctx.depth > 0 else []
         # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
         matches = [max(1, round((2 * p - 1) / (1 - p))) for p in (min(-value, 0.99) for value, _ in heap)]
@@ -134,13 +145,8 @@ class Approx(Drafter):
             if -value < self.floor:
                 break
             copy = copies[i]
-            depth = len(copy.tokens)
-            place = len(text) - copy.lag + depth
-            token = text[place] if place < len(text) else copy.tokens[place - len(text)]
-            token = state.names.get(token, token)
-            copy.node = tree.add(copy.node, token, None, -value, "approx", matches[i])
-            copy.tokens.append(token)
-            if (depth := depth + 1) < ctx.depth:
+            copy.node = tree.add(copy.node, copy.next(text, state.aligned), None, -value, "approx", matches[i])
+            if (depth := len(copy.tokens)) < ctx.depth:
                 heappush(heap, (value * state.chances.of(copy.run + depth, copy.matches + depth // 2), i))
         return tree
 

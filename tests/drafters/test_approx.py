@@ -162,7 +162,7 @@ def voted(drafter: Approx, pairs: list[tuple[int, int]], stops: tuple[int, ...] 
             drafter.propose(ctx, state, 5)
             ctx.branches[0] = [*ctx.tokens, token]
     drafter.propose(ctx, state, 5)
-    return {old: to for old, to in state.names.items() if old != to}
+    return {old: to for (old,), (to,) in state.aligned.names.items()}
 
 
 def test_two_equal_votes_rename_and_fewer_do_not() -> None:
@@ -195,6 +195,33 @@ def test_a_renamed_token_is_drafted_by_its_new_name() -> None:
     assert Approx().propose(ctx, state, 5).tokens == [32, 33, 60, 34, 35]
 
 
+def test_a_name_of_several_tokens_is_drafted_and_gone_on_with() -> None:
+    source = [*range(30), 50, 51, 30, 31, 50, 51, 32, 33, 50, 51, 34, 35, 36]
+    ctx = context([*source, 99, *range(30)], vocab=128)
+    state = Approx().start(ctx)
+    for token in [60, 61, 62, 30, 31, 60, 61, 62, 32, 33]:
+        Approx().propose(ctx, state, 9)
+        ctx.branches[0] = [*ctx.tokens, token]
+    tree = Approx().propose(ctx, state, 20)
+    assert [60, 61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), "its new name, and what follows"
+    ctx.branches[0] = [*ctx.tokens, 60]
+    tree = Approx().propose(ctx, state, 20)
+    assert [61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), "the rest of a name that has begun"
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=120), st.integers(1, 30), st.lists(st.integers(1, 9)))
+def test_whatever_was_learnt_drafts_are_trees(text: list[int], start: int, pieces: list[int]) -> None:
+    drafter, ctx = Approx(votes=1, floor=0), context(text[: min(start, len(text))], new=400)
+    state, done = drafter.start(ctx), len(ctx.tokens)
+    for piece in [*pieces, *[1] * len(text)]:
+        tree = drafter.propose(ctx, state, 24)
+        tree.check()
+        assert set(tree.sources[1:]) <= {"approx"} and max(tree.depths) <= ctx.depth
+        if done >= len(text):
+            break
+        ctx.branches[0] = text[: (done := done + piece)]
+
+
 # --- learning
 
 
@@ -216,7 +243,7 @@ def test_it_learns_from_tested_nodes_of_both_drafts_only() -> None:
 
 
 def test_chances_follow_what_happens_and_stay_within_bounds() -> None:
-    chances = State().chances
+    chances = State(2, frozenset()).chances
     start = chances.of(0, 28)
     for _ in range(2000):
         chances.note(0, 28, False)
