@@ -57,9 +57,11 @@ class Policy:
                 source, match, depth = tree.sources[node], tree.matches[node], tree.depths[node]
                 rank = ranks[source] = ranks.get(source, -1) + 1
                 # Along a copy what counts is how long it has held: before the draft and in it.
-                key = self.keys[node] = source, rank, (match + depth - 1).bit_length() if match else -min(depth, 8)
+                held = match + depth - 1 if match else 0
+                key = self.keys[node] = source, rank, held.bit_length() if held else -min(depth, 8)
                 trials, accepted = self.chances.get(key, (0.0, 0.0))
-                own = min(1.0, tree.values[node] / max(tree.values[parent], 1e-9))
+                # Copies that have held for n tokens were seen to hold with 1 - 2 / (3 n), whoever made them.
+                own = min(1 - 2 / (3 * held) if held else 1.0, tree.values[node] / max(tree.values[parent], 1e-9))
                 values[node] = values[parent] * ((PRIOR * own + accepted) / (PRIOR + trials))  # rounds to no more
         return values
 
