@@ -128,11 +128,17 @@ def _words(cell: Cell | None) -> str:
 # --- the page
 
 
+def _shade(i: int) -> str:
+    """The colour of the i-th contender: the page's own, then the same ones paler."""
+    own = f"var(--s{i % SERIES})"
+    return own if i < SERIES else f"color-mix(in srgb, {own} {max(30, 70 - 20 * (i // SERIES))}%, var(--card))"
+
+
 def html(document: dict[str, Any]) -> str:
     """One self-contained page: no script, nothing fetched."""
     every = tables(document)
     names = list(dict.fromkeys(cell["contender"] for cell in document["cells"]))
-    colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
+    colour = {name: _shade(i) for i, name in enumerate(names)}
     parts = [_tiles(every)]
     fewest = min((table.requests for table in every), default=1)
     for table in every:
@@ -166,7 +172,7 @@ def tuned(profile: dict[str, Any]) -> str:
     document = profile["bench"]
     every = tables(document)
     names = list(every[0].rows)
-    colour = {name: f"var(--s{i % SERIES})" for i, name in enumerate(names)}
+    colour = {name: _shade(i) for i, name in enumerate(names)}
     tiles = [(f"{every[0].rows[best][kind]['ratio']['median']:.2f}x", f"best on {kind}: {best}")
              for kind, best in profile["best"].items()]  # fmt: skip
     return _page("foretell tune", document, [

@@ -130,6 +130,10 @@ def test_a_table_has_a_line_for_everybody(document: dict[str, Any]) -> None:
     )
 
 
+def test_many_contenders_have_colours_of_their_own() -> None:
+    assert len({report._shade(i) for i in range(3 * report.SERIES)}) == 3 * report.SERIES
+
+
 def test_every_text_is_escaped(document: dict[str, Any]) -> None:
     def spoil(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):

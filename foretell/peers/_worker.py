@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import types
 import weakref
 from pathlib import Path
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from foretell.peers import Run
     from foretell.peers._environment import Environment
 
-
 ANSWER = {"tokens": int, "times": float, "counts": int}
+PATIENCE = 900.0  # seconds for an answer, the first of which waits for the model to be loaded
 
 
 class Worker:
@@ -42,13 +43,18 @@ class Worker:
         request = {"ids": ids, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         process = self.process or self._started()
         assert process.stdin is not None and process.stdout is not None
+        alarm = threading.Timer(PATIENCE, process.kill)  # or one that hangs would keep all others waiting
+        alarm.start()
         try:
             print(json.dumps(request), file=process.stdin, flush=True)
             line = process.stdout.readline()
         except OSError:
             line = ""
+        late = f"it had not answered after {PATIENCE:g} seconds" if not alarm.is_alive() else ""
+        alarm.cancel()
+        alarm.join()
         try:
-            answer = json.loads(line) if line else {"error": _ended(process)}
+            answer = json.loads(line) if line else {"error": late or _ended(process)}
             if "error" not in answer:
                 run = Run(*(list(map(kind, answer[key])) for key, kind in ANSWER.items()))
                 if run.tokens and len(run.times) == len(run.counts) and sum(run.counts) == len(run.tokens):

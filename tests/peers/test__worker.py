@@ -6,13 +6,14 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foretell.errors import RequestFailed
-from foretell.peers import Run
+from foretell.peers import Run, _worker
 from foretell.peers._worker import Worker
 
 FAKE = """
@@ -22,6 +23,8 @@ for line in sys.stdin:
     n = ask["max_new_tokens"]
     if how == "exit":
         sys.exit(3)
+    if how == "hang":
+        sys.stdin.read()
     if how == "crash":
         os.kill(os.getpid(), signal.SIGABRT)
     answer = {
@@ -84,6 +87,18 @@ def test_a_failure_is_one_line_and_ends_the_process(how: str, why: str, tmp_path
     assert str(failed.value).startswith("the peer: ") and "\n" not in str(failed.value)
     assert "4321" not in str(failed.value), "prompts are nobody's business"
     assert peer.process is None
+
+
+def test_one_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_worker, "PATIENCE", 0.5)
+    peer = worker(tmp_path, "hang")
+    with pytest.raises(RequestFailed, match="the peer: it had not answered after 0.5 seconds"):
+        peer.run([1], 2, 0.0, 0)
+    assert peer.process is None
+    monkeypatch.setattr(_worker, "PATIENCE", 60.0)
+    threads, good = threading.active_count(), worker(tmp_path, "good")
+    assert good.run([1], 2, 0.0, 0).tokens == [0, 1] and threading.active_count() == threads, "no alarm is left"
+    good.close()
 
 
 def test_a_process_that_is_gone_before_it_is_asked(tmp_path: Path) -> None:
