@@ -92,7 +92,7 @@ def test_a_failure_is_one_line_and_ends_the_process(how: str, why: str, tmp_path
 def test_one_that_does_not_answer_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_worker, "PATIENCE", 0.5)
     peer = worker(tmp_path, "hang")
-    with pytest.raises(RequestFailed, match="the peer: it had not answered after 0.5 seconds"):
+    with pytest.raises(RequestFailed, match=r"the peer: it had not answered after 0\.5 seconds"):
         peer.run([1], 2, 0.0, 0)
     assert peer.process is None
     monkeypatch.setattr(_worker, "PATIENCE", 60.0)
