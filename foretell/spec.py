@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foretell.strategy import Strategy
 
 AUTO = "suffix+approx+token-recycling"  # what `auto` stands for: copies, near copies, and what follows each token
-QUICK, STEP = "suffix", 4e-3  # and where a plain step takes fewer seconds: asking others would cost too much of it
+QUICK, STEP = "suffix", 8e-3  # and where a plain step takes fewer seconds: asking others would cost too much of it
 Encode = Callable[[str], list[int]]
 
 
