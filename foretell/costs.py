@@ -113,7 +113,7 @@ class Worth:
     """
 
     def __init__(self) -> None:
-        self.gain, self.spent, self.wait, self.pause = 1.0, 0.0, 0, 0
+        self.gain, self.spent, self.wait, self.pause = 2.0, 0.0, 0, 0  # two tokens are hoped for
 
     def due(self) -> bool:
         """Whether to ask in this step."""

@@ -82,7 +82,7 @@ def test_rows_before_the_tokens_are_taken_into_account() -> None:
 
 def test_an_asking_that_pays_well_is_followed_by_another_one() -> None:
     worth = Worth()
-    for _ in range(12):
+    for _ in range(24):
         worth.note(0.0, 1.0, 1.0)
     assert worth.pause == worth.wait == 32
     worth.note(1.9, 1.0, 1.0)
