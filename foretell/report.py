@@ -138,7 +138,8 @@ def html(document: dict[str, Any]) -> str:
     """One self-contained page: no script, nothing fetched."""
     every = tables(document)
     names = list(dict.fromkeys(cell["contender"] for cell in document["cells"]))
-    colour = {name: _shade(i) for i, name in enumerate(names)}
+    # Our own come last, and have the strong colours where these do not suffice for all.
+    colour = {name: _shade(i) for i, name in enumerate([*names[:1], *names[:0:-1]])}
     parts = [_tiles(every)]
     fewest = min((table.requests for table in every), default=1)
     for table in every:
