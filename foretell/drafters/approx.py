@@ -66,7 +66,7 @@ class Copy:
     """
 
     def __init__(self, lag: int, word: int, at: int, rest: tuple[int, ...] = ()):
-        self.lag, self.at, self.rest, self.node, self.tokens = lag, at, rest, 0, list[int]()
+        self.lag, self.word, self.at, self.rest, self.node, self.tokens = lag, word, at, rest, 0, list[int]()
         self.run, self.matches = (~word & word + 1).bit_length() - 1, (word & (1 << TOP) - 1).bit_count()
 
     def next(self, text: list[int], names: Aligned) -> int:
@@ -101,8 +101,8 @@ class State:
         if not found or not aligned.least:
             return found
         best = max(found, key=lambda copy: copy.matches)
-        if aligned.lost(text) or best.matches > (aligned.word & (1 << TOP) - 1).bit_count():
-            aligned.anchor(text, best.lag, lags.word(best.lag))
+        if aligned.lost(size) or best.matches > aligned.word.bit_count():
+            aligned.anchor(text, best.lag, best.word)
             return found
         gap = size - aligned.held
         replaced, rest = aligned.begun(text)

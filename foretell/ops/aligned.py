@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 SPAN = 8  # tokens of what is replaced, and of what it is replaced by, at most
 AGAIN = 2  # tokens in a row that end a gap
-TOP = 32  # newest tokens of which half must have held for anything to be learnt
+TOP = 32  # newest tokens that are remembered, of which half must have held for anything to be learnt
 SHIFTS = sorted(range(-SPAN, SPAN + 1), key=abs)
 Words = tuple[int, ...]
 
@@ -19,8 +19,8 @@ Words = tuple[int, ...]
 class Aligned:
     """`lag`: from a token to its source, 0: none is followed; `held`: where the copy held last, a position behind it.
 
-    `word`: bit j says whether the token j before `held` was as its source, or as what replaces it, said. `names`: what
-    is drafted for what. `least`: equal votes that decide, with more than half of all; `kept`: tokens left alone.
+    `word`: bit j < TOP says whether the token j before `held` was as its source, or as what replaces it, said. `names`:
+    what is drafted for what. `least`: equal votes that decide, with more than half of all; `kept`: tokens left alone.
     """
 
     def __init__(self, least: int, kept: frozenset[int]):
@@ -32,19 +32,19 @@ class Aligned:
 
     def anchor(self, text: Sequence[int], lag: int, word: int) -> None:
         """Follows this lag from the text's end on."""
-        self.lag, self.held, self.word = lag, len(text), word
+        self.lag, self.held, self.word = lag, len(text), word & (1 << TOP) - 1
 
-    def lost(self, text: Sequence[int]) -> bool:
-        """Whether there is nothing to go on with."""
-        return not self.lag or len(text) - self.held > SPAN + AGAIN
+    def lost(self, end: int) -> bool:
+        """Whether there is nothing to go on with, the text ending there."""
+        return not self.lag or end - self.held > SPAN + AGAIN
 
     def follow(self, text: Sequence[int], new: int) -> None:
         """Takes in the `new` newest tokens."""
         for end in range(len(text) - new + 1, len(text) + 1):
-            if not self.lag or end - self.held > SPAN + AGAIN:
+            if self.lost(end):
                 return
             if end - 1 == self.held and text[end - 1] == text[end - 1 - self.lag]:
-                self.held, self.word = end, self.word << 1 | 1
+                self.held, self.word = end, (self.word << 1 | 1) & (1 << TOP) - 1
                 self._same(text, end)
             elif end - 2 == self.held and text[end - 1] == text[end - 1 - self.lag]:
                 self._again(text, end - 1, end, 0)  # one token was replaced by one: one that matches is enough
@@ -60,11 +60,11 @@ class Aligned:
         """Ends a gap: the tokens from `begin` to `end` match at a lag that is `shift` longer."""
         old, to = tuple(text[self.held - self.lag : begin - self.lag - shift]), tuple(text[self.held : begin])
         right = bool(to) and self.names.get(old) == to
-        if old and to and (self.word & (1 << TOP) - 1).bit_count() >= TOP // 2:
+        if old and to and self.word.bit_count() >= TOP // 2:
             self._vote(old, to)
         # As if all had matched where what was replaced is known.
-        self.word = (self.word << len(to) | ((1 << len(to)) - 1) * right) << end - begin | (1 << end - begin) - 1
-        self.lag, self.held = self.lag + shift, end
+        word = (self.word << len(to) | ((1 << len(to)) - 1) * right) << end - begin | (1 << end - begin) - 1
+        self.lag, self.held, self.word = self.lag + shift, end, word & (1 << TOP) - 1
 
     def _same(self, text: Sequence[int], end: int) -> None:
         """What was replaced elsewhere and stands here as it was speaks against that."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.ops.aligned import AGAIN, SPAN, Aligned
+from foretell.ops.aligned import AGAIN, SPAN, TOP, Aligned
 
 NOBODY = frozenset[int]()
 
@@ -72,11 +72,11 @@ def test_whatever_comes_it_does_not_matter_in_what_pieces(text: list[int], lag: 
         aligned.anchor(so_far, lag, -1 & (1 << 20) - 1)
         grown(aligned, so_far, text[20:], pieces)
         found.append((aligned.lag, aligned.held, aligned.word, aligned.votes, aligned.names))
-        assert aligned.lag > 0 and aligned.lag <= aligned.held <= len(text)
+        assert aligned.lag > 0 and aligned.lag <= aligned.held <= len(text) and aligned.word < 1 << TOP
         for old, to in aligned.names.items():
             assert 1 <= len(old) <= SPAN and 1 <= len(to) <= SPAN and old != to and 3 not in (*old, *to)
         if aligned.held == len(text):
-            assert text[-1] == text[-1 - aligned.lag] and not aligned.lost(text)
+            assert text[-1] == text[-1 - aligned.lag] and not aligned.lost(len(text))
         size, rest = aligned.begun(text)
         gap = tuple(text[aligned.held :])
         old = tuple(text[aligned.held - aligned.lag :][:size])
@@ -122,9 +122,9 @@ def test_little_that_held_teaches_nothing(least: int, held: int) -> None:
 def test_after_a_long_gap_nothing_is_followed() -> None:
     aligned, text = anchored([*range(60), 999])
     grown(aligned, text, [70] * (SPAN + AGAIN), [3, 5])
-    assert not aligned.lost(text)
+    assert not aligned.lost(len(text))
     grown(aligned, text, [70], [])
-    assert aligned.lost(text)
+    assert aligned.lost(len(text))
     held = aligned.held
     grown(aligned, text, [*range(20, 30)], [])
-    assert aligned.held == held and aligned.lost(text) and Aligned(2, NOBODY).lost([1])
+    assert aligned.held == held and aligned.lost(len(text)) and Aligned(2, NOBODY).lost(1)
