@@ -46,7 +46,9 @@ Model = Annotated[str, typer.Option(help="demo, a folder in transformers' layout
 Draft = Annotated[str | None, typer.Option(help="The same for a smaller relative; demo brings its own.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, int8, or auto: as stored.")]
-Executor = Annotated[str, typer.Option(help="What computes ordinary steps: torch, openvino, graphs, or auto.")]
+Executor = Annotated[
+    str, typer.Option(help="What computes ordinary steps: torch, openvino, onnxruntime, graphs, or auto.")
+]
 ExactBits = Annotated[
     bool, typer.Option("--exact-bits", help="Logits equal to the last bit in any forward; int8, on a CPU.")
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,10 @@ from foretell.models.int8 import quantize
 if TYPE_CHECKING:  # transformers' models and tokenizers fill 100 MB, which a .gguf file needs none of
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from foretell.models.decoder import Decoder
+    from foretell.models.decoder import Decoder, Executor
 
 ASSETS = Path(__file__).parent / "assets"
-EXECUTORS = ("auto", "torch", "openvino", "graphs")
+EXECUTORS = ("auto", "torch", "openvino", "onnxruntime", "graphs")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -37,9 +38,11 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     """Loads a model: `demo`, a folder in transformers' layout, a hub id, or a .gguf file. `draft`: a smaller relative.
 
     `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on
-    a CPU; the rest bfloat16), or auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs
-    only), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs only), or auto: openvino on a CPU where it is
-    installed, graphs on a CUDA GPU, each where it takes the model, else torch. `exact_bits`: logits equal to the last
+    a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as stored. `executor`: what computes
+    ordinary steps, torch, openvino (CPUs only), onnxruntime (CPUs only, int8 and float32; what others do quicker it
+    leaves to openvino), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs only), or auto: onnxruntime for
+    small models in int8, openvino for others on a CPU, where they are installed, and graphs on a CUDA GPU, each where
+    it takes the model, else torch. `exact_bits`: logits equal to the last
     bit in any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and in
     the formats it has; with an executor by name its weights are unpacked for that, auto: to bfloat16. Raises BadModel,
     BadConfig or Unsupported.
@@ -71,7 +74,7 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
         raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
     if dtype == "int8" and torch.device(device).type != "cpu":
         raise Unsupported.missing("dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'")
-    for only, where in (("openvino", "cpu"), ("graphs", "cuda")):
+    for only, where in (("openvino", "cpu"), ("onnxruntime", "cpu"), ("graphs", "cuda")):
         if executor == only and torch.device(device).type != where:
             need = "a CPU" if where == "cpu" else "a CUDA GPU, whose graphs record the steps"
             raise Unsupported.missing(f"executor={executor!r}", f"device={device!r}", need, "leave executor out")
@@ -99,9 +102,12 @@ def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) ->
     from foretell.models.decoder import Decoder
     from foretell.models.exact import ExactDecoder
     from foretell.models.fused import blocks
+    from foretell.models.onnxruntime import suits
 
     if exact_bits:
         return ExactDecoder(hf, name)
+    if hf.device.type == "cpu" and executor in ("auto", "onnxruntime") and suits(hf):
+        hf = hf.float()  # what has no weights of 8 bits; it is small
     model = Decoder(hf, name, partial(blocks, ours=True))
     if executor != "torch":
         _hand_over(model, executor)
@@ -110,17 +116,23 @@ def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) ->
 
 def _hand_over(model: Decoder, executor: str) -> None:
     """Lets its device's executor compute its steps; where it cannot, torch does, or it is an error if asked by name."""
-    from foretell.models.openvino import Executor
+    from foretell.models import onnxruntime, openvino
     from foretell.models.static import Static
 
-    if (make := {"cpu": Executor, "cuda": Static}.get(model.device.type)) is None:
-        return
-    try:
-        model.use(make)
-    except LookupError as error:
-        if executor != "auto":
-            need = f"what it takes ({error})"
-            raise Unsupported.missing(f"executor={executor!r}", model.name, need, "use torch") from error
+    makes: dict[str, Callable[..., Executor]] = {}
+    if model.device.type == "cuda":
+        makes = {"graphs": Static}
+    elif model.device.type == "cpu":
+        makes = {"openvino": openvino.Executor}
+        if executor == "onnxruntime" or (executor == "auto" and onnxruntime.suits(model.hf)):
+            makes["onnxruntime"] = lambda a, b, c, d: onnxruntime.Executor(a, b, c, d, others=model.executor)
+    for name, make in makes.items():
+        try:
+            model.use(make)
+        except LookupError as error:
+            if executor == name:
+                need = f"what it takes ({error})"
+                raise Unsupported.missing(f"executor={executor!r}", model.name, need, "use torch") from error
 
 
 def _is_gguf(name: str) -> bool:

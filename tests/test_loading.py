@@ -102,7 +102,7 @@ def test_an_executor_belongs_to_a_kind_of_device(folder: Path) -> None:
     assert "executor='graphs'" in said and "a CUDA GPU" in said
     assert "executor='openvino'" in refusal(folder, executor="openvino", device="meta")
     assert "executor='graphs' with exact_bits=True" in refusal(folder, executor="graphs", exact_bits=True)
-    assert "one of auto, torch, openvino, graphs" in refusal(folder, executor="fast")
+    assert "one of auto, torch, openvino, onnxruntime, graphs" in refusal(folder, executor="fast")
 
 
 def test_what_is_handed_over_to_whom() -> None:
@@ -110,7 +110,7 @@ def test_what_is_handed_over_to_whom() -> None:
         name, used, reason = "fake", None, ""
 
         def __init__(self, device: str):
-            self.device = torch.device(device)
+            self.device, self.hf, self.executor = torch.device(device), torch.nn.Linear(1, 1), None
 
         def use(self, make: object) -> None:
             if self.reason:

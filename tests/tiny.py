@@ -6,6 +6,7 @@ import copy
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,13 +45,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def llama(seed: int = 0) -> LlamaForCausalLM:
+def llama(seed: int = 0, **more: Any) -> LlamaForCausalLM:
     """Random, float32; its laws are spread but not flat."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0, initializer_range=0.35,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0, initializer_range=0.35, **more,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 

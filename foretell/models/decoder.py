@@ -219,7 +219,7 @@ class Decoder(Model):
             executor, answers = make(self.loop, self.layout, self.dtype, self.vocab), list[torch.Tensor]()
         # A tree it was not recorded with, behind rows of another forward: what was a constant then shows now.
         tokens = torch.randint(self.vocab, (12,), generator=torch.Generator().manual_seed(0)).tolist()
-        tree = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11])
+        tree, before = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11]), self.executor
         try:
             for self.executor in (None, executor):
                 cache, done = self.cache(), False
@@ -231,7 +231,7 @@ class Decoder(Model):
         except Exception as error:  # a runtime may refuse a graph only when it compiles or runs it
             raise LookupError(f"it fails: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
         finally:
-            self.executor = None
+            self.executor = before
         if not self._close(answers[1], answers[0]):
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor

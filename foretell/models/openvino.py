@@ -14,7 +14,6 @@ import importlib
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -26,6 +25,7 @@ from foretell.cache import Cache, Job, Layout
 from foretell.model import STEP
 from foretell.models.loop import Loop
 from foretell.models.pool import BLOCK, Pool, Pooled, Segment
+from foretell.ops.rows import Lent
 from foretell.tree import ancestors
 
 NUMBERS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
@@ -37,7 +37,6 @@ GROUP = 32  # activations of a row that share a scale where the weights have 8 b
 FULL = 32  # nodes up to which a graph of that size gives everyone's logits, wanted or not
 ROWS = 2  # which input says whose logits are wanted
 PLANS = 64  # tables that are kept
-OUTPUTS, LARGE = 16, 1 << 21  # blocks of logits whose memory is kept for later ones, and the bytes one may have
 PLANNED, MASK = (0, 1, 3, 7, 8), 7  # tables that the numbers of nodes decide, and which of them says who sees whom
 TABLES = 9  # inputs that say whose nodes are whose, see Step
 
@@ -374,7 +373,7 @@ class Slot:
         self.chains = False  # whether all of them are
         self.ranges: list[tuple[int, int]] = []  # where their rows lie
         self.plans: dict[tuple[int, ...], list[list[np.ndarray]]] = {}
-        self.outputs: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []  # memory of the last logits
+        self.lent = Lent(lambda memory: owner.ov.Tensor(memory, shared_memory=True))
         self.seconds = [0.0, 0.0]  # of a run behind another graph's, and behind one of its own: running means
         shapes: dict[int, Sequence[int]] = {}
         if size:
@@ -513,23 +512,10 @@ class Slot:
         for i, table in enumerate(owner.turns(int(here.max()) + 1), 3):
             self._room(i, size, table.shape[-1])[:n] = table[here]
         self._tables(parts)
-        logits = self._logits(count)
-        self.request.infer(share_outputs=True)
-        return logits
-
-    def _logits(self, count: int) -> torch.Tensor:
-        """Where so many rows of logits go: where some did that nobody holds any more. New memory would take time."""
-        i = next((i for i, (m, _, held) in enumerate(self.outputs) if held() is None and len(m) == count), -1)
-        if i < 0:
-            memory = np.empty((count, self.owner.vocab), np.float32)
-            tensor = self.owner.ov.Tensor(memory, shared_memory=True)
-        else:
-            memory, tensor, _ = self.outputs.pop(i)
+        logits, tensor = self.lent.take(count, owner.vocab)
         self.request.set_output_tensor(0, tensor)
-        view = memory.view()  # lives as long as any tensor made of it
-        if memory.nbytes <= LARGE:
-            self.outputs = [*self.outputs[1 - OUTPUTS :], (memory, tensor, weakref.ref(view))]
-        return torch.from_numpy(view)
+        self.request.infer(share_outputs=True)
+        return torch.from_numpy(logits)
 
 
 @cache

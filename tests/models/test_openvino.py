@@ -252,10 +252,10 @@ def test_logits_that_somebody_holds_are_left_alone(monkeypatch: pytest.MonkeyPat
     assert len(places) <= 2
     assert isinstance(quick, Decoder) and isinstance(quick.executor, Executor)
     for slot in quick.executor.slots.values():
-        slot.outputs.clear()
-    monkeypatch.setattr("foretell.models.openvino.LARGE", 1)
+        slot.lent.blocks.clear()
+    monkeypatch.setattr("foretell.ops.rows.LARGE", 1)
     quick.score([5, 6, 7])
-    assert not any(slot.outputs for slot in quick.executor.slots.values())
+    assert not any(slot.lent.blocks for slot in quick.executor.slots.values())
 
 
 @here
@@ -333,7 +333,7 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match=r"executor='openvino'.*foretell\[cpu\]"):
         foretell.load("demo", executor="openvino")
     assert foretell.load("demo").models["target"].executor is None  # type: ignore[attr-defined]
-    with pytest.raises(BadConfig, match="executor='fast': must be one of auto, torch, openvino, graphs"):
+    with pytest.raises(BadConfig, match="executor='fast': must be one of auto, torch, openvino, onnxruntime, graphs"):
         foretell.load("demo", executor="fast")
 
 

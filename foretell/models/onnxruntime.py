@@ -1,0 +1,332 @@
+"""The forward on ONNX Runtime, for steps of one request of a small model.
+
+With weights of 8 bits it is the quickest on a CPU there: one graph serves any number of nodes with one copy of the
+weights, and a step of another size costs nothing more, where OpenVINO has a graph, and a copy, for each (openvino.py).
+Fused layers (fused.py) become a dozen operations each, of which attention writes new rows into the caches' own memory.
+Long pieces of prompts, and several requests in one forward, are left to `others`, which computes them quicker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretell.cache import Cache, Job, Layout
+from foretell.models.decoder import Executor as Other
+from foretell.models.fused import Fused
+from foretell.models.loop import Loop
+from foretell.models.openvino import SMALL
+from foretell.ops.rows import Lent
+
+NODES = 32  # that a forward takes; larger ones are quicker elsewhere
+GROUP = 64  # activations of a row that share a scale where the weights have 8 bits; with it all rows round alike
+OPSET, UINT8, INT32 = 18, 2, 6  # of the format, and its numbers for two types
+WIDTH = 16  # of which heads are multiples
+LARGEST = (1 << 31) - (1 << 20)  # bytes of weights that the format holds
+PLACE = 6  # inputs that say where the new rows are
+OURS = "com.microsoft"  # where the operations are that the standard lacks
+
+
+@torch.library.custom_op("foretell::attend_cached", mutates_args=())
+def attend_cached(qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, last: torch.Tensor,
+                  total: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor,
+                  bias: torch.Tensor, scale: float, window: int,
+                  heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Stands for attention in a recording: qkv (1, n, (H + 2 KV) D) over keys, values (1, KV, C, D) -> (1, n, H D)."""
+    width = keys.shape[-1]
+    return qkv[..., : heads * width].clone(), keys.clone(), values.clone()
+
+
+@torch.library.custom_op("foretell::add_norm", mutates_args=())
+def add_norm(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stands for a sum x + y (..., E) and its norm: returns the norm, then the sum."""
+    return torch.zeros_like(x), torch.zeros_like(x)
+
+
+@cache
+def runtime() -> Any:
+    """The package. Raises ImportError."""
+    importlib.import_module("onnx")  # which torch's exporter asks for
+    package = importlib.import_module("onnxruntime")
+    package.disable_telemetry_events()  # builds for Windows would report home
+    return package
+
+
+def suits(hf: torch.nn.Module) -> bool:
+    """Whether it is the executor to have: of a small model with weights of 8 bits, where its packages are installed."""
+    weights = list(dict.fromkeys(hf.parameters()))
+    few = sum(p.nbytes for p in weights if p.dtype == torch.int8) <= SMALL
+    there = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
+    return few and there and any(p.dtype == torch.int8 for p in weights)
+
+
+class Step(torch.nn.Module):
+    """A forward of one request as a function of tensors alone: what is recorded.
+
+    ids (1, n), rows (k,), the last row's place in the cache (1,), all rows with the new ones (1,), cosines and sines of
+    every position (P, D / 2), positions (1, n), who sees whom (1, 1, n, rows) as 0 or -inf, and the keys and values
+    (1, KV, C, D) of each layer -> logits (k, V), and the keys and values again, which are the same memory.
+    """
+
+    def __init__(self, loop: Loop):
+        super().__init__()
+        self.loop = loop
+        self.parts = torch.nn.ModuleList([loop.embed, loop.norm, loop.head, *loop.layers])
+
+    def forward(self, ids: torch.Tensor, rows: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        place, held = given[:PLACE], list(given[PLACE:])
+        blocks = [block for block in self.loop.blocks if isinstance(block, Fused)]
+        h = self.loop.embedded(ids)
+        x = Fused.norm(blocks[0].before, h)
+        for i, block in enumerate(blocks):
+            x, heads = block.qkv(x), block.queries
+            if block.norms is not None:
+                parts = x.unflatten(-1, (-1, block.width)).split([heads, block.keys, block.keys], 2)
+                normed = [block.norm(module, part) for module, part in zip(block.norms, parts, strict=False)]
+                x = torch.cat([*normed, parts[2]], 2).flatten(2)
+            out, *held[2 * i : 2 * i + 2] = torch.ops.foretell.attend_cached(
+                x, *held[2 * i : 2 * i + 2], *place, block.scale, block.window or -1, heads
+            )
+            x, h = self._add(h, block.out(out), block.after)
+            x = block.gate_up(x)
+            gate, up = x.split(x.shape[-1] // 2, -1)
+            out = block.down(block.activate(gate) * up)
+            if block is blocks[-1]:
+                h = h + out
+            else:
+                x, h = self._add(h, out, blocks[i + 1].before)
+        return self.loop.logits(h[0][rows]), *held
+
+    @staticmethod
+    def _add(h: torch.Tensor, x: torch.Tensor, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out: tuple[torch.Tensor, torch.Tensor] = torch.ops.foretell.add_norm(h, x, norm.weight, norm.variance_epsilon)
+        return out
+
+
+@contextmanager
+def _rules() -> Iterator[None]:
+    """Inside, the exporter knows our operations, and norms as one operation of the runtime's."""
+    helper = importlib.import_module("torch.onnx.symbolic_helper")
+
+    @helper.parse_args("v", "v", "v", "v", "v", "v", "v", "v", "v", "f", "i", "i")
+    def attention(g: Any, qkv: Any, keys: Any, values: Any, last: Any, total: Any, cos: Any, sin: Any, positions: Any,
+                  bias: Any, scale: float, window: int, heads: int) -> Any:  # fmt: skip
+        none, groups = helper._optional_input_placeholder_tensor(g), helper._get_tensor_dim_size(keys, 1)
+        out, *held = g.op(
+            f"{OURS}::GroupQueryAttention", qkv, none, none, keys, values, last, total, cos, sin, positions, bias,
+            outputs=3, num_heads_i=heads, kv_num_heads_i=groups, scale_f=scale, local_window_size_i=window,
+            do_rotary_i=1,
+        )  # fmt: skip
+        out.setType(keys.type().with_sizes([1, None, heads * helper._get_tensor_dim_size(keys, 3)]))
+        for part in held:
+            part.setType(keys.type())
+        return out, *held
+
+    def linear(g: Any, x: Any, weight: Any, scale: Any) -> Any:
+        out, wide = helper._get_tensor_sizes(weight)
+        whole = -(-wide // GROUP) * GROUP
+
+        def number(*values: int) -> Any:
+            return g.op("Constant", value_t=torch.tensor(values))
+
+        # The session computes these once: whole groups of numbers without a sign, and for each group its row's scale.
+        zero = g.op("Constant", value_t=torch.tensor(128, dtype=torch.int32))
+        shifted = g.op("Add", g.op("Cast", weight, to_i=INT32), zero)
+        if whole > wide:
+            shifted = g.op("Pad", shifted, number(0, 0, 0, whole - wide), zero)
+        packed = g.op("Reshape", g.op("Cast", shifted, to_i=UINT8), number(out, whole // GROUP, GROUP))
+        scales = g.op("Tile", g.op("Reshape", scale, number(out, 1)), number(1, whole // GROUP))
+        scales = g.op("Reshape", scales, number(-1))
+        y = g.op(f"{OURS}::MatMulNBits", x, packed, scales, K_i=wide, N_i=out, bits_i=8, block_size_i=GROUP,
+                 accuracy_level_i=4)  # fmt: skip
+        y.setType(x.type().with_sizes([*helper._get_tensor_sizes(x)[:-1], out]))
+        return y
+
+    def norm(g: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
+        y = g.op("SimplifiedLayerNormalization", x, weight, axis_i=-1, epsilon_f=helper._parse_arg(eps, "f"))
+        y.setType(x.type())
+        return y
+
+    @helper.parse_args("v", "v", "v", "f")
+    def add_and_norm(g: Any, x: Any, y: Any, weight: Any, eps: float) -> Any:
+        normed, _, _, total = g.op(f"{OURS}::SkipSimplifiedLayerNormalization", x, y, weight, epsilon_f=eps, outputs=4)
+        for out in (normed, total):
+            out.setType(x.type())
+        return normed, total
+
+    rules = {
+        "foretell::add_norm": add_and_norm,
+        "foretell::attend_cached": attention,
+        "foretell::linear8": linear,
+        "aten::rms_norm": norm,
+    }
+    for name, rule in rules.items():
+        torch.onnx.register_custom_op_symbolic(name, rule, 18)
+    try:
+        yield
+    finally:
+        for name in rules:
+            torch.onnx.unregister_custom_op_symbolic(name, 18)
+
+
+class Executor:
+    """`executor(jobs, threads)` computes what the loop would: stores the new rows, returns logits (k, V).
+
+    `others` computes what this does not, and has the caches; None: torch. Raises LookupError with the reason where this
+    model or machine cannot have it.
+    """
+
+    name = "onnxruntime"
+    sizes: tuple[int, ...] = ()  # it fills nothing up
+
+    def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab: int, others: Other | None = None):
+        try:
+            self.package = runtime()
+        except ImportError as error:
+            raise LookupError(f"the package {error.name} is missing: pip install 'foretell[cpu]'") from error
+        if dtype != torch.float32:
+            raise LookupError(f"it computes in float32 what has no weights of 8 bits, and not in {dtype}")
+        if not all(isinstance(block, Fused) for block in loop.blocks):
+            raise LookupError("its layers are of another build than the llama family's")
+        if any(width % WIDTH for _, *both in layout for width in both):
+            raise LookupError(f"its heads are no multiple of {WIDTH} wide")
+        self.loop, self.layout, self.dtype, self.vocab, self.others = loop, layout, dtype, vocab, others
+        self.step = Step(loop).eval()
+        self.window = min((w for w in loop.windows if w is not None), default=0)
+        self.held = [f"{part}{i}" for i in range(len(layout)) for part in ("keys", "values")]  # their names
+        self.turned: tuple[np.ndarray, ...] = ()  # cosines and sines (P, D / 2)
+        self.model, self.threads, self.size = self._export(), 0, 0
+        self.rooms: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}  # what a session reads, by name and shape
+        self.bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # where that lies, and its shape
+        self.home: tuple[int, ...] = ()  # the cache that is bound, by its memory
+        self.lent = Lent()
+
+    def cache(self) -> Cache:
+        return Cache(self.layout, self.dtype, torch.device("cpu")) if self.others is None else self.others.cache()
+
+    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
+        job, fits = jobs[0], len(jobs) == 1 and len(jobs[0].tokens) <= NODES
+        # Behind no rows the runtime takes positions to be 0, 1, 2 and so on, and windows are counted in rows: with
+        # siblings both are wrong.
+        if job.seen is not None:
+            fits = fits and job.start > 0 and not 0 < self.window < job.start + len(job.tokens)
+        if fits:
+            if self.threads != threads:
+                self._start(threads)
+            return self._run(job)
+        if self.others is None:
+            return None
+        found = self.others(jobs, threads)
+        self.size = self.others.size
+        return found
+
+    def _turns(self, needed: int) -> tuple[np.ndarray, ...]:
+        """Cosines and sines of at least so many positions."""
+        if not self.turned or len(self.turned[0]) < needed:
+            table = None if self.loop.kinds else self.loop.table(torch.empty(0, dtype=self.dtype), needed)
+            halves = [part[0].chunk(2, -1) for part in table or ()]
+            widths = {width for _, *both in self.layout for width in both}
+            if len(halves) != 2 or {2 * h[0].shape[-1] for h in halves} != widths or not all(map(_equal, halves)):
+                raise LookupError("its rotation is no table of cosines and sines, the same for both halves of a head")
+            self.turned = tuple(half.contiguous().numpy() for half, _ in halves)
+        return self.turned
+
+    def _export(self) -> bytes:
+        """The recorded step in the runtime's format, the numbers of nodes and rows left open."""
+        n, rows = 3, 8
+        if sum(p.nbytes for p in dict.fromkeys(self.step.parts.parameters())) > LARGEST:
+            raise LookupError("its weights have more than 2 GB, which the format cannot hold")
+        last, total = torch.tensor([n - 1], dtype=torch.int32), torch.tensor([n], dtype=torch.int32)
+        turns = [torch.from_numpy(part) for part in self._turns(n)]
+        past = [torch.zeros(1, heads, rows, width) for heads, *widths in self.layout for width in widths]
+        ids = torch.arange(n)[None]
+        given = (ids, torch.arange(n), last, total, *turns, ids, torch.zeros(1, 1, n, n), *past)
+        free = {"ids": {1: "n"}, "rows": {0: "k"}, "last": {}, "total": {}, "cos": {0: "p"}, "sin": {0: "p"},
+                "positions": {1: "n"}, "bias": {2: "n", 3: "all"}}  # fmt: skip
+        names = [*free, *self.held]
+        free |= {name: {2: "capacity"} for name in self.held} | {_out(name): {2: "capacity"} for name in self.held}
+        memory: Any = io.BytesIO()
+        try:
+            with torch.no_grad(), warnings.catch_warnings(), _rules():
+                warnings.simplefilter("ignore")  # of shapes that are constants, and are, and of a newer exporter
+                torch.onnx.export(
+                    self.step, given, memory, dynamo=False, opset_version=OPSET, input_names=names,
+                    output_names=["logits", *map(_out, self.held)], dynamic_axes={**free, "logits": {0: "k"}},
+                    custom_opsets={OURS: 1},
+                )  # fmt: skip
+        except Exception as error:  # recording and exporting raise nearly anything
+            raise LookupError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+        return memory.getvalue()
+
+    def _start(self, threads: int) -> None:
+        """A session with so many threads."""
+        options = self.package.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        self.session = self.package.InferenceSession(self.model, options, providers=["CPUExecutionProvider"])
+        self.binding, self.bound, self.home, self.threads = self.session.io_binding(), {}, (), threads
+
+    def _give(self, name: str, where: int, shape: tuple[int, ...], kind: Any) -> None:
+        """Lets the session read what lies there."""
+        if self.bound.get(name) != (where, shape):
+            self.binding.bind_input(name, "cpu", 0, kind, shape, where)
+            self.bound[name] = where, shape
+
+    def _room(self, name: str, kind: Any, *shape: int) -> np.ndarray:
+        """Memory that the session reads under this name."""
+        room = self.rooms.get((name, shape))
+        if room is None:
+            room = self.rooms[name, shape] = np.zeros(shape, kind)
+        self._give(name, room.ctypes.data, shape, kind)
+        return room
+
+    def _bind(self, rows: Cache) -> None:
+        """Lets the session read and write a cache where it lies."""
+        home = rows.capacity, *(memory.data_ptr() for memory in (*rows.keys, *rows.values))
+        if home != self.home:
+            parts = [part for both in zip(rows.k, rows.v, strict=True) for part in both]
+            for name, part in zip(self.held, parts, strict=True):
+                place = np.float32, (1, *part.shape), part.data_ptr()
+                self.binding.bind_input(name, "cpu", 0, *place)
+                self.binding.bind_output(_out(name), "cpu", 0, *place)
+            self.home = home
+
+    def _run(self, job: Job) -> torch.Tensor:
+        """One forward of a job."""
+        # A node alone is computed twice: of a single one attention's products would round in another way.
+        n, rows = max(2, len(job.tokens)), job.cache
+        end, wanted = job.start + n, len(job.rows)
+        rows._own(end)
+        self._bind(rows)
+        for name, table in zip(("cos", "sin"), self._turns(end), strict=True):
+            self._give(name, table.ctypes.data, table.shape, np.float32)
+        self._room("ids", np.int64, 1, n)[:] = job.tokens
+        self._room("positions", np.int64, 1, n)[:] = job.positions
+        self._room("rows", np.int64, wanted)[:] = job.rows
+        self._room("last", np.int32, 1)[:], self._room("total", np.int32, 1)[:] = end - 1, end
+        bias = np.zeros((1, 1, n, end), np.float32)
+        if job.seen is not None:
+            (new, scratch), there = job.seen.shape, job.start + len(job.tokens)
+            bias[0, 0, :new, there - scratch : there][~job.seen.numpy()] = -np.inf
+        self._give("bias", bias.ctypes.data, bias.shape, np.float32)
+        logits, _ = self.lent.take(wanted, self.vocab)
+        self.binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self.session.run_with_iobinding(self.binding)
+        self.size = len(job.tokens)
+        return torch.from_numpy(logits)
+
+
+def _equal(halves: Sequence[torch.Tensor]) -> bool:
+    return torch.equal(halves[0], halves[1])
+
+
+def _out(name: str) -> str:
+    return f"{name}_out"
