@@ -5,6 +5,7 @@ It knows which experiment proves which claim, and what counts as proof; it knows
 - *greedy*: the tokens of plain decoding, in float32 and in the model's own format. Where they first differ, the two
   tokens' logits in a fresh row are compared. A gap of at most TIE units in the last place of the row's largest logit is
   a tie, which rounding decides: several rows of one forward are summed in another order than one. It fails no claim.
+  With matrices of 8 bits, whose activations have 8 bits too, the units are bfloat16's, whatever format the sums have.
 - *seeds*: where drafts are chosen by a rule and the walk verifies them, seed by seed the tokens of plain decoding. It
   claims nothing where the model cannot be had in float32, or has matrices of 8 bits without exact bits: there the last
   bit of an activation may decide how it is rounded to 8.
@@ -282,7 +283,8 @@ def _greedy(target: Model, dtype: torch.dtype, bench: _Bench, expected: list[lis
             row = target.score([*text, *plain[:at]])[0]
             best = row.topk(2).values.tolist()
             gap, largest = abs(float(row[plain[at]] - row[mine[at]])), float(row.abs().max())
-            allowed = TIE[dtype] * torch.finfo(dtype).eps * largest
+            unit = torch.bfloat16 if _coarse(target) else dtype
+            allowed = TIE[unit] * torch.finfo(unit).eps * largest
             near = best[0] - min(float(row[plain[at]]), float(row[mine[at]])) <= allowed
             near = near and not _exact(target)
             found |= {"margin": best[0] - best[1], "gap": gap, "allowed": allowed, "tie": near}

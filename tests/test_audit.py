@@ -172,17 +172,19 @@ def test_a_method_that_breaks_on_the_toy_model_has_failed(monkeypatch: pytest.Mo
 class Rows:
     """Stands for a model whose fresh row is known."""
 
-    def __init__(self, row: list[float]):
-        self.row = row
+    def __init__(self, row: list[float], narrow: bool = False):
+        self.row, self.narrow = row, narrow
 
     def score(self, tokens: Any) -> torch.Tensor:
         return torch.tensor([self.row])
 
 
-def difference(row: list[float], dtype: torch.dtype, mine: list[int], plain: list[int]) -> audit.Check:
+def difference(
+    row: list[float], dtype: torch.dtype, mine: list[int], plain: list[int], narrow: bool = False
+) -> audit.Check:
     live = SimpleNamespace(ctx=SimpleNamespace(output=mine, stats=foretell.api.Stats()))
     bench = SimpleNamespace(texts=[[1, 2]])
-    return audit._greedy(Rows(row), dtype, bench, [plain], [live])  # type: ignore[arg-type,list-item]
+    return audit._greedy(Rows(row, narrow), dtype, bench, [plain], [live])  # type: ignore[arg-type,list-item]
 
 
 def test_a_divergence_is_a_tie_only_within_rounding() -> None:
@@ -197,6 +199,8 @@ def test_a_divergence_is_a_tie_only_within_rounding() -> None:
     assert difference([30.0, 3.0, 3.0], torch.bfloat16, [5, 1], [5, 2]).held is False, "neither is the best"
     assert difference(near, torch.bfloat16, [5], [5, 0]).held is False, "ending early is no tie"
     assert difference(near, torch.bfloat16, [5, 0], [5, 0]).numbers["identical"] == 1
+    assert difference(near, torch.float32, [5, 1], [5, 0], narrow=True).held, "activations have 8 bits"
+    assert difference(far, torch.float32, [5, 1], [5, 0], narrow=True).held is False
 
 
 def test_the_law_is_enumerated_exactly() -> None:
