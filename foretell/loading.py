@@ -133,6 +133,8 @@ def _hand_over(model: Decoder, executor: str) -> None:
             if executor == name:
                 need = f"what it takes ({error})"
                 raise Unsupported.missing(f"executor={executor!r}", model.name, need, "use torch") from error
+    if isinstance(model.executor, onnxruntime.Executor) and isinstance(model.executor.others, openvino.Executor):
+        model.executor.others.clear()  # of what only the probe asked it for
 
 
 def _is_gguf(name: str) -> bool:

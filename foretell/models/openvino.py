@@ -190,16 +190,21 @@ class Executor:
         # Windows are counted in rows, not positions: the same thing where nobody has siblings before it.
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.pool = Pool(layout, dtype, spare=2 * BLOCK)
-        self.graph, self.threads = self._convert(), 0
+        self.graph = self._convert()
         self.slots: dict[tuple[int, bool], Slot] = {}
         self.size = 0  # nodes of the last forward, with those that only filled it up
-        self.last, self.lost = (0, False), 0.0  # the graph that ran last, and the seconds lost by staying with it
+        self.threads, self.last = 0, (0, False)  # the graph that ran last
+        self.lost = 0.0  # seconds lost by staying with it
         self.turned: list[np.ndarray] = []  # see turns
         size = sum(p.numel() * p.element_size() for p in dict.fromkeys(self.step.parts.parameters()))
         self.sizes = SIZES if size <= SMALL else ()
 
     def cache(self) -> Cache:
         return self.pool.kind(self.layout, self.dtype, torch.device("cpu"))
+
+    def clear(self) -> None:
+        """Lets go of the graphs made so far."""
+        self.threads, self.slots, self.last = 0, {}, (0, False)
 
     def turns(self, needed: int) -> list[np.ndarray]:
         """A cosine and a sine (P, D) for each kind of rotation, of at least `needed` positions."""
@@ -262,7 +267,8 @@ class Executor:
         if len(parts) < len(jobs) or any(p.seen is not None and 0 < self.window < p.end for p in parts):
             return None
         if self.threads != threads:
-            self.threads, self.slots, self.last = threads, {}, (0, False)
+            self.clear()
+            self.threads = threads
         most = PIECE if self.sizes else sum(len(part.tokens) for part in parts)
         found: list[list[torch.Tensor]] = [[] for _ in parts]
         group: list[Part] = []

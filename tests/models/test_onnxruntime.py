@@ -330,6 +330,7 @@ def test_small_models_in_8_bits_have_it_and_others_do_not() -> None:
         assert isinstance(model, Decoder) and isinstance(model.executor, Executor)
         assert model.dtype == torch.float32 and model.narrow
         assert isinstance(model.executor.others, openvino.Executor)
+        assert not model.executor.others.slots, "graphs that only a probe needed"
     target = foretell.load("demo", dtype="int8", executor="openvino").models["target"]
     assert isinstance(target, Decoder) and isinstance(target.executor, openvino.Executor)
     assert target.dtype == torch.bfloat16
