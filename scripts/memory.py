@@ -61,6 +61,7 @@ def grow(lm: foretell.LM, method: str, requests: int, every: int, max_new_tokens
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--every", type=int, default=100)
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    lm = foretell.load(options.model)
+    lm = foretell.load(options.model, dtype=options.dtype)
     lm.measure()
     found = grow(lm, options.method, options.requests, options.every, options.max_new_tokens, options.temperature)
     print(f"{'requests':>10} {'resident MB':>12} {'objects':>10} {'learnt MB':>10}")

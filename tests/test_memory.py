@@ -111,7 +111,7 @@ def test_the_script_notes_memory_as_it_goes(
 ) -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("this system does not tell a process its memory")
-    monkeypatch.setattr(foretell, "load", lambda name: tiny.lm())
+    monkeypatch.setattr(foretell, "load", lambda name, dtype: tiny.lm())
     command = "memory.py --method token-recycling --requests 5 --every 2 --max-new-tokens 4 --threads 1"
     monkeypatch.setattr(sys, "argv", [*command.split(), "--json", f"{tmp_path}/o.json"])
     script.main()

@@ -204,11 +204,17 @@ class Executor:
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.held = [f"{part}{i}" for i in range(len(layout)) for part in ("keys", "values")]  # their names
         self.turned: tuple[np.ndarray, ...] = ()  # cosines and sines (P, D / 2)
-        self.model, self.threads, self.size = self._export(), 0, 0
+        self.size = 0
         self.rooms: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}  # what a session reads, by name and shape
         self.bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # where that lies, and its shape
         self.home: tuple[int, ...] = ()  # the cache that is bound, by its memory
         self.lent = Lent()
+        try:
+            self._start(torch.get_num_threads())
+        except LookupError:
+            raise
+        except Exception as error:  # a session may refuse what was exported
+            raise LookupError(f"it fails: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
 
     def cache(self) -> Cache:
         return Cache(self.layout, self.dtype, torch.device("cpu")) if self.others is None else self.others.cache()
@@ -268,10 +274,10 @@ class Executor:
         return memory.getvalue()
 
     def _start(self, threads: int) -> None:
-        """A session with so many threads."""
+        """A session with so many threads. What was exported is not kept: it is as large as the model."""
         options = self.package.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-        self.session = self.package.InferenceSession(self.model, options, providers=["CPUExecutionProvider"])
+        self.session = self.package.InferenceSession(self._export(), options, providers=["CPUExecutionProvider"])
         self.binding, self.bound, self.home, self.threads = self.session.io_binding(), {}, (), threads
 
     def _give(self, name: str, where: int, shape: tuple[int, ...], kind: Any) -> None:
