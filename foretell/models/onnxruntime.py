@@ -203,12 +203,12 @@ class Executor:
         self.step = Step(loop).eval()
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.held = [f"{part}{i}" for i in range(len(layout)) for part in ("keys", "values")]  # their names
-        self.turned: tuple[np.ndarray, ...] = ()  # cosines and sines (P, D / 2)
+        self.value = self.package.OrtValue.ortvalue_from_numpy  # an array as a session reads and writes it, in place
+        self.turned: list[tuple[np.ndarray, Any]] = []  # cosines and sines (P, D / 2)
         self.size = 0
-        self.rooms: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}  # what a session reads, by name and shape
-        self.bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # where that lies, and its shape
+        self.rooms: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}  # what it reads, by name and shape
         self.home: tuple[int, ...] = ()  # the cache that is bound, by its memory
-        self.lent = Lent()
+        self.lent = Lent(self.value)
         try:
             self._start(torch.get_num_threads())
         except LookupError:
@@ -235,15 +235,16 @@ class Executor:
         self.size = self.others.size
         return found
 
-    def _turns(self, needed: int) -> tuple[np.ndarray, ...]:
-        """Cosines and sines of at least so many positions."""
-        if not self.turned or len(self.turned[0]) < needed:
+    def _turns(self, needed: int) -> list[tuple[np.ndarray, Any]]:
+        """Cosines and sines of at least so many positions, and as the session reads them."""
+        if not self.turned or len(self.turned[0][0]) < needed:
             table = None if self.loop.kinds else self.loop.table(torch.empty(0, dtype=self.dtype), needed)
             halves = [part[0].chunk(2, -1) for part in table or ()]
             widths = {width for _, *both in self.layout for width in both}
             if len(halves) != 2 or {2 * h[0].shape[-1] for h in halves} != widths or not all(map(_equal, halves)):
                 raise LookupError("its rotation is no table of cosines and sines, the same for both halves of a head")
-            self.turned = tuple(half.contiguous().numpy() for half, _ in halves)
+            tables = [half.contiguous().numpy() for half, _ in halves]
+            self.turned = [(table, self.value(table)) for table in tables]
         return self.turned
 
     def _export(self) -> bytes:
@@ -252,7 +253,7 @@ class Executor:
         if sum(p.nbytes for p in dict.fromkeys(self.step.parts.parameters())) > LARGEST:
             raise LookupError("its weights have more than 2 GB, which the format cannot hold")
         last, total = torch.tensor([n - 1], dtype=torch.int32), torch.tensor([n], dtype=torch.int32)
-        turns = [torch.from_numpy(part) for part in self._turns(n)]
+        turns = [torch.from_numpy(part) for part, _ in self._turns(n)]
         past = [torch.zeros(1, heads, rows, width) for heads, *widths in self.layout for width in widths]
         ids = torch.arange(n)[None]
         given = (ids, torch.arange(n), last, total, *turns, ids, torch.zeros(1, 1, n, n), *past)
@@ -278,20 +279,19 @@ class Executor:
         options = self.package.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
         self.session = self.package.InferenceSession(self._export(), options, providers=["CPUExecutionProvider"])
-        self.binding, self.bound, self.home, self.threads = self.session.io_binding(), {}, (), threads
+        self.binding, self.home, self.threads = self.session.io_binding(), (), threads
 
-    def _give(self, name: str, where: int, shape: tuple[int, ...], kind: Any) -> None:
-        """Lets the session read what lies there."""
-        if self.bound.get(name) != (where, shape):
-            self.binding.bind_input(name, "cpu", 0, kind, shape, where)
-            self.bound[name] = where, shape
+    def _give(self, name: str, value: Any) -> None:
+        """Lets the session read this."""
+        self.binding.bind_ortvalue_input(name, value)
 
     def _room(self, name: str, kind: Any, *shape: int) -> np.ndarray:
         """Memory that the session reads under this name."""
-        room = self.rooms.get((name, shape))
-        if room is None:
-            room = self.rooms[name, shape] = np.zeros(shape, kind)
-        self._give(name, room.ctypes.data, shape, kind)
+        if (name, shape) not in self.rooms:
+            room = np.zeros(shape, kind)
+            self.rooms[name, shape] = room, self.value(room)
+        room, value = self.rooms[name, shape]
+        self._give(name, value)
         return room
 
     def _bind(self, rows: Cache) -> None:
@@ -313,7 +313,7 @@ class Executor:
         rows._own(end)
         self._bind(rows)
         for name, table in zip(("cos", "sin"), self._turns(end), strict=True):
-            self._give(name, table.ctypes.data, table.shape, np.float32)
+            self._give(name, table[1])
         self._room("ids", np.int64, 1, n)[:] = job.tokens
         self._room("positions", np.int64, 1, n)[:] = job.positions
         self._room("rows", np.int64, wanted)[:] = job.rows
@@ -322,9 +322,9 @@ class Executor:
         if job.seen is not None:
             (new, scratch), there = job.seen.shape, job.start + len(job.tokens)
             bias[0, 0, :new, there - scratch : there][~job.seen.numpy()] = -np.inf
-        self._give("bias", bias.ctypes.data, bias.shape, np.float32)
-        logits, _ = self.lent.take(wanted, self.vocab)
-        self.binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._give("bias", self.value(bias))
+        logits, value = self.lent.take(wanted, self.vocab)
+        self.binding.bind_ortvalue_output("logits", value)
         self.session.run_with_iobinding(self.binding)
         self.size = len(job.tokens)
         return torch.from_numpy(logits)

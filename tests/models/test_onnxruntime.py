@@ -201,10 +201,11 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str) -> None:
 
 
 @here
+@pytest.mark.parametrize("family", FUSED)
 @torch.inference_mode()
-def test_weights_of_8_bits_are_those_of_torch() -> None:
+def test_weights_of_8_bits_are_those_of_torch(family: str) -> None:
     """The same matrices, also where a row has no whole number of groups; activations are rounded in finer groups."""
-    hf = tiny("llama")
+    hf = tiny(family)
     assert hf.config.intermediate_size % GROUP
     quantize(hf)
     model = Decoder(hf, "tiny", blocks)
