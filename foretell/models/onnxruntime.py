@@ -278,6 +278,7 @@ class Executor:
         """A session with so many threads. What was exported is not kept: it is as large as the model."""
         options = self.package.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        options.add_session_config_entry("session.dynamic_block_base", "4")  # smaller shares, as they need them
         self.session = self.package.InferenceSession(self._export(), options, providers=["CPUExecutionProvider"])
         self.binding, self.home, self.threads = self.session.io_binding(), (), threads
 
