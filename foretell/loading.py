@@ -42,10 +42,9 @@ def load(source: str | Path = "demo", *, draft: str | Path | None = None, device
     ordinary steps, torch, openvino (CPUs only), onnxruntime (CPUs only, int8 and float32; what others do quicker it
     leaves to openvino), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs only), or auto: onnxruntime for
     small models in int8, openvino for others on a CPU, where they are installed, and graphs on a CUDA GPU, each where
-    it takes the model, else torch. `exact_bits`: logits equal to the last
-    bit in any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and in
-    the formats it has; with an executor by name its weights are unpacked for that, auto: to bfloat16. Raises BadModel,
-    BadConfig or Unsupported.
+    it takes the model, else torch. `exact_bits`: logits equal to the last bit in any tree, batch and chunking; int8, on
+    a CPU, by torch. A .gguf file runs in llama.cpp, on the CPU and in the formats it has; with an executor by name its
+    weights are unpacked for that, auto: to bfloat16. Raises BadModel, BadConfig or Unsupported.
     """
     name = str(source)
     if name == "demo" and draft is None:

@@ -170,12 +170,12 @@ def _rules() -> Iterator[None]:
         "aten::rms_norm": norm,
     }
     for name, rule in rules.items():
-        torch.onnx.register_custom_op_symbolic(name, rule, 18)
+        torch.onnx.register_custom_op_symbolic(name, rule, OPSET)
     try:
         yield
     finally:
         for name in rules:
-            torch.onnx.unregister_custom_op_symbolic(name, 18)
+            torch.onnx.unregister_custom_op_symbolic(name, OPSET)
 
 
 class Executor:
@@ -195,7 +195,7 @@ class Executor:
             raise LookupError(f"the package {error.name} is missing: pip install 'foretell[cpu]'") from error
         if dtype != torch.float32:
             raise LookupError(f"it computes in float32 what has no weights of 8 bits, and not in {dtype}")
-        if not all(isinstance(block, Fused) for block in loop.blocks):
+        if not all(type(block) is Fused for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
         if any(width % WIDTH for _, *both in layout for width in both):
             raise LookupError(f"its heads are no multiple of {WIDTH} wide")
