@@ -77,11 +77,10 @@ class Costs:
         """
         if size == 1:  # asked for in every step that drafts nothing
             return np.array([self.one(rows)])
-        known = sorted(self.seconds) or [1]
+        known = tuple(sorted(self.seconds)) or (1,)
         seconds = list(accumulate((self.seconds.get(n, 1.0) + self.slope.get(n, 0.0) * rows for n in known), max))
-        tokens = _computed(size, self.sizes)
-        line: np.ndarray = np.interp(tokens, known, seconds)
-        return line if size <= known[-1] else line * (1 + np.maximum(0, tokens - known[-1]) / 64)
+        line: np.ndarray = _shares(size, self.sizes, known) @ seconds
+        return line
 
     def share(self, size: int, rows: int, live: int) -> np.ndarray:
         """A request's share (size,) of the seconds where `live` of them have as many tokens each."""
@@ -95,13 +94,15 @@ class Costs:
 
 
 @lru_cache(512)
-def _computed(size: int, sizes: tuple[int, ...]) -> np.ndarray:
-    """What 1, 2, ..., `size` tokens are filled up to."""
+def _shares(size: int, sizes: tuple[int, ...], known: tuple[int, ...]) -> np.ndarray:
+    """How much of each known size's seconds 1, 2, ..., `size` tokens take, filled up to one of `sizes`: (size, known)."""
     tokens = np.arange(1, size + 1)
-    if not sizes:
-        return tokens
-    steps = np.array(sizes)
-    return np.where(tokens > steps[-1], tokens, steps[np.searchsorted(steps[:-1], tokens)])
+    if sizes:
+        steps = np.array(sizes)
+        tokens = np.where(tokens > steps[-1], tokens, steps[np.searchsorted(steps[:-1], tokens)])
+    parts = np.stack([np.interp(tokens, known, part) for part in np.eye(len(known))], 1)
+    shares: np.ndarray = parts * (1 + np.maximum(0, tokens - known[-1]) / 64)[:, None]
+    return shares
 
 
 class Worth:

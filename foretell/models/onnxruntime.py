@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import io
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -207,7 +208,8 @@ class Executor:
         self.turned: list[tuple[np.ndarray, Any]] = []  # cosines and sines (P, D / 2)
         self.size = 0
         self.rooms: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}  # what it reads, by name and shape
-        self.home: tuple[int, ...] = ()  # the cache that is bound, by its memory
+        self.given: dict[str, Any] = {}  # what it reads now
+        self.home: weakref.ref[torch.Tensor] | None = None  # the cache that is bound, by its first layer's keys
         self.lent = Lent(self.value)
         try:
             self._start(torch.get_num_threads())
@@ -280,11 +282,13 @@ class Executor:
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
         options.add_session_config_entry("session.dynamic_block_base", "4")  # smaller shares, as they need them
         self.session = self.package.InferenceSession(self._export(), options, providers=["CPUExecutionProvider"])
-        self.binding, self.home, self.threads = self.session.io_binding(), (), threads
+        self.binding, self.given, self.home, self.threads = self.session.io_binding(), {}, None, threads
 
     def _give(self, name: str, value: Any) -> None:
         """Lets the session read this."""
-        self.binding.bind_ortvalue_input(name, value)
+        if self.given.get(name) is not value:
+            self.binding.bind_ortvalue_input(name, value)
+            self.given[name] = value
 
     def _room(self, name: str, kind: Any, *shape: int) -> np.ndarray:
         """Memory that the session reads under this name."""
@@ -297,14 +301,13 @@ class Executor:
 
     def _bind(self, rows: Cache) -> None:
         """Lets the session read and write a cache where it lies."""
-        home = rows.capacity, *(memory.data_ptr() for memory in (*rows.keys, *rows.values))
-        if home != self.home:
+        if self.home is None or self.home() is not rows.k[0]:
             parts = [part for both in zip(rows.k, rows.v, strict=True) for part in both]
             for name, part in zip(self.held, parts, strict=True):
                 place = np.float32, (1, *part.shape), part.data_ptr()
                 self.binding.bind_input(name, "cpu", 0, *place)
                 self.binding.bind_output(_out(name), "cpu", 0, *place)
-            self.home = home
+            self.home = weakref.ref(rows.k[0])
 
     def _run(self, job: Job) -> torch.Tensor:
         """One forward of a job."""
