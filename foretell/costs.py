@@ -95,7 +95,7 @@ class Costs:
 
 @lru_cache(512)
 def _shares(size: int, sizes: tuple[int, ...], known: tuple[int, ...]) -> np.ndarray:
-    """How much of each known size's seconds 1, 2, ..., `size` tokens take, filled up to one of `sizes`: (size, known)."""
+    """Of each known size's seconds the share that 1, 2, ..., `size` tokens take, filled up: (size, len(known))."""
     tokens = np.arange(1, size + 1)
     if sizes:
         steps = np.array(sizes)
