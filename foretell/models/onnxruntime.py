@@ -3,7 +3,7 @@
 With weights of 8 bits it is the quickest on a CPU there: one graph serves any number of nodes with one copy of the
 weights, and a step of another size costs nothing more, where OpenVINO has a graph, and a copy, for each (openvino.py).
 Fused layers (fused.py) become a dozen operations each, of which attention writes new rows into the caches' own memory.
-Long pieces of prompts, and several requests in one forward, are left to `others`, which computes them quicker.
+Long pieces of texts, and several requests in one forward, are left to `others`, which computes them quicker.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -28,7 +29,7 @@ from foretell.models.loop import Loop
 from foretell.models.openvino import SMALL
 from foretell.ops.rows import Lent
 
-NODES = 32  # that a forward takes; larger ones are quicker elsewhere
+NODES = 32  # of a text in one forward; longer pieces are quicker elsewhere
 GROUP = 64  # activations of a row that share a scale where the weights have 8 bits; with it all rows round alike
 OPSET, UINT8, INT32 = 18, 2, 6  # of the format, and its numbers for two types
 WIDTH = 16  # of which heads are multiples
@@ -222,20 +223,29 @@ class Executor:
         return Cache(self.layout, self.dtype, torch.device("cpu")) if self.others is None else self.others.cache()
 
     def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
-        job, fits = jobs[0], len(jobs) == 1 and len(jobs[0].tokens) <= NODES
-        # Behind no rows the runtime takes positions to be 0, 1, 2 and so on, and windows are counted in rows: with
-        # siblings both are wrong.
-        if job.seen is not None:
-            fits = fits and job.start > 0 and not 0 < self.window < job.start + len(job.tokens)
-        if fits:
-            if self.threads != threads:
-                self._start(threads)
+        job, new = jobs[0], len(jobs[0].tokens)
+        text = min(new, max(0, 1 - job.first))  # nodes that are no draft
+        others = self.others if text > NODES else None
+        # Windows are counted in rows, not positions: the same thing where nobody has siblings before it.
+        beyond = job.seen is not None and 0 < self.window < job.start + new
+        if len(jobs) > 1 or beyond or (others is not None and text == new):
+            found = None if self.others is None else self.others(jobs, threads)
+            self.size = 0 if self.others is None else self.others.size
+            return found
+        if self.threads != threads:
+            self._start(threads)
+        self.size = new
+        # Behind no rows the runtime takes positions to be 0, 1, 2 and so on, which with siblings they are not. And who
+        # computes a token must not depend on whether it was drafted: they round in different ways.
+        if others is None and (job.seen is None or job.start > 0):
             return self._run(job)
-        if self.others is None:
+        first, rest = _split(job, text)
+        ahead = self._run(first) if others is None else others([first], threads)
+        if ahead is None:
             return None
-        found = self.others(jobs, threads)
-        self.size = self.others.size
-        return found
+        both, self.size = torch.cat([ahead, self._run(rest)]), new
+        order = [row for row in job.rows if row < text] + [row for row in job.rows if row >= text]
+        return both if order == job.rows else both[[order.index(row) for row in job.rows]]
 
     def _turns(self, needed: int) -> list[tuple[np.ndarray, Any]]:
         """Cosines and sines of at least so many positions, and as the session reads them."""
@@ -313,14 +323,14 @@ class Executor:
         """One forward of a job."""
         # A node alone is computed twice: of a single one attention's products would round in another way.
         n, rows = max(2, len(job.tokens)), job.cache
-        end, wanted = job.start + n, len(job.rows)
+        end, wanted = job.start + n, max(1, len(job.rows))
         rows._own(end)
         self._bind(rows)
         for name, table in zip(("cos", "sin"), self._turns(end), strict=True):
             self._give(name, table[1])
         self._room("ids", np.int64, 1, n)[:] = job.tokens
         self._room("positions", np.int64, 1, n)[:] = job.positions
-        self._room("rows", np.int64, wanted)[:] = job.rows
+        self._room("rows", np.int64, wanted)[:] = job.rows or 0
         self._room("last", np.int32, 1)[:], self._room("total", np.int32, 1)[:] = end - 1, end
         bias = np.zeros((1, 1, n, end), np.float32)
         if job.seen is not None:
@@ -330,8 +340,17 @@ class Executor:
         logits, value = self.lent.take(wanted, self.vocab)
         self.binding.bind_ortvalue_output("logits", value)
         self.session.run_with_iobinding(self.binding)
-        self.size = len(job.tokens)
-        return torch.from_numpy(logits)
+        return torch.from_numpy(logits)[: len(job.rows)]
+
+
+def _split(job: Job, at: int) -> tuple[Job, Job]:
+    """The first new nodes, a chain, and those that follow them."""
+    n = len(job.tokens)
+    first = replace(job, tokens=job.tokens[:at], columns=job.columns[: len(job.columns) - n + at], seen=None,
+                    rows=[row for row in job.rows if row < at])  # fmt: skip
+    rest = replace(job, tokens=job.tokens[at:], start=job.start + at, seen=None if job.seen is None else job.seen[at:],
+                   rows=[row - at for row in job.rows if row >= at], first=job.first + at)  # fmt: skip
+    return first, rest
 
 
 def _equal(halves: Sequence[torch.Tensor]) -> bool:

@@ -172,6 +172,29 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
     assert [out.tokens for out in one] == [out.tokens for out in two]
 
 
+@both
+@pytest.mark.skipif("avx512_vnni" not in FLAGS, reason="seen to hold on AVX-512 with VNNI")
+@pytest.mark.parametrize("length", [1, 2, 20, NODES - 1, NODES, NODES + 1, 90])
+@torch.inference_mode()
+def test_who_computes_a_token_does_not_depend_on_a_draft(length: int) -> None:
+    """A first step with a chain or a tree leaves the rows of one without, whoever took the prompt."""
+    model = narrow(beside=True)
+    text = [(7 * i) % 300 for i in range(length)]
+    plain = model.cache()
+    alone, caches = answer(model, plain, Ask(TokenTree(text[-1])), text).logits, []
+    for tree in (TokenTree(text[-1]).chain([3, 4, 5]), TokenTree(text[-1]).chain([3, 4]).chain([5, 6], at=0)):
+        for rows in (None, [3, 0, 2]):
+            caches.append(model.cache())
+            found = answer(model, caches[-1], Ask(tree, rows=rows), text)
+            assert found.nodes == (rows or [*range(len(tree))])
+            assert torch.equal(found.logits[found.nodes.index(0)], alone[0])
+            every = answer(model, model.cache(), Ask(tree), text).logits
+            assert torch.equal(found.logits, every if rows is None else every[rows])
+    for held in caches:
+        for a, b in zip((*plain.k, *plain.v), (*held.k, *held.v), strict=True):
+            assert torch.equal(a[:, : length - 1], b[:, : length - 1])
+
+
 @here
 @pytest.mark.skipif("avx512_vnni" not in FLAGS, reason="seen to hold on AVX-512 with VNNI")
 @pytest.mark.parametrize("kind", ["float32", "int8"])
