@@ -105,8 +105,9 @@ def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) ->
 
     if exact_bits:
         return ExactDecoder(hf, name)
-    if hf.device.type == "cpu" and executor in ("auto", "onnxruntime") and suits(hf):
-        hf = hf.float()  # what has no weights of 8 bits; it is small
+    asked = executor == "onnxruntime"
+    if hf.device.type == "cpu" and (asked or executor == "auto") and suits(hf, asked):
+        hf = hf.float()  # what has no weights of 8 bits
     model = Decoder(hf, name, partial(blocks, ours=True))
     if executor != "torch":
         _hand_over(model, executor)

@@ -30,7 +30,7 @@ def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> l
 
     `ours`: nobody else has a tensor of this model, so that what was joined may leave the memory.
     """
-    if not all(_fits(layer) for layer in loop.layers):
+    if not all(fits(layer) for layer in loop.layers):
         return None
     made: list[Block] = []
     for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True)):
@@ -41,7 +41,8 @@ def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> l
     return made
 
 
-def _fits(layer: nn.Module) -> bool:
+def fits(layer: nn.Module) -> bool:
+    """Whether a layer has the parts that are joined here."""
     names = {name for name, _ in layer.named_modules()} | {name for name, _ in layer.named_parameters()}
     linears = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]  # fmt: skip

@@ -24,7 +24,7 @@ import torch
 
 from foretell.cache import Cache, Job, Layout
 from foretell.models.decoder import Executor as Other
-from foretell.models.fused import Fused
+from foretell.models.fused import Fused, fits
 from foretell.models.loop import Loop
 from foretell.models.openvino import SMALL
 from foretell.ops.rows import Lent
@@ -63,12 +63,17 @@ def runtime() -> Any:
     return package
 
 
-def suits(hf: torch.nn.Module) -> bool:
-    """Whether it is the executor to have: of a small model with weights of 8 bits, where its packages are installed."""
-    weights = list(dict.fromkeys(hf.parameters()))
-    few = sum(p.nbytes for p in weights if p.dtype == torch.int8) <= SMALL
+def suits(hf: Any, asked: bool = False) -> bool:
+    """Whether it is the executor to have: of a small model with weights of 8 bits, where its packages are installed.
+
+    `asked`: somebody wants it by name, so that only the weights count. What it cannot take is found out later.
+    """
+    weights = [p for p in dict.fromkeys(hf.parameters()) if p.dtype == torch.int8]
+    if not weights or asked:
+        return bool(weights)
+    layers = getattr(hf.get_decoder(), "layers", ())
     there = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
-    return few and there and any(p.dtype == torch.int8 for p in weights)
+    return there and sum(p.nbytes for p in weights) <= SMALL and all(map(fits, layers))
 
 
 class Step(torch.nn.Module):

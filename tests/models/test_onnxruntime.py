@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import suppress
 from functools import cache, partial
-from typing import Any
 
 import pytest
 import torch
 
 import foretell
 from foretell import LM, wrap
-from foretell.cache import Cache, Job
+from foretell.cache import Cache
 from foretell.errors import BadConfig, Unsupported
 from foretell.models import openvino
 from foretell.models.decoder import Decoder
@@ -24,6 +22,7 @@ from foretell.tree import TokenTree
 from foretell.types import Ask
 from tests.models import families
 from tests.models.families import WINDOW
+from tests.models.steps import close, grows, interrupted, mine
 from tests.models.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, same_texts
 from tests.models.test_openvino import FLAGS
 from tests.tiny import CONTEXT, tokenizer
@@ -75,16 +74,6 @@ def narrow(beside: bool = False) -> Decoder:
         model.use(openvino.Executor)
     model.use(partial(Executor, others=model.executor))
     return model
-
-
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max())
-
-
-def mine(model: Decoder, jobs: list[Job]) -> torch.Tensor | None:
-    """What the executor answers, None: it leaves them to torch."""
-    assert model.executor is not None
-    return model.executor(jobs, torch.get_num_threads())
 
 
 def test_there_are_families_to_test() -> None:
@@ -248,41 +237,15 @@ def test_weights_of_8_bits_are_those_of_torch(family: str) -> None:
 @here
 @torch.inference_mode()
 def test_a_tree_that_grows_level_by_level_sees_what_it_saw() -> None:
-    quick, slow = (lm.models["target"] for lm in pair())
-    caches, text = (quick.cache(), slow.cache()), [5, 6, 7, 8]
-    tree = TokenTree(8)
-    for parents in ([0, 0], [1, 2, 2], [3], [3, 5, 5]):
-        for i, parent in enumerate(parents):
-            tree.add(parent, 20 + 3 * len(tree) + i)
-        ours, theirs = (answer(m, c, Ask(tree), text) for m, c in zip((quick, slow), caches, strict=True))
-        assert ours.nodes == theirs.nodes
-        assert close(ours.logits, theirs.logits)
-    after = [*text, *tree.words(8)]
-    ours, theirs = (answer(m, c, Ask(TokenTree(after[-1])), after) for m, c in zip((quick, slow), caches, strict=True))
-    assert close(ours.logits, theirs.logits)
+    grows(*(lm.models["target"] for lm in pair()))
 
 
 @here
 @pytest.mark.parametrize("at", range(10))
 @torch.inference_mode()
 def test_a_step_that_was_interrupted_leaves_nothing_half_done(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it was while it told the session what is new; the next step asks for the same."""
-    quick, slow = (lm.models["target"] for lm in pair())
-    give, count, text = Executor._give, [0], [5, 6, 7, 8, 9]
-
-    def stopped(self: Executor, *args: Any) -> Any:
-        count[0] += 1
-        if count[0] > at:
-            raise KeyboardInterrupt
-        return give(self, *args)
-
-    quick.score(text[:3])  # other numbers of nodes and rows than what follows
-    tree = TokenTree(9).chain([1, 2])
-    monkeypatch.setattr(Executor, "_give", stopped)
-    with suppress(KeyboardInterrupt):
-        quick.score(text, tree)
-    monkeypatch.setattr(Executor, "_give", give)
-    assert close(quick.score(text, tree), slow.score(text, tree))
+    """Wherever it was while it told the runtime what is new."""
+    interrupted(*(lm.models["target"] for lm in pair()), Executor, at, monkeypatch)
 
 
 @here
@@ -368,10 +331,16 @@ def test_large_models_and_those_without_8_bits_do_not_suit(monkeypatch: pytest.M
     assert not suits(hf)
     quantize(hf)
     assert suits(hf)
+    other = families.tiny("gemma2")  # whose layers it would refuse: they keep their number format
+    quantize(other)
+    assert not suits(other)
     monkeypatch.setattr("foretell.models.onnxruntime.SMALL", 1000)
     assert not suits(hf)
+    target = foretell.load("demo", dtype="int8", executor="onnxruntime").models["target"]
+    assert isinstance(target, Decoder) and isinstance(target.executor, Executor), "large ones have it by name"
 
 
+@here
 def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="computes in float32"):
         Decoder(llama().bfloat16(), "tiny", blocks).use(Executor)
@@ -437,5 +406,6 @@ def test_it_says_nothing_while_it_is_made(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
+@here
 def test_a_cache_is_torch_s_where_nobody_else_has_one() -> None:
     assert type(pair()[0].models["target"].cache()) is Cache

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import foretell
 from foretell import LM, wrap
-from foretell.cache import Job
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder import Decoder
 from foretell.models.fused import blocks
@@ -23,6 +20,7 @@ from foretell.models.openvino import SIZES, Executor, Slot, runtime
 from foretell.tree import TokenTree
 from foretell.types import Ask
 from tests.models.families import WINDOW, tiny
+from tests.models.steps import close, grows, interrupted, mine
 from tests.models.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
 from tests.tiny import CONTEXT, llama, tokenizer
 
@@ -42,10 +40,6 @@ def fast(family: str) -> Decoder:
     return model
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max())
-
-
 @here
 @pytest.mark.parametrize("family", TAKEN)
 @torch.inference_mode()
@@ -56,16 +50,10 @@ def test_a_tree_behind_a_prompt_has_the_logits_and_rows_of_torch(family: str) ->
         ours, theirs = answer(quick, one, Ask(tree), tokens), answer(slow, two, Ask(tree), tokens)
         assert ours.nodes == theirs.nodes
         assert close(ours.logits, theirs.logits)
-        for mine, other in zip((*one.k, *one.v), (*two.k, *two.v), strict=True):
+        for a, b in zip((*one.k, *one.v), (*two.k, *two.v), strict=True):
             end = one.length + len(one.tokens)
-            assert close(mine[:, :end], other[:, :end])
+            assert close(a[:, :end], b[:, :end])
     assert quick.calls >= 2
-
-
-def mine(model: Decoder, jobs: list[Job]) -> torch.Tensor | None:
-    """What the executor answers, None: it leaves them to torch."""
-    assert model.executor is not None
-    return model.executor(jobs, torch.get_num_threads())
 
 
 @here
@@ -143,18 +131,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
 @here
 @torch.inference_mode()
 def test_a_tree_that_grows_level_by_level_sees_what_it_saw() -> None:
-    quick, slow = (lm.models["target"] for lm in pair())
-    caches, text = (quick.cache(), slow.cache()), [5, 6, 7, 8]
-    tree = TokenTree(8)
-    for parents in ([0, 0], [1, 2, 2], [3, 5, 5]):
-        for i, parent in enumerate(parents):
-            tree.add(parent, 20 + 3 * len(tree) + i)
-        ours, theirs = (answer(m, c, Ask(tree), text) for m, c in zip((quick, slow), caches, strict=True))
-        assert ours.nodes == theirs.nodes and len(ours.nodes) == len(parents) + (parents == [0, 0])
-        assert close(ours.logits, theirs.logits)
-    after = [*text, *tree.words(7)]
-    ours, theirs = (answer(m, c, Ask(TokenTree(after[-1])), after) for m, c in zip((quick, slow), caches, strict=True))
-    assert close(ours.logits, theirs.logits)
+    grows(*(lm.models["target"] for lm in pair()))
 
 
 @here
@@ -207,23 +184,8 @@ def pair() -> tuple[LM, LM]:
 @pytest.mark.parametrize("at", range(12))
 @torch.inference_mode()
 def test_a_step_that_was_interrupted_leaves_nothing_half_done(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it was while it told the graph what is new; the next step asks for the same."""
-    quick, slow = (lm.models["target"] for lm in pair())
-    give, count, text = Slot._give, [0], [5, 6, 7, 8, 9]
-
-    def stopped(self: Slot, *args: Any) -> Any:
-        count[0] += 1
-        if count[0] > at:
-            raise KeyboardInterrupt
-        return give(self, *args)
-
-    quick.score(text[:3])  # other numbers of nodes and rows than what follows
-    tree = TokenTree(9).chain([1, 2])
-    monkeypatch.setattr(Slot, "_give", stopped)
-    with suppress(KeyboardInterrupt):
-        quick.score(text, tree)
-    monkeypatch.setattr(Slot, "_give", give)
-    assert close(quick.score(text, tree), slow.score(text, tree))
+    """Wherever it was while it told the runtime what is new."""
+    interrupted(*(lm.models["target"] for lm in pair()), Slot, at, monkeypatch)
 
 
 @here
