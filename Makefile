@@ -19,7 +19,7 @@ demo: $(VENV)/.ready
 
 # One thread: the tests are many small forwards, which threads only slow down.
 test: $(VENV)/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -1,4 +1,6 @@
-"""foretell: a decoding engine for language models that makes generation faster and proves that nothing changed."""
+"""foretell: a decoding engine for language models that makes generation faster and proves that
+nothing changed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
-_WHERE = {"LM": "api", "Output": "api", "Piece": "api", "wrap": "api", "load": "loading", "hf": "custom_generate"}
+_WHERE = {
+    "LM": "api",
+    "Output": "api",
+    "Piece": "api",
+    "wrap": "api",
+    "load": "loading",
+    "hf": "custom_generate",
+}
 
 
 def __getattr__(name: str) -> Any:

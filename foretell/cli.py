@@ -1,7 +1,9 @@
-"""The command line: thin, and quick to start. What is asked for goes to stdout, everything else to stderr.
+"""The command line: thin, and quick to start. What is asked for goes to stdout, everything else to
+stderr.
 
-Exit codes: 0 done; 1 a claim or a request failed; 2 the input was wrong, said in one line; 130 interrupted. Nothing
-here imports torch before it is needed, so that `foretell methods` and `--help` answer at once.
+Exit codes: 0 done; 1 a claim or a request failed; 2 the input was wrong, said in one line; 130
+interrupted. Nothing here imports torch before it is needed, so that `foretell methods` and `--help`
+answer at once.
 """
 
 from __future__ import annotations
@@ -21,40 +23,75 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Column, Table
 from rich.text import Text
 
 import foretell
+from foretell.core.types import Sampling
 from foretell.errors import BadConfig, ForetellError
-from foretell.types import Sampling
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
     from foretell.cards import Card
-    from foretell.stats import Stats
+    from foretell.core.stats import Stats
 
 ROUNDS = 3  # of --compare
-COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of sources, in order of appearance
+COLOURS = (
+    "green",
+    "cyan",
+    "magenta",
+    "yellow",
+    "blue",
+    "red",
+)  # of sources, in order of appearance
 D = Sampling()
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=foretell.__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=foretell.__doc__,
+)
 train_app = typer.Typer(no_args_is_help=True, help="Train the models that foretell needs.")
 app.add_typer(train_app, name="train")
 err = Console(stderr=True, highlight=False)
 
-Model = Annotated[str, typer.Option(help="demo, a folder in transformers' layout, a hub id, or a .gguf file.")]
-Draft = Annotated[str | None, typer.Option(help="The same for a smaller relative; demo brings its own.")]
+Model = Annotated[
+    str, typer.Option(help="demo, a folder in transformers' layout, a hub id, or a .gguf file.")
+]
+Draft = Annotated[
+    str | None, typer.Option(help="The same for a smaller relative; demo brings its own.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, int8, or auto: as stored.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, float64, int8, or auto: as stored.")
+]
 Executor = Annotated[
-    str, typer.Option(help="What computes ordinary steps: torch, openvino, onnxruntime, graphs, or auto.")
+    str,
+    typer.Option(
+        help="What computes ordinary steps: torch, openvino, onnxruntime, graphs, or auto."
+    ),
 ]
 ExactBits = Annotated[
-    bool, typer.Option("--exact-bits", help="Logits equal to the last bit in any forward; int8, on a CPU.")
+    bool,
+    typer.Option(
+        "--exact-bits", help="Logits equal to the last bit in any forward; int8, on a CPU."
+    ),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
-Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python files that come with the model.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+Remote = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python files that come with the model.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")
+]
 
 
 def main() -> None:
@@ -65,7 +102,9 @@ def main() -> None:
 def run(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; a user's mistake is one line on stderr."""
     try:
-        code = app(args if args is None else list(args), prog_name="foretell", standalone_mode=False)
+        code = app(
+            args if args is None else list(args), prog_name="foretell", standalone_mode=False
+        )
         sys.stdout.flush()
         return int(code or 0)
     except ForetellError as error:
@@ -74,7 +113,9 @@ def run(args: Sequence[str] | None = None) -> int:
         message = error.format_message()  # empty where typer has shown the help already
         return _fail(f"{message} (see --help)", 2) if message else 2
     except OSError as error:  # a folder that cannot be written, a full disk
-        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; choose another place", 2)
+        return _fail(
+            f"{error.filename or 'a file'}: {error.strerror or error}; choose another place", 2
+        )
     except (KeyboardInterrupt, typer.Abort):
         return 130
 
@@ -92,17 +133,23 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
 ) -> None:
     """foretell: generates faster, and proves that nothing changed."""
 
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="The text to continue; - reads stdin.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT|-", help="The text to continue; - reads stdin.")
+    ],
     model: Model = "demo",
     draft: Draft = None,
-    method: Annotated[str, typer.Option(help="As `foretell methods` lists, with fields: ngram:n=3,k=10.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="As `foretell methods` lists, with fields: ngram:n=3,k=10.")
+    ] = "auto",
     max_new_tokens: Annotated[int, typer.Option()] = D.max_new_tokens,
     min_new_tokens: Annotated[int, typer.Option()] = D.min_new_tokens,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = D.temperature,
@@ -114,14 +161,24 @@ def generate(
     presence_penalty: Annotated[float, typer.Option()] = D.presence_penalty,
     frequency_penalty: Annotated[float, typer.Option()] = D.frequency_penalty,
     no_repeat_ngram_size: Annotated[int, typer.Option()] = D.no_repeat_ngram_size,
-    logit_bias: Annotated[list[str] | None, typer.Option(metavar="ID=BIAS", help="Repeatable.")] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=BIAS", help="Repeatable.")
+    ] = None,
     bad_words: Annotated[list[str] | None, typer.Option(help="Never written; repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")
+    ] = None,
     stop_token_ids: Annotated[list[int] | None, typer.Option(help="Repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the model's end.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on behind the model's end.")
+    ] = False,
     seed: Annotated[int, typer.Option()] = D.seed,
-    n: Annotated[int, typer.Option("--n", "-n", help="Samples, of this seed and the following.")] = D.n,
-    logprobs: Annotated[int | None, typer.Option(help="Also of this many best tokens (with --json).")] = None,
+    n: Annotated[
+        int, typer.Option("--n", "-n", help="Samples, of this seed and the following.")
+    ] = D.n,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Also of this many best tokens (with --json).")
+    ] = None,
     device: Device = None,
     dtype: Dtype = "auto",
     executor: Executor = "auto",
@@ -129,25 +186,33 @@ def generate(
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Measure plain decoding beside it.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Measure plain decoding beside it.")
+    ] = False,
 ) -> int:
     """Continue a text. Drafted tokens are coloured by who proposed them."""
     given = locals()
     options = {f.name: given[f.name] for f in dataclasses.fields(Sampling) if f.name in given}
     options |= {name: options[name] or () for name in ("bad_words", "stop", "stop_token_ids")}
     options["logit_bias"] = dict(_biases(logit_bias or []))
-    Sampling(**{k: v for k, v in options.items() if k not in ("bad_words", "logit_bias")})  # wrong ones: before loading
+    Sampling(
+        **{k: v for k, v in options.items() if k not in ("bad_words", "logit_bias")}
+    )  # wrong ones: before loading
     _known(method)
     if compare and n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
     text = _stdin() if prompt == "-" else prompt
     lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor, exact_bits)
-    from foretell.costs import numbers
+    from foretell.policy.costs import numbers
 
     about = {
-        "schema": "foretell.generate/1", "version": foretell.__version__, "model": model,
-        "dtype": numbers(lm.models["target"]), "method": method, "prompt": text,
-    }  # fmt: skip
+        "schema": "foretell.generate/1",
+        "version": foretell.__version__,
+        "model": model,
+        "dtype": numbers(lm.models["target"]),
+        "method": method,
+        "prompt": text,
+    }
     if compare:
         report = _compare(lm, text, method, options, show=not as_json)
         if as_json:
@@ -157,7 +222,11 @@ def generate(
         with err.status("generating"):
             out = lm.generate(text, method, **options)
         if as_json:
-            samples = {"samples": [sample.to_dict() for sample in out.samples]} if len(out.samples) > 1 else {}
+            samples = (
+                {"samples": [sample.to_dict() for sample in out.samples]}
+                if len(out.samples) > 1
+                else {}
+            )
             print(json.dumps(about | out.to_dict() | samples))
             return 0
         for k, sample in enumerate(out.samples):
@@ -181,7 +250,11 @@ def methods(
 
     cards = [card(name)] if name else foretell.methods()
     if as_json:
-        print(json.dumps({"schema": "foretell.methods/1", "methods": [_plain(c) for c in cards]}, indent=1))
+        print(
+            json.dumps(
+                {"schema": "foretell.methods/1", "methods": [_plain(c) for c in cards]}, indent=1
+            )
+        )
         return 0
     console = Console(highlight=False)
     if name:
@@ -196,10 +269,14 @@ def methods(
 
 @app.command()
 def audit(
-    method: Annotated[str, typer.Option(help="One or several, separated by commas: ngram:n=2,k=4,draft is two.")],
+    method: Annotated[
+        str, typer.Option(help="One or several, separated by commas: ngram:n=2,k=4,draft is two.")
+    ],
     model: Model = "demo",
     draft: Draft = None,
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Instead of the built-in ones.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Instead of the built-in ones.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Of each greedy comparison.")] = 48,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -210,14 +287,14 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Check on this machine what methods claim; exit 0 only if every claim held."""
-    from foretell.prompts import read_prompts
+    from foretell.measure.prompts import read_prompts
 
     specs = split_specs(method)
     for spec in specs:
         _known(spec)
     chosen = read_prompts(prompts) if prompts else None
     lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor, exact_bits)
-    from foretell import audit as auditor
+    from foretell.measure import audit as auditor
 
     with _progress() as progress:
         bar = progress.add_task("audit", total=None)
@@ -225,7 +302,9 @@ def audit(
         def tell(what: str, done: int, total: int) -> None:
             progress.update(bar, description=what, completed=done, total=total)
 
-        report = auditor.audit(lm, specs, chosen, model=model, max_new_tokens=max_new_tokens, tell=tell)
+        report = auditor.audit(
+            lm, specs, chosen, model=model, max_new_tokens=max_new_tokens, tell=tell
+        )
     if as_json:
         print(json.dumps(report.to_dict(), indent=1))
     else:
@@ -235,19 +314,37 @@ def audit(
 
 @app.command()
 def replay(
-    methods: Annotated[str, typer.Option(help="One or several, separated by commas; a+b is both in one.")],
-    text: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Lines of `prompt` and `text`, the answer.")],
-    tokenizer: Annotated[str, typer.Option(help="demo, a folder with a tokenizer, or a hub id.")] = "demo",
+    methods: Annotated[
+        str, typer.Option(help="One or several, separated by commas; a+b is both in one.")
+    ],
+    text: Annotated[
+        Path, typer.Option(metavar="FILE.jsonl", help="Lines of `prompt` and `text`, the answer.")
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="demo, a folder with a tokenizer, or a hub id.")
+    ] = "demo",
     questions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.jsonl", help="Question file, if --text holds answers in FastChat's shape."),
+        typer.Option(
+            metavar="FILE.jsonl", help="Question file, if --text holds answers in FastChat's shape."
+        ),
     ] = None,
-    nodes: Annotated[int, typer.Option(help="Drafted a step at most, unless the method says.")] = 16,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many documents.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget at each document what drafters learnt.")] = False,
+    nodes: Annotated[
+        int, typer.Option(help="Drafted a step at most, unless the method says.")
+    ] = 16,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many documents.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget at each document what drafters learnt.")
+    ] = False,
     json_out: Annotated[
         Path | None,
-        typer.Option("--json", metavar="OUT|-", help="JSON, to a file beside the table or to stdout instead of it."),
+        typer.Option(
+            "--json",
+            metavar="OUT|-",
+            help="JSON, to a file beside the table or to stdout instead of it.",
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="A bar chart.")] = None,
     revision: Revision = None,
@@ -260,8 +357,8 @@ def replay(
     for name, path in (("--json", None if stdout else json_out), ("--plot", plot)):
         _writable(name, path)
     from foretell.loading import load_tokenizer
-    from foretell.recordings import Recordings
-    from foretell.replay import replay as score
+    from foretell.measure.recordings import Recordings
+    from foretell.measure.replay import replay as score
 
     recordings = Recordings(text, questions)
     with err.status(f"loading {tokenizer}"), _quiet():
@@ -271,9 +368,13 @@ def replay(
         bar = progress.add_task("replay", total=recordings.size)
 
         def tell(done: int) -> None:
-            progress.update(bar, description=f"replay: {done:,} documents", completed=recordings.read)
+            progress.update(
+                bar, description=f"replay: {done:,} documents", completed=recordings.read
+            )
 
-        report = score(chosen, specs, itertools.islice(recordings, limit), nodes, fresh=fresh, tell=tell)
+        report = score(
+            chosen, specs, itertools.islice(recordings, limit), nodes, fresh=fresh, tell=tell
+        )
     if json_out is not None:
         more = {"tokenizer": tokenizer, "text": str(text), "skipped": recordings.skipped}
         document = json.dumps(report.to_dict() | more, indent=1)
@@ -281,38 +382,62 @@ def replay(
     if plot is not None:
         plot.write_text(report.svg(), "utf-8")
     if recordings.skipped:
-        print(f"warning: {recordings.skipped:,} answers left out: {questions} lacks their questions", file=sys.stderr)
+        print(
+            f"warning: {recordings.skipped:,} answers left out: {questions} lacks their questions",
+            file=sys.stderr,
+        )
     if not stdout:
         print(report.text())
-        print(f"{report.documents:,} documents; plain decoding makes 1.00 tokens a step", file=sys.stderr)
+        print(
+            f"{report.documents:,} documents; plain decoding makes 1.00 tokens a step",
+            file=sys.stderr,
+        )
     return 0
 
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Option(help="One or several, separated by commas: demo, folders or hub ids.")] = "demo",
+    model: Annotated[
+        str, typer.Option(help="One or several, separated by commas: demo, folders or hub ids.")
+    ] = "demo",
     draft: Draft = None,
     dtype: Annotated[
         str, typer.Option(help="One or several: float32, bfloat16, float16, float64, int8, auto.")
     ] = "auto",
-    methods: Annotated[str, typer.Option(help="One or several; plain decoding is always among them.")] = "plain,auto",
+    methods: Annotated[
+        str, typer.Option(help="One or several; plain decoding is always among them.")
+    ] = "plain,auto",
     prompts: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.jsonl", help="Repeatable; also code, docs, prose, edits, repetitive: all of these."),
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Repeatable; also code, docs, prose, edits, repetitive: all of these.",
+        ),
     ] = None,
-    peers: Annotated[str, typer.Option(help="transformers, llama.cpp, openvino, ctranslate2; the first leads.")] = "",
+    peers: Annotated[
+        str, typer.Option(help="transformers, llama.cpp, openvino, ctranslate2; the first leads.")
+    ] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 96,
     temperature: Annotated[str, typer.Option(help="One or several; 0: greedy.")] = "0",
     seed: Annotated[int, typer.Option(help="Of the samples and of the order.")] = 0,
     rounds: Annotated[int, typer.Option(help="Counted ones; another one warms up.")] = 3,
     requests: Annotated[str, typer.Option(help="One or several: prompts that run at once.")] = "1",
-    contexts: Annotated[str, typer.Option(help="One or several: also behind so many tokens, of all prompts.")] = "",
-    threads: Annotated[int | None, typer.Option(min=1, help="For everybody; torch's own choice if not given.")] = None,
+    contexts: Annotated[
+        str, typer.Option(help="One or several: also behind so many tokens, of all prompts.")
+    ] = "",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="For everybody; torch's own choice if not given.")
+    ] = None,
     device: Device = None,
     json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT|-", help="The document; a file that is there is continued.")
+        Path | None,
+        typer.Option(
+            "--json", metavar="OUT|-", help="The document; a file that is there is continued."
+        ),
     ] = None,
-    html_out: Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="The report, one file.")] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="The report, one file.")
+    ] = None,
 ) -> int:
     """Measure methods side by side, and other libraries beside them; exit 1 if something failed."""
     stdout = json_out is not None and str(json_out) == "-"
@@ -324,15 +449,23 @@ def bench(
         _known(spec)
     import torch
 
-    from foretell import bench as runner
-    from foretell import report
+    from foretell.measure import bench as runner
+    from foretell.measure import report
 
     settings = runner.Settings(
-        models=_several(model), draft=draft, dtypes=_several(dtype), methods=tuple(specs), peers=_several(peers),
-        max_new_tokens=max_new_tokens, temperatures=_numbers("--temperature", temperature, float), seed=seed,
-        rounds=rounds, requests=_numbers("--requests", requests, int),
-        contexts=_numbers("--contexts", contexts, int), device=device,
-    )  # fmt: skip
+        models=_several(model),
+        draft=draft,
+        dtypes=_several(dtype),
+        methods=tuple(specs),
+        peers=_several(peers),
+        max_new_tokens=max_new_tokens,
+        temperatures=_numbers("--temperature", temperature, float),
+        seed=seed,
+        rounds=rounds,
+        requests=_numbers("--requests", requests, int),
+        contexts=_numbers("--contexts", contexts, int),
+        device=device,
+    )
     sets = runner.read_sets(prompts or [])
     if threads:
         torch.set_num_threads(threads)
@@ -377,9 +510,15 @@ def bench(
 
 @app.command()
 def datastore(
-    text: Annotated[list[str], typer.Argument(metavar="TEXT...", help="stdlib, folders, .jsonl or text files.")],
-    tokenizer: Annotated[str, typer.Option(metavar="MODEL", help="Whose tokens: demo, a folder or a hub id.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Written whole or not at all.")],
+    text: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="stdlib, folders, .jsonl or text files.")
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="MODEL", help="Whose tokens: demo, a folder or a hub id.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.safetensors", help="Written whole or not at all.")
+    ],
 ) -> int:
     """Index texts for the method rest, which drafts what follows in them."""
     from foretell.loading import load_tokenizer
@@ -392,17 +531,25 @@ def datastore(
     def texts() -> Iterator[str]:
         for source in text:
             try:  # a .jsonl may hold half a character, which no tokenizer takes
-                yield from (words.encode("utf-8", "replace").decode() for _, words in documents(source) if words)
+                yield from (
+                    words.encode("utf-8", "replace").decode()
+                    for _, words in documents(source)
+                    if words
+                )
             except BadConfig as error:
                 raise BadConfig(str(error).removeprefix("--text ")) from None
 
     def tokens() -> Iterator[list[int]]:
         rest = texts()
         while batch := list(itertools.islice(rest, 64)):
-            yield from coder(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+            yield from coder(batch, add_special_tokens=False, return_attention_mask=False)[
+                "input_ids"
+            ]
 
     def decode(ids: Sequence[int]) -> str:  # as an LM does, for it is compared with that
-        return str(coder.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            coder.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
     with _progress() as progress:
         bar = progress.add_task("reading", total=None)
@@ -411,8 +558,10 @@ def datastore(
             progress.update(bar, description=what, completed=done, total=total)
 
         store = build(out, tokens(), decode, tell)
-    print(f"{out}: {store.documents:,} documents, {len(store.tokens):,} tokens, {store.nbytes / 1e6:,.1f} MB; "
-          f"use it with --method rest:path={out}")  # fmt: skip
+    print(
+        f"{out}: {store.documents:,} documents, {len(store.tokens):,} tokens, {store.nbytes / 1e6:,.1f} MB; "
+        f"use it with --method rest:path={out}"
+    )
     return 0
 
 
@@ -423,16 +572,25 @@ def tune(
     dtype: Dtype = "auto",
     prompts: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.jsonl", help="A kind of text each, instead of those that ship; repeatable."),
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="A kind of text each, instead of those that ship; repeatable.",
+        ),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Candidates instead of the usual ones, beside the default.")] = "",
-    threads: Annotated[int | None, typer.Option(min=1, help="The profile holds for that many.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="Candidates instead of the usual ones, beside the default.")
+    ] = "",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="The profile holds for that many.")
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="What is kept, without measuring.")] = False,
     device: Device = None,
     revision: Revision = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
-    html_out: Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="The same as a page.")] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="The same as a page.")
+    ] = None,
 ) -> int:
     """Measure a model on this machine and keep what was found: `auto` goes by it."""
     _writable("--html", html_out)
@@ -441,8 +599,8 @@ def tune(
         _known(spec)
     import torch
 
-    from foretell import report, tuning
-    from foretell.bench import read_sets
+    from foretell.measure import report, tuning
+    from foretell.measure.bench import read_sets
 
     sets = read_sets(prompts or [])
     if threads:
@@ -451,7 +609,9 @@ def tune(
     if show:
         profile, _ = tuning.kept(lm.models, lm.path)
         if profile is None:
-            raise BadConfig(f"--show: there is no profile of {model} here; leave --show out to measure")
+            raise BadConfig(
+                f"--show: there is no profile of {model} here; leave --show out to measure"
+            )
     else:
         with _progress(still=True) as progress:
             bar = progress.add_task("measuring", total=None)
@@ -473,17 +633,22 @@ def tune(
 
 def _tuned(profile: dict[str, Any]) -> None:
     """Tables of what was measured, and what follows from it."""
-    from foretell import report
+    from foretell.measure import report
 
     document, means, chosen = profile["bench"], profile["means"], profile["chosen"]
     console = Console(highlight=False)
     (found,) = report.tables(document)
-    rates = Table(Column("tokens/s", no_wrap=True), *found.sets, "mean", "drafts", box=None, pad_edge=False)
+    rates = Table(
+        Column("tokens/s", no_wrap=True), *found.sets, "mean", "drafts", box=None, pad_edge=False
+    )
     for name, cells in found.rows.items():
         speeds = [(cells[kind].get("tokens_per_s") or {}).get("median") for kind in found.sets]
         sizes = report.drafted(list(cells.values()))
         figures = ["" if v is None else f"{v:,.0f}" for v in speeds]
-        figures += [f"{means[name]:.2f}x" if name in means else "", "" if sizes is None else f"{sizes:.1f}"]
+        figures += [
+            f"{means[name]:.2f}x" if name in means else "",
+            "" if sizes is None else f"{sizes:.1f}",
+        ]
         rates.add_row(Text(name, "bold" if name == chosen else ""), *figures)
     (measured,) = document["models"]
     lines = list(measured["seconds"].items())
@@ -497,13 +662,20 @@ def _tuned(profile: dict[str, Any]) -> None:
     for kind, name in profile["best"].items():
         best.setdefault(name, []).append(kind)
     console.print(f"memory: {document['bandwidth']['bytes_per_s'] / 1e9:.1f} GB/s", soft_wrap=True)
-    console.print("best: " + "; ".join(f"{name} on {', '.join(kinds)}" for name, kinds in best.items()), soft_wrap=True)
-    console.print(Text(f"auto stands for {chosen}.", "bold"), report.reasons(profile), soft_wrap=True)
+    console.print(
+        "best: " + "; ".join(f"{name} on {', '.join(kinds)}" for name, kinds in best.items()),
+        soft_wrap=True,
+    )
+    console.print(
+        Text(f"auto stands for {chosen}.", "bold"), report.reasons(profile), soft_wrap=True
+    )
     print(f"kept in {profile['file']}; measured in {profile['seconds']:.0f} s", file=sys.stderr)
 
 
 def split_specs(text: str, option: str = "--method") -> list[str]:
-    """`a,b:x=1,y=2,c` -> a, b:x=1,y=2, c: a part that begins with `name=` belongs to the spec before it."""
+    """`a,b:x=1,y=2,c` -> a, b:x=1,y=2, c: a part that begins with `name=` belongs to the spec
+    before it.
+    """
     specs: list[str] = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         if specs and "=" in part.partition(":")[0]:
@@ -516,7 +688,9 @@ def split_specs(text: str, option: str = "--method") -> list[str]:
 
 
 def _fields(path: Path, name: str) -> list[tuple[str, Any]]:
-    """(name, default) of a dataclass's fields, read from its text: importing it would import torch."""
+    """(name, default) of a dataclass's fields, read from its text: importing it would import
+    torch.
+    """
     module = ast.parse(path.read_text("utf-8"))
     body = next(n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == name)
     return [
@@ -531,24 +705,41 @@ TRAIN_FIELDS = _fields(Path(__file__).parent / "train" / "lm.py", "TrainLM")
 
 def train_lm(
     out: Annotated[Path, typer.Option(help="Folder of the run; the finished model is OUT/model.")],
-    corpus: Annotated[Path, typer.Option(help="Folder for the tokenizer and the tokens of the texts.")],
-    text: Annotated[list[str], typer.Option(metavar="SOURCE", help="stdlib, a folder, a .jsonl or a text file; "
-                                            "SOURCE*3 repeats it. Repeatable.")],
-    teacher: Annotated[str | None, typer.Option(help="Folder of a model with the same tokenizer to distil.")] = None,
-    init: Annotated[str | None, typer.Option(help="Folder of a model of the same shape to begin with.")] = None,
+    corpus: Annotated[
+        Path, typer.Option(help="Folder for the tokenizer and the tokens of the texts.")
+    ],
+    text: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SOURCE",
+            help="stdlib, a folder, a .jsonl or a text file; SOURCE*3 repeats it. Repeatable.",
+        ),
+    ],
+    teacher: Annotated[
+        str | None, typer.Option(help="Folder of a model with the same tokenizer to distil.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
+    ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
-    compiled: Annotated[bool, typer.Option(help="Compile the step; quicker, if a C++ compiler is there.")] = True,
+    compiled: Annotated[
+        bool, typer.Option(help="Compile the step; quicker, if a C++ compiler is there.")
+    ] = True,
     **settings: Any,
-) -> int:  # fmt: skip
-    """Train a small language model on text, or distil one. The same command continues an interrupted run."""
+) -> int:
+    """Train a small language model on text, or distil one. The same command continues an
+    interrupted run.
+    """
     from foretell.train.lm import TrainLM, train
 
     config = TrainLM(**settings)
     _check_teacher(teacher)
     with _quiet():
         report = train(corpus, out, config, text, teacher, save_every, compiled, init=init)
-    print(f"{out / 'model'}: {report['parameters']:,} parameters, {report['tokens_seen']:,} tokens seen, "
-          f"{report['heldout_bits_per_byte']} bits per byte held out")  # fmt: skip
+    print(
+        f"{out / 'model'}: {report['parameters']:,} parameters, {report['tokens_seen']:,} tokens seen, "
+        f"{report['heldout_bits_per_byte']} bits per byte held out"
+    )
     return 0
 
 
@@ -557,7 +748,9 @@ def _with_fields(function: Callable[..., int]) -> Callable[..., int]:
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     more = [
-        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=type(default))
+        inspect.Parameter(
+            n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=type(default)
+        )
         for n, default in TRAIN_FIELDS
     ]
     function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
@@ -609,14 +802,18 @@ def _biases(pairs: Sequence[str]) -> Iterator[tuple[int, float]]:
 
 def _check_teacher(teacher: str | None) -> None:
     if teacher is not None and not (Path(teacher) / "config.json").is_file():
-        raise BadConfig(f"--teacher {teacher}: no model folder; give one with config.json and .safetensors files")
+        raise BadConfig(
+            f"--teacher {teacher}: no model folder; give one with config.json and .safetensors files"
+        )
 
 
 def _stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise BadConfig(f"standard input is not text in {error.encoding}; give UTF-8 text") from error
+        raise BadConfig(
+            f"standard input is not text in {error.encoding}; give UTF-8 text"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -633,25 +830,48 @@ def _quiet() -> Iterator[None]:
         print(f"warning: {message}", file=sys.stderr)
 
 
-def _load(model: str, draft: str | None, device: str | None, dtype: str, revision: str | None, trust_remote_code: bool,
-          executor: str = "auto", exact_bits: bool = False) -> LM:  # fmt: skip
+def _load(
+    model: str,
+    draft: str | None,
+    device: str | None,
+    dtype: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    executor: str = "auto",
+    exact_bits: bool = False,
+) -> LM:
     with err.status(f"loading {model}"), _quiet():
         lm = foretell.load(
-            model, draft=draft, device=device, dtype=dtype, exact_bits=exact_bits, executor=executor,
-            revision=revision, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+            model,
+            draft=draft,
+            device=device,
+            dtype=dtype,
+            exact_bits=exact_bits,
+            executor=executor,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         _ = lm.auto  # a profile that does not count is told now, in one line
         return lm
 
 
 def _progress(still: bool = False) -> Progress:
     """`still`: nothing moves by itself, so that no thread disturbs what is being timed."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal, auto_refresh=not still)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(
+        *columns, console=err, transient=True, disable=not err.is_terminal, auto_refresh=not still
+    )
 
 
 def _show(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
-    """Writes an answer as it comes; on a terminal behind its prompt, and coloured. Returns the last piece."""
+    """Writes an answer as it comes; on a terminal behind its prompt, and coloured. Returns the last
+    piece.
+    """
     console, styles, piece = Console(highlight=False, soft_wrap=True), dict[str, str](), None
     colours = console.is_terminal
     if colours:
@@ -686,7 +906,9 @@ def _say(stats: Stats, method: str) -> None:
     )
 
 
-def _compare(lm: LM, prompt: str, method: str, options: dict[str, Any], show: bool) -> dict[str, Any]:
+def _compare(
+    lm: LM, prompt: str, method: str, options: dict[str, Any], show: bool
+) -> dict[str, Any]:
     """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
     specs = ["plain", method]
     lm.generate(prompt, "plain", **options)
@@ -705,16 +927,26 @@ def _compare(lm: LM, prompt: str, method: str, options: dict[str, Any], show: bo
     plain, ours = runs[0][-1], runs[1][-1]
     speeds = [[out.stats.tokens_per_s for out in outs] for outs in runs]
     ratios = [b / a for a, b in zip(*speeds, strict=True) if a and b]
-    gain = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)} if ratios else None
+    gain = (
+        {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        if ratios
+        else None
+    )
     pairs = enumerate(zip(plain.tokens, ours.tokens, strict=False))
     differs = next((i for i, (a, b) in pairs if a != b), min(len(plain.tokens), len(ours.tokens)))
     identical = plain.tokens == ours.tokens
     if show:
         table = Table("", "tokens/s", "speed-up", "MAT", "identical", box=None, pad_edge=False)
         table.add_row("plain", f"{statistics.median(speeds[0]):,.1f}", "1.00", "1.00", "")
-        times = f"{gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})" if gain else "too short"
+        times = (
+            f"{gain['median']:.2f} ({gain['min']:.2f} to {gain['max']:.2f})"
+            if gain
+            else "too short"
+        )
         same = "yes" if identical else f"no, from token {differs + 1} on"
-        table.add_row(method, f"{statistics.median(speeds[1]):,.1f}", times, f"{ours.stats.mat:.2f}", same)
+        table.add_row(
+            method, f"{statistics.median(speeds[1]):,.1f}", times, f"{ours.stats.mat:.2f}", same
+        )
         Console(highlight=False).print(table)
         print(
             f"{len(ours.tokens)} tokens; medians and range of {ROUNDS} rounds, run in turns, nothing learnt beforehand",
@@ -723,7 +955,11 @@ def _compare(lm: LM, prompt: str, method: str, options: dict[str, Any], show: bo
     return ours.to_dict() | {
         "compare": {
             "rounds": ROUNDS,
-            "plain": {"tokens_per_s": speeds[0], "stats": plain.stats.to_dict(), "tokens": plain.tokens},
+            "plain": {
+                "tokens_per_s": speeds[0],
+                "stats": plain.stats.to_dict(),
+                "tokens": plain.tokens,
+            },
             "method": {"tokens_per_s": speeds[1], "stats": ours.stats.to_dict()},
             "speed_up": gain,
             "identical": identical,
@@ -733,7 +969,10 @@ def _compare(lm: LM, prompt: str, method: str, options: dict[str, Any], show: bo
 
 
 def _plain(card: Card) -> dict[str, Any]:
-    return {**{f.name: getattr(card, f.name) for f in dataclasses.fields(card)}, "file": str(card.file)}
+    return {
+        **{f.name: getattr(card, f.name) for f in dataclasses.fields(card)},
+        "file": str(card.file),
+    }
 
 
 def _card(console: Console, card: Card) -> None:
@@ -741,7 +980,9 @@ def _card(console: Console, card: Card) -> None:
     if card.prose:
         console.print(f"\n{card.prose}\n", soft_wrap=True, markup=False)
     for label in ("guarantee", "paper", "cost", "needs", "trains", "differs"):
-        console.print(Text(f"{label}: ", "bold"), getattr(card, label), sep="", soft_wrap=True, markup=False)
+        console.print(
+            Text(f"{label}: ", "bold"), getattr(card, label), sep="", soft_wrap=True, markup=False
+        )
     fields = ", ".join(f"{k}={v}" for k, v in card.defaults.items()) or "none"
     console.print(Text("fields: ", "bold"), fields, sep="", soft_wrap=True, markup=False)
     console.print(Text("file: ", "bold"), str(card.file), sep="", soft_wrap=True, markup=False)

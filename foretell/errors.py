@@ -1,12 +1,11 @@
 """Every error a user can meet. Each message is one line: what, where, the cure.
 
-ForetellError
-├── BadConfig        an argument or hyper-parameter is outside its range            exit 2
-│   └── UnknownMethod    no such method; the nearest names are suggested            exit 2
+ForetellError ├── BadConfig        an argument or hyper-parameter is outside its range
+exit 2 │   └── UnknownMethod    no such method; the nearest names are suggested            exit 2
 ├── Unsupported      this method or option cannot run on this model: capability and cure   exit 2
-├── BadModel         the model's files are missing, damaged or unsafe to read       exit 2
-├── BadFile          another file (a store, a datastore, a recording) is damaged or of another kind   exit 2
-├── PromptTooLong    the prompt does not fit into the model's context               exit 2
+├── BadModel         the model's files are missing, damaged or unsafe to read       exit 2 ├──
+BadFile          another file (a store, a datastore, a recording) is damaged or of another kind
+exit 2 ├── PromptTooLong    the prompt does not fit into the model's context               exit 2
 └── RequestFailed    one request of a batch broke (say, in the user's own logits processor)  exit 1
 """
 

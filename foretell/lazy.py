@@ -1,4 +1,6 @@
-"""Names of a package that are imported when they are first used, so that listing methods does not import torch."""
+"""Names of a package that are imported when they are first used, so that listing methods does not
+import torch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A method is found by its file's name: `drafters/token_recycling.py` is the drafter `token-recycling`.
+"""A method is found by its file's name: `drafters/token_recycling.py` is the drafter
+`token-recycling`.
 
-Listing is reading file names, so a missing optional dependency cannot break it, and adding a method edits no list.
-Other packages add methods by the entry-point group `foretell.methods`, each naming a package with folders like ours.
+Listing is reading file names, so a missing optional dependency cannot break it, and adding a method
+edits no list. Other packages add methods by the entry-point group `foretell.methods`, each naming a
+package with folders like ours.
 """
 
 from __future__ import annotations
@@ -15,12 +17,20 @@ from typing import Any
 
 from foretell.errors import BadConfig, UnknownMethod
 
-FOLDERS = {"drafter": "drafters", "strategy": "strategies", "diffusion": "diffusion", "kv": "kv", "rule": "rules"}
+FOLDERS = {
+    "drafter": "drafters",
+    "strategy": "strategies",
+    "diffusion": "diffusion",
+    "kv": "kv",
+    "rule": "rules",
+}
 
 
 @cache
 def files() -> dict[tuple[str, str], Path]:
-    """(kind, name) -> file, of this package and of those that join it. Raises BadConfig where two claim one name."""
+    """(kind, name) -> file, of this package and of those that join it. Raises BadConfig where two
+    claim one name.
+    """
     roots = [Path(__file__).parent]
     for entry in entry_points(group="foretell.methods"):
         spec = importlib.util.find_spec(entry.value)
@@ -31,7 +41,9 @@ def files() -> dict[tuple[str, str], Path]:
             for path in sorted((root / folder).glob("[!_]*.py")):
                 key = (kind, path.stem.replace("_", "-"))
                 if key in found:
-                    raise BadConfig(f"two files claim the {kind} {key[1]!r}: {found[key]} and {path}")
+                    raise BadConfig(
+                        f"two files claim the {kind} {key[1]!r}: {found[key]} and {path}"
+                    )
                 found[key] = path
     return found
 

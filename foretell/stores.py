@@ -1,8 +1,9 @@
 """What drafters have learnt, written to a folder and read again.
 
-One safetensors file for every store of an engine, with its format, its method's config, the vocabulary and a checksum
-in the header. A store is any shared object with `tensors()`, `restore(tensors)` and `nbytes`; it may change speed,
-never output, so a store of another model is useless rather than wrong, but one that is damaged is refused.
+One safetensors file for every store of an engine, with its format, its method's config, the
+vocabulary and a checksum in the header. A store is any shared object with `tensors()`,
+`restore(tensors)` and `nbytes`; it may change speed, never output, so a store of another model is
+useless rather than wrong, but one that is damaged is refused.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from foretell import registry
-from foretell.drafter import Drafter
-from foretell.engine import Context, Engine, Request
+from foretell.core.drafter import Drafter
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
 from foretell.errors import BadFile, ForetellError
-from foretell.strategy import Speculative
 
 SCHEMA = "foretell.store/1"
 
@@ -40,7 +41,9 @@ class Store(Protocol):
         """Everything it has learnt; at least one tensor, an empty one if need be."""
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Learns that instead of what it knows. Raises ValueError where the tensors do not fit together."""
+        """Learns that instead of what it knows. Raises ValueError where the tensors do not fit
+        together.
+        """
 
 
 def stores(engine: Engine) -> Iterator[tuple[str, Drafter, str, Store]]:
@@ -68,11 +71,17 @@ def save(engine: Engine, folder: Path) -> list[Path]:
         tensors = {key: value.detach().cpu().contiguous() for key, value in store.tensors().items()}
         method = type(owner).__module__.rpartition(".")[2].replace("_", "-")
         about = {
-            "schema": SCHEMA, "tenant": tenant, "method": method, "name": name,
+            "schema": SCHEMA,
+            "tenant": tenant,
+            "method": method,
+            "name": name,
             "fields": json.dumps(dataclasses.asdict(owner)),  # type: ignore[call-overload]
-            "vocab": str(engine.models["target"].vocab), "sha256": _digest(tensors),
-        }  # fmt: skip
-        key = hashlib.sha256(json.dumps([tenant, method, about["fields"], name]).encode()).hexdigest()[:12]
+            "vocab": str(engine.models["target"].vocab),
+            "sha256": _digest(tensors),
+        }
+        key = hashlib.sha256(
+            json.dumps([tenant, method, about["fields"], name]).encode()
+        ).hexdigest()[:12]
         path = folder / f"{method}-{key}.safetensors"
         save_file(tensors, part := path.with_suffix(".part"), about)
         os.replace(part, path)
@@ -81,7 +90,9 @@ def save(engine: Engine, folder: Path) -> list[Path]:
 
 
 def load(engine: Engine, folder: Path) -> list[Path]:
-    """Gives the engine every store of the folder; returns the files. Raises BadFile, then nothing was taken in."""
+    """Gives the engine every store of the folder; returns the files. Raises BadFile, then nothing
+    was taken in.
+    """
     if not folder.is_dir():
         raise BadFile(f"{folder}: no such folder of stores; save one first")
     paths = sorted(folder.glob("*.safetensors"))
@@ -103,16 +114,24 @@ def _restore(engine: Engine, path: Path) -> None:
             about = opened.metadata() or {}
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BadFile(f"{path}: damaged or cut off ({' '.join(str(error).split())}); {cure}") from error
+        raise BadFile(
+            f"{path}: damaged or cut off ({' '.join(str(error).split())}); {cure}"
+        ) from error
     if about.get("schema") != SCHEMA:
-        raise BadFile(f"{path}: no store of drafts (its header lacks {SCHEMA}); take it out of the folder")
+        raise BadFile(
+            f"{path}: no store of drafts (its header lacks {SCHEMA}); take it out of the folder"
+        )
     if about.get("vocab") != str(vocab := engine.models["target"].vocab):
-        raise BadFile(f"{path}: of a model with {about.get('vocab')} tokens, this one has {vocab}; use another folder")
+        raise BadFile(
+            f"{path}: of a model with {about.get('vocab')} tokens, this one has {vocab}; use another folder"
+        )
     if about.get("sha256") != _digest(tensors):
         raise BadFile(f"{path}: damaged (its checksum is not that of its content); {cure}")
     try:
         fields: dict[str, Any] = json.loads(about["fields"])
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        values = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+        }
         owner = registry.load(about["method"], "drafter")(**values)
         ctx = Context(engine, Request([0], Speculative(owner), tenant=about["tenant"]))
         key = about["tenant"], owner, about["name"]
@@ -120,4 +139,6 @@ def _restore(engine: Engine, path: Path) -> None:
         owner.start(ctx.scoped(owner))  # makes it
         engine.stores[key].restore(tensors)
     except (ForetellError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise BadFile(f"{path}: does not fit this version ({' '.join(str(error).split())}); {cure}") from error
+        raise BadFile(
+            f"{path}: does not fit this version ({' '.join(str(error).split())}); {cure}"
+        ) from error

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
-def stopped(decode: Callable[[Sequence[int]], str] | None, stops: Sequence[str], tokens: Sequence[int]) -> bool:
-    """Whether a stop string stands at the end of these tokens' text, or was completed by the newest of them."""
+def stopped(
+    decode: Callable[[Sequence[int]], str] | None, stops: Sequence[str], tokens: Sequence[int]
+) -> bool:
+    """Whether a stop string stands at the end of these tokens' text, or was completed by the newest
+    of them.
+    """
     if not stops or decode is None:
         return False
     # It can span tokens, each of at least one byte.
@@ -36,7 +40,8 @@ class Detokenizer:
         text = self.decode(self.tokens[self.start :])
         if final or not text.endswith("\ufffd"):
             self.held += text[len(known) :]
-            # Decoders may treat a first token differently, so the window keeps the last tokens that had text.
+            # Decoders may treat a first token differently, so the window keeps the last tokens that
+            # had text.
             if len(text) > len(known):
                 self.start = self.read
             self.read = len(self.tokens)

@@ -1,14 +1,16 @@
-"""The README's table: foretell beside transformers' own generate, one request, interleaved in one process.
+"""The README's table: foretell beside transformers' own generate, one request, interleaved in one
+process.
 
     python scripts/compare.py --model demo --threads 2 --json runs/compare.json
 
-Every prompt is run by every contender, in an order shuffled each time, `--rounds` times over, after one warm-up round
-that is not counted. A figure is tokens/s after the first token (prefill and first token left out on both sides); a
-ratio is taken prompt by prompt within one round, and of all of them the median and the range from the 10th to the 90th
-percentile are printed. Each contender has stores of its own, forgotten between rounds: nobody learns from another one's
-text, nor from this text in an earlier round. The set `random` has prompts of random tokens: with --temperature 1.5
-nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts: their documents were
-kept from the embedded model's training).
+Every prompt is run by every contender, in an order shuffled each time, `--rounds` times over, after
+one warm-up round that is not counted. A figure is tokens/s after the first token (prefill and first
+token left out on both sides); a ratio is taken prompt by prompt within one round, and of all of
+them the median and the range from the 10th to the 90th percentile are printed. Each contender has
+stores of its own, forgotten between rounds: nobody learns from another one's text, nor from this
+text in an earlier round. The set `random` has prompts of random tokens: with --temperature 1.5
+nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts:
+their documents were kept from the embedded model's training).
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ import transformers
 from rich.progress import track
 
 import foretell
-from foretell import peers
-from foretell.costs import processor
-from foretell.peers import Peer, Place
-from foretell.prompts import read_prompts
+from foretell.measure import peers
+from foretell.measure.peers import Peer, Place
+from foretell.measure.prompts import read_prompts
+from foretell.policy.costs import processor
 
 PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
-Run = tuple[float, list[int], float, float]  # tokens/s after the first token, tokens, MAT, host milliseconds a step
+Run = tuple[
+    float, list[int], float, float
+]  # tokens/s after the first token, tokens, MAT, host milliseconds a step
 
 
 def stock(peer: Peer, tokens: int, temperature: float) -> Callable[[list[int]], Run]:
@@ -44,12 +48,19 @@ def stock(peer: Peer, tokens: int, temperature: float) -> Callable[[list[int]], 
     def run(ids: list[int]) -> Run:
         found = peer.run(ids, tokens, temperature, 0)
         later, seconds = sum(found.counts[1:]), found.times[-1] - found.times[0]
-        return later / seconds if later else 0.0, found.tokens, later / max(1, len(found.counts) - 1), 0.0
+        return (
+            later / seconds if later else 0.0,
+            found.tokens,
+            later / max(1, len(found.counts) - 1),
+            0.0,
+        )
 
     return run
 
 
-def ours(lm: foretell.LM, method: str, tokens: int, temperature: float) -> Callable[[list[int]], Run]:
+def ours(
+    lm: foretell.LM, method: str, tokens: int, temperature: float
+) -> Callable[[list[int]], Run]:
     def run(ids: list[int]) -> Run:
         out = lm.generate(ids, method=method, max_new_tokens=tokens, temperature=temperature)
         host = 1000 * out.stats.host_s / (out.stats.steps + 1)
@@ -65,7 +76,10 @@ def held_out(lm: foretell.LM, name: str) -> list[list[int]]:
 def unpredictable(lm: foretell.LM) -> list[list[int]]:
     """Eight prompts of 64 random tokens, the same every time."""
     draw = torch.Generator().manual_seed(0)
-    return [torch.randint(2, lm.models["target"].vocab, (64,), generator=draw).tolist() for _ in range(8)]
+    return [
+        torch.randint(2, lm.models["target"].vocab, (64,), generator=draw).tolist()
+        for _ in range(8)
+    ]
 
 
 def main() -> None:
@@ -87,8 +101,13 @@ def main() -> None:
     lm = foretell.load(args.model, draft=args.draft, dtype=args.dtype)
     small = args.draft or str(Path(str(lm.path)).parent / "demo-draft")
     place = Place(str(lm.path), small, args.dtype, "cpu", args.threads)
-    contenders = {p.name: stock(p, args.tokens, args.temperature) for p in peers.contenders("transformers", place)}
-    contenders |= {f"foretell {m}": ours(lm, m, args.tokens, args.temperature) for m in args.methods.split(";")}
+    contenders = {
+        p.name: stock(p, args.tokens, args.temperature)
+        for p in peers.contenders("transformers", place)
+    }
+    contenders |= {
+        f"foretell {m}": ours(lm, m, args.tokens, args.temperature) for m in args.methods.split(";")
+    }
     report: dict[str, dict[str, dict[str, Any]]] = {}
     for name in args.sets.split(","):
         prompts = unpredictable(lm) if name == "random" else held_out(lm, name)
@@ -98,13 +117,16 @@ def main() -> None:
         same: dict[str, int] = dict.fromkeys(contenders, 0)
         order = random.Random(0)
         for turn in track(range(args.rounds + 1), description=name):
-            # Or a drafter that learns would know a text from the last round, or from a contender that shares its store.
+            # Or a drafter that learns would know a text from the last round, or from a contender
+            # that shares its store.
             stores: dict[str, dict[Hashable, Any]] = {c: {} for c in contenders}
             for ids in prompts:
                 results = {}
                 for c in order.sample(list(contenders), len(contenders)):
                     lm.engine.stores = stores[c]
-                    time.sleep(0.02)  # threads of the one before go on spinning for some milliseconds
+                    time.sleep(
+                        0.02
+                    )  # threads of the one before go on spinning for some milliseconds
                     results[c] = contenders[c](ids)
                 if turn == 0:
                     for c, (_, new, _, _) in results.items():
@@ -123,7 +145,10 @@ def main() -> None:
             report[name][c] = {
                 "tokens_per_s": round(statistics.median(speeds[c]), 1),
                 "ratio": round(statistics.median(ratios), 2),
-                "range": [round(ratios[len(ratios) // 10], 2), round(ratios[-1 - len(ratios) // 10], 2)],
+                "range": [
+                    round(ratios[len(ratios) // 10], 2),
+                    round(ratios[-1 - len(ratios) // 10], 2),
+                ],
                 "ratio_to_plain": round(statistics.median(own), 2) if own else None,
                 "MAT": round(statistics.mean(mats[c]), 2),
                 "host_ms_per_step": round(statistics.median(hosts[c]), 3),
@@ -131,12 +156,21 @@ def main() -> None:
             }
     executor = getattr(lm.models["target"], "executor", None)
     document = {
-        "schema": "foretell.compare/1", "model": args.model, "dtype": args.dtype, "threads": args.threads,
-        "tokens": args.tokens, "temperature": args.temperature, "rounds": args.rounds, "cores": os.cpu_count(),
-        "machine": processor(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__,
-        "transformers": transformers.__version__, "executor": getattr(executor, "name", "torch"),
+        "schema": "foretell.compare/1",
+        "model": args.model,
+        "dtype": args.dtype,
+        "threads": args.threads,
+        "tokens": args.tokens,
+        "temperature": args.temperature,
+        "rounds": args.rounds,
+        "cores": os.cpu_count(),
+        "machine": processor(),
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "executor": getattr(executor, "name", "torch"),
         "results": report,
-    }  # fmt: skip
+    }
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=1))
@@ -146,7 +180,11 @@ def main() -> None:
         cells = []
         for row in (r[c] for r in report.values()):
             low, high = row["range"]
-            cells += [str(row["tokens_per_s"]), f"{row['ratio']} ({low} to {high})", str(row["MAT"])]
+            cells += [
+                str(row["tokens_per_s"]),
+                f"{row['ratio']} ({low} to {high})",
+                str(row["MAT"]),
+            ]
             cells.append(row["same_tokens_as_transformers"])
         print(f"| {c} | " + " | ".join(cells) + " |")
 

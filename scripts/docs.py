@@ -1,8 +1,10 @@
-"""Writes everything in the documentation that the code already says: `python scripts/docs.py [--check]`.
+"""Writes everything in the documentation that the code already says: `python scripts/docs.py
+[--check]`.
 
-From the methods' cards: a page a method, the index of methods, the site's navigation and the README's table. From the
-modules' docstrings: the README's tree. From the command line: its options. From dev/measured: the tables of
-figures. `--check` writes nothing and fails where a file differs. Nothing here imports torch, so it is quick.
+From the methods' cards: a page a method, the index of methods, the site's navigation and the
+README's table. From the modules' docstrings: the README's tree. From the command line: its options.
+From dev/measured: the tables of figures. `--check` writes nothing and fails where a file differs.
+Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ TITLES = {
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
-SHOWN = ["transformers prompt lookup", "transformers assisted",
-         *(f"foretell {m}" for m in ("plain", "auto", "ngram", "token-recycling", "draft"))]  # fmt: skip
+SHOWN = [
+    "transformers prompt lookup",
+    "transformers assisted",
+    *(f"foretell {m}" for m in ("plain", "auto", "ngram", "token-recycling", "draft")),
+]
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 
 
@@ -51,12 +56,17 @@ class Field:
 def cards() -> list[Card]:
     """Of this package's own methods; those of other packages do not belong into our pages."""
     pairs = sorted(key for key, path in registry.files().items() if path.is_relative_to(ROOT))
-    return [card(name, kind) for kind, name in sorted(pairs, key=lambda p: (list(TITLES).index(p[0]), p[1]))]
+    return [
+        card(name, kind)
+        for kind, name in sorted(pairs, key=lambda p: (list(TITLES).index(p[0]), p[1]))
+    ]
 
 
 def class_of(path: Path, name: str) -> ast.ClassDef:
     module = ast.parse(path.read_text("utf-8"))
-    return next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name
+    )
 
 
 def method_class(card: Card) -> ast.ClassDef:
@@ -69,16 +79,34 @@ def fields(card: Card) -> list[Field]:
 
 
 def fields_of(path: Path, name: str) -> list[Field]:
-    """The fields of a dataclass as its source has them, with the comment behind each."""
+    """The fields of a dataclass as its source has them, with the comment behind or above each."""
     text = path.read_text("utf-8").splitlines()
     found = []
     for node in class_of(path, name).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.value is not None
+        ):
             # Offsets of `ast` count bytes.
             rest = text[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
-            comment = rest.partition("#")[2].strip()
-            found.append(Field(node.target.id, ast.unparse(node.annotation), ast.unparse(node.value), comment))
+            comment = rest.partition("#")[2].strip() or above(text[: node.lineno - 1])
+            found.append(
+                Field(
+                    node.target.id, ast.unparse(node.annotation), ast.unparse(node.value), comment
+                )
+            )
     return found
+
+
+def above(lines: Sequence[str]) -> str:
+    """The comment lines that these lines end with, as one text."""
+    found: list[str] = []
+    for line in reversed(lines):
+        if not line.strip().startswith("#"):
+            break
+        found.insert(0, line.strip().removeprefix("#").strip())
+    return " ".join(found)
 
 
 def draws(card: Card) -> bool:
@@ -88,7 +116,9 @@ def draws(card: Card) -> bool:
 
 
 def suits(rule: Card, drawn: bool) -> str:
-    """In words, whether a rule verifies the trees of a drafter that draws its tokens, or chooses them."""
+    """In words, whether a rule verifies the trees of a drafter that draws its tokens, or chooses
+    them.
+    """
     if rule.needs.startswith("any"):
         return "yes"
     if "not drawn" in rule.needs:
@@ -115,7 +145,11 @@ def command(card: Card) -> str:
     if chosen := [f"{f.name}={f.default}" for f in fields(card)]:
         spec += ":" + ",".join(chosen)
     if card.kind == "rule":
-        partner = "draft" if "drawn" in card.needs and "not drawn" not in card.needs else "token-recycling"
+        partner = (
+            "draft"
+            if "drawn" in card.needs and "not drawn" not in card.needs
+            else "token-recycling"
+        )
         partner = "draft:drafts=3" if "independently" in card.needs else partner
         glue = "," if ":" in partner else ":"
         return f'foretell generate --method "{partner}{glue}rule={card.name}" --temperature 0.8 "def add(a, b):"'
@@ -125,22 +159,36 @@ def command(card: Card) -> str:
 def runs() -> dict[str, Any]:
     """What scripts/compare.py found, by the name of the file in dev/measured."""
     return {
-        path.stem: json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "dev" / "measured").glob("*.json"))
+        path.stem: json.loads(path.read_text("utf-8"))
+        for path in sorted((ROOT / "dev" / "measured").glob("*.json"))
     }
 
 
 def figures(names: Sequence[str] = ()) -> str:
-    """Ratio to transformers' generate with its range, and MAT, of these contenders (all of them) on every set."""
+    """Ratio to transformers' generate with its range, and MAT, of these contenders (all of them) on
+    every set.
+    """
     results = runs()["greedy"]["results"]
     contenders = names or [c for c in next(iter(results.values())) if c != "transformers"]
-    rows = [["transformers `generate`", *(f"{r['transformers']['tokens_per_s']:g} tokens/s" for r in results.values())]]
+    rows = [
+        [
+            "transformers `generate`",
+            *(f"{r['transformers']['tokens_per_s']:g} tokens/s" for r in results.values()),
+        ]
+    ]
     for name in contenders:
         row = [re.sub(r"^foretell (\S+)", r"`\1`", name)]
         for result in results.values():
             low, high = result[name]["range"]
-            row.append(f"**{result[name]['ratio']:.2f}** ({low:.2f} to {high:.2f}), MAT {result[name]['MAT']:.2f}")
+            row.append(
+                f"**{result[name]['ratio']:.2f}** ({low:.2f} to {high:.2f}), MAT {result[name]['MAT']:.2f}"
+            )
         rows.append(row)
-    return table(["greedy, bfloat16, one request", *results], rows) + "\n\n" + circumstances(runs()["greedy"])
+    return (
+        table(["greedy, bfloat16, one request", *results], rows)
+        + "\n\n"
+        + circumstances(runs()["greedy"])
+    )
 
 
 def circumstances(run: dict[str, Any]) -> str:
@@ -161,29 +209,52 @@ def measured(card: Card) -> list[str]:
         for name, results in run["results"].items():
             if found := results.get(f"foretell {card.name}"):
                 low, high = found["range"]
-                row = [name, f"{found['tokens_per_s']:g}", f"{found['ratio']:g} ({low:g} to {high:g})"]
+                row = [
+                    name,
+                    f"{found['tokens_per_s']:g}",
+                    f"{found['ratio']:g} ({low:g} to {high:g})",
+                ]
                 rows.append(
-                    [*row, f"{found['ratio_to_plain']:g}", f"{found['MAT']:g}", f"{found['host_ms_per_step']:g}"]
+                    [
+                        *row,
+                        f"{found['ratio_to_plain']:g}",
+                        f"{found['MAT']:g}",
+                        f"{found['host_ms_per_step']:g}",
+                    ]
                 )
         if rows:
-            head = ["prompts", "tokens/s", "times transformers", "times plain", "MAT", "host ms a step"]
+            head = [
+                "prompts",
+                "tokens/s",
+                "times transformers",
+                "times plain",
+                "MAT",
+                "host ms a step",
+            ]
             parts += [table(head, rows), circumstances(run)]
     return ["## Measured", *parts] if parts else []
 
 
 def page(card: Card, every: list[Card]) -> str:
     source = card.file.relative_to(ROOT).as_posix()
-    labels = {name: linked(getattr(card, name)) for name in ("kind", *(label.lower() for label in LABELS))}
+    named = ("kind", *(label.lower() for label in LABELS if label != "Differs"))
+    labels = {name: linked(getattr(card, name)) for name in named}
     labels["source"] = f"`{source}`"
     parts = [MADE.format(source), f"# {card.name}", card.summary, card.prose]
     parts.append(table(["", ""], [[f"**{name.title()}**", text] for name, text in labels.items()]))
+    parts.append("## Departures from the paper")
+    parts.append("\n".join(f"- {linked(item)}" for item in card.differs))
     own = fields(card)
     about = ast.get_docstring(method_class(card)) or ""
     parts.append("## Fields")
     parts.append(about)
     if own:
-        parts.append(table(["field", "type", "default", ""],
-                           [[f"`{f.name}`", f"`{f.type}`", f"`{f.default}`", f.comment] for f in own]))  # fmt: skip
+        parts.append(
+            table(
+                ["field", "type", "default", ""],
+                [[f"`{f.name}`", f"`{f.type}`", f"`{f.default}`", f.comment] for f in own],
+            )
+        )
     if card.kind == "drafter":
         drawn = draws(card)
         parts.append("## Rules")
@@ -193,7 +264,11 @@ def page(card: Card, every: list[Card]) -> str:
             else "Its tokens are chosen by a rule, not drawn"
         )
         parts[-1] += ". At temperature 0 every rule is the walk; above it, `rule=` takes:"
-        rows = [[f"[`{r.name}`](../rule/{r.name}.md)", suits(r, drawn), r.guarantee] for r in every if r.kind == "rule"]
+        rows = [
+            [f"[`{r.name}`](../rule/{r.name}.md)", suits(r, drawn), r.guarantee]
+            for r in every
+            if r.kind == "rule"
+        ]
         parts.append(table(["rule", "verifies its trees", "guarantee"], rows))
     parts += measured(card)
     parts.append("## Try it")
@@ -205,9 +280,17 @@ def page(card: Card, every: list[Card]) -> str:
 
 
 def index(every: list[Card]) -> str:
-    parts = [MADE.format("the methods' cards"), "# Methods", "One file a method; each page is made from that file."]
+    parts = [
+        MADE.format("the methods' cards"),
+        "# Methods",
+        "One file a method; each page is made from that file.",
+    ]
     for kind, title in TITLES.items():
-        rows = [[f"[`{c.name}`]({kind}/{c.name}.md)", c.summary, c.guarantee] for c in every if c.kind == kind]
+        rows = [
+            [f"[`{c.name}`]({kind}/{c.name}.md)", c.summary, c.guarantee]
+            for c in every
+            if c.kind == kind
+        ]
         if rows:
             parts += [f"## {title}", table(["name", "what it does", "guarantee"], rows)]
     return "\n\n".join(parts) + "\n"
@@ -223,7 +306,10 @@ def navigation(every: list[Card]) -> str:
 
 
 def readme_table(every: list[Card]) -> str:
-    rows = [[f"[`{c.name}`](docs/methods/{c.kind}/{c.name}.md)", c.kind, c.summary, c.guarantee] for c in every]
+    rows = [
+        [f"[`{c.name}`](docs/methods/{c.kind}/{c.name}.md)", c.kind, c.summary, c.guarantee]
+        for c in every
+    ]
     return table(["method", "kind", "what it does", "guarantee"], rows)
 
 
@@ -238,10 +324,9 @@ def tree() -> str:
     """Every module with its phrase, the heart first."""
     package = ROOT / "foretell"
     rows: list[tuple[str, str]] = [("foretell/", phrase(package / "__init__.py"))]
-    rows += [(f"  {name}.py", phrase(package / f"{name}.py")) for name in HEART]
-    rest = sorted(p for p in package.glob("*.py") if p.stem not in (*HEART, "__init__"))
-    rows += [(f"  {p.name}", phrase(p)) for p in rest]
-    for folder in sorted(p.parent for p in package.glob("*/__init__.py")):
+    rows += [(f"  {p.name}", phrase(p)) for p in sorted(package.glob("[!_]*.py"))]
+    folders = sorted(p.parent for p in package.glob("*/__init__.py"))
+    for folder in sorted(folders, key=lambda path: path.name != HEART):
         rows.append((f"  {folder.name}/", phrase(folder / "__init__.py")))
         rows += [(f"    {p.name}", phrase(p)) for p in sorted(folder.glob("[!_]*.py"))]
     rows.append(("  assets/", "The embedded pair of models, each with its model card"))
@@ -274,9 +359,13 @@ def commands() -> dict[str, Any]:
 
 
 def options(command: Any, training: bool) -> str:
-    """The table of a command's options; what the command line leaves unsaid is said where the option is defined."""
-    comments = {f.name: f.comment for f in fields_of(ROOT / "foretell" / "train" / "lm.py", "TrainLM")}
-    sampling = {f.name for f in fields_of(ROOT / "foretell" / "types.py", "Sampling")}
+    """The table of a command's options; what the command line leaves unsaid is said where the
+    option is defined.
+    """
+    comments = {
+        f.name: f.comment for f in fields_of(ROOT / "foretell" / "train" / "lm.py", "TrainLM")
+    }
+    sampling = {f.name for f in fields_of(ROOT / "foretell" / "core" / "types.py", "Sampling")}
     rows = []
     for p in command.params:
         flag = p.default is False
@@ -296,7 +385,9 @@ def between(path: Path, name: str, text: str, current: str | None = None) -> str
     """The file's text with what stands between the markers `name` and `/name` replaced."""
     whole = path.read_text("utf-8") if current is None else current
     opening, closing = (
-        (f"# <{name}>", f"# </{name}>") if path.suffix == ".yml" else (f"<!-- {name} -->", f"<!-- /{name} -->")
+        (f"# <{name}>", f"# </{name}>")
+        if path.suffix == ".yml"
+        else (f"<!-- {name} -->", f"<!-- /{name} -->")
     )
     before, found, rest = whole.partition(opening + "\n")
     _, ends, after = rest.partition(closing)
@@ -314,14 +405,18 @@ def pages() -> dict[Path, str]:
     wanted = {folder / card.kind / f"{card.name}.md": page(card, every) for card in every}
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
-    wanted[readme] = between(readme, "tree", tree(), between(readme, "methods", readme_table(every)))
+    wanted[readme] = between(
+        readme, "tree", tree(), between(readme, "methods", readme_table(every))
+    )
     wanted[readme] = between(readme, "figures", figures(SHOWN), wanted[readme])
     choose = ROOT / "docs" / "choose.md"
     wanted[choose] = between(choose, "chosen", figures())
     line = ROOT / "docs" / "cli.md"
     wanted[line] = line.read_text("utf-8")
     for name, command in commands().items():
-        wanted[line] = between(line, f"options of {name}", options(command, name == "train lm"), wanted[line])
+        wanted[line] = between(
+            line, f"options of {name}", options(command, name == "train lm"), wanted[line]
+        )
     site = ROOT / "mkdocs.yml"
     wanted[site] = between(site, "methods", navigation(every))
     return wanted
@@ -338,7 +433,8 @@ def main(arguments: list[str]) -> int:
     if check:
         for path in changed + stale:
             print(
-                f"error: {path.relative_to(ROOT)} differs from the code; run `python scripts/docs.py`", file=sys.stderr
+                f"error: {path.relative_to(ROOT)} differs from the code; run `python scripts/docs.py`",
+                file=sys.stderr,
             )
         return 1 if changed or stale else 0
     for path in stale:

@@ -1,11 +1,14 @@
-"""How much memory a process takes while it answers one request after the other: `python scripts/memory.py`.
+"""How much memory a process takes while it answers one request after the other: `python
+scripts/memory.py`.
 
-    python scripts/memory.py --model demo --method auto --requests 1000 --threads 2 --json runs/memory.json
+    python scripts/memory.py --model demo --method auto --requests 1000 --threads 2 --json
+    runs/memory.json
 
-The prompts are those that ship with the package, over and over. After every `--every` requests it notes the resident
-bytes of the process (/proc/self/statm, so Linux only), Python's tracked objects, and the bytes of what drafters learnt.
-At the end it collects garbage and, where the C library can, gives free memory back, so that what is kept and what is
-merely not returned can be told apart. Nothing here fails by a number: it is for reading.
+The prompts are those that ship with the package, over and over. After every `--every` requests it
+notes the resident bytes of the process (/proc/self/statm, so Linux only), Python's tracked objects,
+and the bytes of what drafters learnt. At the end it collects garbage and, where the C library can,
+gives free memory back, so that what is kept and what is merely not returned can be told apart.
+Nothing here fails by a number: it is for reading.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ import torch
 from rich.progress import track
 
 import foretell
-from foretell import bench, stores
+from foretell import stores
+from foretell.measure import bench
 
 
 def resident() -> int:
@@ -35,18 +39,33 @@ def resident() -> int:
 def note(lm: foretell.LM, done: int) -> dict[str, int]:
     """The numbers after `done` requests."""
     learnt = sum(store.nbytes for *_, store in stores.stores(lm.engine))
-    return {"requests": done, "resident": resident(), "objects": len(gc.get_objects()), "stores": learnt}
+    return {
+        "requests": done,
+        "resident": resident(),
+        "objects": len(gc.get_objects()),
+        "stores": learnt,
+    }
 
 
-def grow(lm: foretell.LM, method: str, requests: int, every: int, max_new_tokens: int,
-         temperature: float = 0.0) -> dict[str, Any]:  # fmt: skip
+def grow(
+    lm: foretell.LM,
+    method: str,
+    requests: int,
+    every: int,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+) -> dict[str, Any]:
     """Answers so many requests; every ones are noted, and what is left after cleaning up."""
     prompts = [lm._encode(p) for rows in bench.read_sets([]).values() for p in rows]
     gc.collect()
     rows = [note(lm, 0)]
-    for done, ids in track(enumerate(itertools.islice(itertools.cycle(prompts), requests), 1), total=requests):
+    for done, ids in track(
+        enumerate(itertools.islice(itertools.cycle(prompts), requests), 1), total=requests
+    ):
         room = lm.models["target"].context - max_new_tokens
-        lm.generate(ids[:room], method, max_new_tokens=max_new_tokens, temperature=temperature, seed=done)
+        lm.generate(
+            ids[:room], method, max_new_tokens=max_new_tokens, temperature=temperature, seed=done
+        )
         if done % every == 0 or done == requests:
             rows.append(note(lm, done))
     gc.collect()
@@ -55,7 +74,12 @@ def grow(lm: foretell.LM, method: str, requests: int, every: int, max_new_tokens
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-    return {"rows": rows, "collected": collected, "returned": note(lm, requests), "live": len(lm.engine.live)}
+    return {
+        "rows": rows,
+        "collected": collected,
+        "returned": note(lm, requests),
+        "live": len(lm.engine.live),
+    }
 
 
 def main() -> None:
@@ -73,14 +97,30 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     lm = foretell.load(options.model, dtype=options.dtype)
     lm.measure()
-    found = grow(lm, options.method, options.requests, options.every, options.max_new_tokens, options.temperature)
+    found = grow(
+        lm,
+        options.method,
+        options.requests,
+        options.every,
+        options.max_new_tokens,
+        options.temperature,
+    )
     print(f"{'requests':>10} {'resident MB':>12} {'objects':>10} {'learnt MB':>10}")
     named = [(str(row["requests"]), row) for row in found["rows"]]
     for name, row in [*named, ("collected", found["collected"]), ("returned", found["returned"])]:
-        print(f"{name:>10} {row['resident'] / 1e6:12.1f} {row['objects']:10,} {row['stores'] / 1e6:10.2f}")
+        print(
+            f"{name:>10} {row['resident'] / 1e6:12.1f} {row['objects']:10,} {row['stores'] / 1e6:10.2f}"
+        )
     if options.json is not None:
-        about = {"schema": "foretell.memory/1", "version": foretell.__version__, "threads": options.threads}
-        given = {name: getattr(options, name) for name in ("model", "method", "max_new_tokens", "temperature")}
+        about = {
+            "schema": "foretell.memory/1",
+            "version": foretell.__version__,
+            "threads": options.threads,
+        }
+        given = {
+            name: getattr(options, name)
+            for name in ("model", "method", "max_new_tokens", "temperature")
+        }
         options.json.write_text(json.dumps(about | given | found, indent=1) + "\n", "utf-8")
 
 

@@ -1,7 +1,9 @@
-"""The laws of the project as functions: each takes a strategy and raises AssertionError where it breaks a claim.
+"""The laws of the project as functions: each takes a strategy and raises AssertionError where it
+breaks a claim.
 
-test_laws.py runs them on every method the registry finds, test_slips.py on methods broken on purpose. What is expected
-never comes from the engine: `reference` works from the toy model's own rows, by the chain rule and plain loops.
+test_laws.py runs them on every method the registry finds, test_slips.py on methods broken on
+purpose. What is expected never comes from the engine: `reference` works from the toy model's own
+rows, by the chain rule and plain loops.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ import numpy as np
 import torch
 
 from foretell import cards, registry
-from foretell.cache import Cache
-from foretell.engine import Engine, Live, Request
+from foretell.core.cache import Cache
+from foretell.core.engine import Engine, Live, Request
+from foretell.core.model import Model
+from foretell.core.strategy import Speculative, Strategy
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig
-from foretell.model import Model
-from foretell.models.toy import Toy
-from foretell.outcomes import Enumerator
+from foretell.families.toy import Toy
+from foretell.measure.outcomes import Enumerator
 from foretell.spec import pieces, resolve
 from foretell.strategies.plain import Plain
-from foretell.strategy import Speculative, Strategy
-from foretell.tree import TokenTree
-from foretell.types import Ask, Sampling
 
 EXACT = 1e-9
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -43,7 +45,9 @@ def spell(tokens: Sequence[int]) -> str:
 
 
 class Grammar:
-    """A processor that depends on the path: the token that is (sum of all tokens so far) modulo V is forbidden."""
+    """A processor that depends on the path: the token that is (sum of all tokens so far) modulo V
+    is forbidden.
+    """
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
@@ -68,9 +72,13 @@ SETTINGS = {
     "temperature": Setting(Sampling(temperature=0.6)),
     "top-p": Setting(Sampling(temperature=1.3, top_p=0.8)),
     "top-k, min-p": Setting(Sampling(temperature=1.0, top_k=2, min_p=0.2)),
-    "penalties": Setting(Sampling(temperature=1, repetition_penalty=1.7, presence_penalty=0.8, frequency_penalty=0.4)),
+    "penalties": Setting(
+        Sampling(temperature=1, repetition_penalty=1.7, presence_penalty=0.8, frequency_penalty=0.4)
+    ),
     "grammar": Setting(Sampling(temperature=1.0, logits_processors=(Grammar(),))),
-    "bias, ends": Setting(Sampling(temperature=1.0, logit_bias={1: 0.75, 2: -0.5}, min_new_tokens=2), eos=(2,)),
+    "bias, ends": Setting(
+        Sampling(temperature=1.0, logit_bias={1: 0.75, 2: -0.5}, min_new_tokens=2), eos=(2,)
+    ),
     "end": Setting(Sampling(temperature=1.0, stop=("ab",), stop_token_ids=(2,))),
 }
 
@@ -80,20 +88,28 @@ SETTINGS = {
 
 def row(toy: Toy, tokens: Sequence[int]) -> list[float]:
     """Logits after `tokens`, asked of the toy model's hash without engine, cache or mask."""
-    return list(toy.row(np.array(tokens, dtype=np.float64), np.arange(len(tokens), dtype=np.float64)))
+    return list(
+        toy.row(np.array(tokens, dtype=np.float64), np.arange(len(tokens), dtype=np.float64))
+    )
 
 
-def expected_law(toy: Toy, prompt: Sequence[int], output: Sequence[int], setting: Setting) -> list[float]:
+def expected_law(
+    toy: Toy, prompt: Sequence[int], output: Sequence[int], setting: Setting
+) -> list[float]:
     """The law (V,) of the token after `output`, worked out token by token."""
     s, scores = setting.sampling, row(toy, [*prompt, *output])
     for t in {*prompt, *output}:
-        scores[t] = scores[t] / s.repetition_penalty if scores[t] > 0 else scores[t] * s.repetition_penalty
+        scores[t] = (
+            scores[t] / s.repetition_penalty if scores[t] > 0 else scores[t] * s.repetition_penalty
+        )
     text, n = [*prompt, *output], s.no_repeat_ngram_size
     for i in range(len(text) - n + 1 if n else 0):
         if text[i : i + n - 1] == text[len(text) - n + 1 :]:
             scores[text[i + n - 1]] = -math.inf
     for processor in s.logits_processors:
-        scores = processor(torch.tensor([[*prompt, *output]]), torch.tensor([scores], dtype=torch.float64))[0].tolist()
+        scores = processor(
+            torch.tensor([[*prompt, *output]]), torch.tensor([scores], dtype=torch.float64)
+        )[0].tolist()
     for t, n in Counter(output).items():
         scores[t] -= s.presence_penalty + n * s.frequency_penalty
     for t, bias in s.logit_bias.items():
@@ -129,8 +145,11 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 def ended(output: Sequence[int], setting: Setting) -> bool:
     s = setting.sampling
     stops = (*(() if s.ignore_eos else setting.eos), *s.stop_token_ids)
-    return bool(output) and (output[-1] in stops or len(output) >= s.max_new_tokens
-                             or any(stop in spell(output) for stop in s.stop))  # fmt: skip
+    return bool(output) and (
+        output[-1] in stops
+        or len(output) >= s.max_new_tokens
+        or any(stop in spell(output) for stop in s.stop)
+    )
 
 
 def reference(toy: Toy, prompt: Sequence[int], setting: Setting) -> dict[tuple[int, ...], float]:
@@ -150,11 +169,18 @@ def reference(toy: Toy, prompt: Sequence[int], setting: Setting) -> dict[tuple[i
 # --- the world a method is run in
 
 
-def world(strategy: Strategy, vocab: int = 3, seed: int = 3, copy: float = 0.5, noise: float = 0.6,
-          **toy: Any) -> dict[str, Model]:  # fmt: skip
+def world(
+    strategy: Strategy,
+    vocab: int = 3,
+    seed: int = 3,
+    copy: float = 0.5,
+    noise: float = 0.6,
+    **toy: Any,
+) -> dict[str, Model]:
     """A target, and for every other model the strategy asks a relative that agrees with it in part.
 
-    With this seed second and third tries of a node have chances other than 0 and 1, which most seeds do not give.
+    With this seed second and third tries of a node have chances other than 0 and 1, which most
+    seeds do not give.
     """
     models: dict[str, Model] = {"target": Toy(vocab, seed, copy=copy, **toy)}
     for i, name in enumerate(strategy.models):
@@ -171,7 +197,9 @@ def finish(engine: Engine, *lives: Live) -> None:
             raise live.error.__cause__ or live.error
 
 
-def generate(strategy: Strategy, prompt: Sequence[int], setting: Setting, models: Mapping[str, Model]) -> Live:
+def generate(
+    strategy: Strategy, prompt: Sequence[int], setting: Setting, models: Mapping[str, Model]
+) -> Live:
     engine = Engine(models, setting.eos)
     live = engine.add(Request(prompt, strategy, setting.sampling, text=setting.text))
     finish(engine, live)
@@ -197,7 +225,9 @@ class Law:
 
 
 def warmed(strategy: Strategy, models: Mapping[str, Model], setting: Setting) -> dict[Any, Any]:
-    """What the engine's shared stores hold after two texts; only a drafter that learns leaves anything there."""
+    """What the engine's shared stores hold after two texts; only a drafter that learns leaves
+    anything there.
+    """
     engine = Engine(models, setting.eos)
     vocab = models["target"].vocab
     lives = []
@@ -208,8 +238,13 @@ def warmed(strategy: Strategy, models: Mapping[str, Model], setting: Setting) ->
     return engine.stores
 
 
-def enumerate_law(strategy: Strategy, prompt: Sequence[int], setting: Setting, models: Mapping[str, Model],
-                  warm: bool = True) -> Law:  # fmt: skip
+def enumerate_law(
+    strategy: Strategy,
+    prompt: Sequence[int],
+    setting: Setting,
+    models: Mapping[str, Model],
+    warm: bool = True,
+) -> Law:
     """Runs the engine once for every outcome of every draw."""
     stores = warmed(strategy, models, setting) if warm else {}
     law = Law()
@@ -234,8 +269,15 @@ def enumerate_law(strategy: Strategy, prompt: Sequence[int], setting: Setting, m
 PROMPT = (0, 1, 2, 0, 1, 2, 0)
 
 
-def check_law(strategy: Strategy, setting: Setting | str = "plain", tokens: int = 0, warm: bool = True,
-              drafts: bool = True, prompt: Sequence[int] = PROMPT, **toy: Any) -> Law:  # fmt: skip
+def check_law(
+    strategy: Strategy,
+    setting: Setting | str = "plain",
+    tokens: int = 0,
+    warm: bool = True,
+    drafts: bool = True,
+    prompt: Sequence[int] = PROMPT,
+    **toy: Any,
+) -> Law:
     """The first tokens have plain decoding's law, to 1e-9, and it was drafting that produced them.
 
     `tokens` 0: two, and then three unless there are too many outcomes.
@@ -243,7 +285,11 @@ def check_law(strategy: Strategy, setting: Setting | str = "plain", tokens: int 
     setting = SETTINGS[setting] if isinstance(setting, str) else setting
     if not tokens:
         law = check_law(strategy, setting, 2, warm, drafts, prompt, **toy)
-        return law if law.outcomes > WIDE else check_law(strategy, setting, 3, warm, drafts, prompt, **toy)
+        return (
+            law
+            if law.outcomes > WIDE
+            else check_law(strategy, setting, 3, warm, drafts, prompt, **toy)
+        )
     setting = replace(setting, sampling=replace(setting.sampling, max_new_tokens=tokens))
     models = world(strategy, **toy)
     law = enumerate_law(strategy, prompt, setting, models, warm)
@@ -254,7 +300,9 @@ def check_law(strategy: Strategy, setting: Setting | str = "plain", tokens: int 
     assert error <= EXACT, f"the law of the first {tokens} tokens is off by {error:.2e}"
     if drafts:
         assert law.drafted, "nothing was drafted: the law was not put to the test"
-        assert 0 < law.accepted < law.drafted, f"{law.accepted} of {law.drafted} accepted: one side was not tested"
+        assert 0 < law.accepted < law.drafted, (
+            f"{law.accepted} of {law.drafted} accepted: one side was not tested"
+        )
     return law
 
 
@@ -278,20 +326,34 @@ def _plain_greedy(count: int, seed: int) -> list[list[int]]:
     return _greedy([Plain()], count, seed)[0]
 
 
-def _greedy(strategies: Sequence[Strategy], count: int, seed: int) -> tuple[list[list[int]], int, int]:
+def _greedy(
+    strategies: Sequence[Strategy], count: int, seed: int
+) -> tuple[list[list[int]], int, int]:
     models = {k: m for s in strategies for k, m in world(s, 16, seed, copy=2.0).items()}
     engine = Engine(models, (7,))
     lives = []
     for i, prompt in enumerate(prompts(count, 16)):
         setting = GREEDY[i % len(GREEDY)]
-        lives.append(engine.add(Request(prompt, strategies[i % len(strategies)], setting.sampling, text=setting.text)))
+        lives.append(
+            engine.add(
+                Request(
+                    prompt, strategies[i % len(strategies)], setting.sampling, text=setting.text
+                )
+            )
+        )
     finish(engine, *lives)
     stats = [live.ctx.stats for live in lives]
-    return [live.ctx.output for live in lives], sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+    return (
+        [live.ctx.output for live in lives],
+        sum(s.drafted for s in stats),
+        sum(s.accepted for s in stats),
+    )
 
 
 def check_greedy(strategies: Sequence[Strategy], count: int = 200, seed: int = 3) -> None:
-    """At temperature 0 the tokens are plain decoding's, prompt by prompt. The prompts go round the strategies."""
+    """At temperature 0 the tokens are plain decoding's, prompt by prompt. The prompts go round the
+    strategies.
+    """
     outputs, drafted, accepted = _greedy(strategies, count, seed)
     for i, (got, want) in enumerate(zip(outputs, _plain_greedy(count, seed), strict=True)):
         assert got == want, f"prompt {i}: {got} where plain decoding gives {want}"
@@ -310,8 +372,12 @@ def check_batch(strategies: Sequence[Strategy], vocab: int = 8) -> None:
         Sampling(temperature=1.2, max_new_tokens=1, seed=4),
     ]
     texts = prompts(len(strategies) * len(samplings), vocab)
-    requests = [Request(texts[i], strategies[i % len(strategies)], samplings[i % len(samplings)], tenant=str(i))
-                for i in range(len(texts))]  # fmt: skip
+    requests = [
+        Request(
+            texts[i], strategies[i % len(strategies)], samplings[i % len(samplings)], tenant=str(i)
+        )
+        for i in range(len(texts))
+    ]
     alone = []
     for request in requests:
         engine = Engine(models)
@@ -336,21 +402,27 @@ def check_seeds(strategy: Strategy, seeds: Sequence[int] = range(12), vocab: int
         setting = Setting(Sampling(temperature=0.8, seed=seed, max_new_tokens=20), eos=(5,))
         models = world(strategy, vocab, copy=2.5)
         live, plain = (generate(s, [1, 2, 3, 1, 2], setting, models) for s in (strategy, Plain()))
-        assert live.ctx.output == plain.ctx.output, f"seed {seed}: {live.ctx.output}, not {plain.ctx.output}"
+        assert live.ctx.output == plain.ctx.output, (
+            f"seed {seed}: {live.ctx.output}, not {plain.ctx.output}"
+        )
         accepted += live.ctx.stats.accepted
     assert accepted or isinstance(strategy, Plain), "nothing was ever accepted: not put to the test"
 
 
 @torch.inference_mode()
 def check_cache(cache: Cache, model: Model, tokens: Sequence[int]) -> None:
-    """What the cache keeps of `tokens` is what a fresh prefill of them writes, and it answers as that does."""
+    """What the cache keeps of `tokens` is what a fresh prefill of them writes, and it answers as
+    that does.
+    """
     cache.commit(tokens)
     assert cache.length <= len(tokens) - 1, "rows of tokens that were never committed"
     fresh = model.cache()
     whole, _ = fresh.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
     want = model.forward([whole])[0].logits
     for ours, theirs in zip((*cache.k, *cache.v), (*fresh.k, *fresh.v), strict=True):
-        assert torch.equal(ours[:, : cache.length], theirs[:, : cache.length]), "stale rows in the cache"
+        assert torch.equal(ours[:, : cache.length], theirs[:, : cache.length]), (
+            "stale rows in the cache"
+        )
     cache.branch = 0
     job, _ = cache.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
     got = model.forward([job])[0].logits
@@ -358,7 +430,9 @@ def check_cache(cache: Cache, model: Model, tokens: Sequence[int]) -> None:
 
 
 def check_close(strategy: Strategy, temperature: float, tokens: int = 10, vocab: int = 6) -> None:
-    """Closed after any number of engine steps, every cache is that of a fresh prefill and no rows are left behind."""
+    """Closed after any number of engine steps, every cache is that of a fresh prefill and no rows
+    are left behind.
+    """
     sampling = Sampling(max_new_tokens=tokens, temperature=temperature)
     for seed in range(3):
         for count in range(1, 99):
@@ -371,37 +445,53 @@ def check_close(strategy: Strategy, temperature: float, tokens: int = 10, vocab:
             if not engine.live:
                 break
             engine.end(live)
-            assert caches and not live.caches and not engine.live, "a closed request is still in the engine"
+            assert caches and not live.caches and not engine.live, (
+                "a closed request is still in the engine"
+            )
             for (name, _), held in caches.items():
                 assert held.sharers == [0], "a closed request still holds rows"
                 check_cache(held, models[name], text)
         assert count > 3, "it ended before it could be interrupted"
 
 
-def check_cost(strategy: Strategy, cost: str, fields: Mapping[str, Any], exact: bool, steps: int = 5) -> None:
-    """Forwards by model over some steps are what the card says: `target 1, draft length` with a field's name.
+def check_cost(
+    strategy: Strategy, cost: str, fields: Mapping[str, Any], exact: bool, steps: int = 5
+) -> None:
+    """Forwards by model over some steps are what the card says: `target 1, draft length` with a
+    field's name.
 
-    `exact` False: an option lets the method stop early, so of the models that draft there may be fewer.
+    `exact` False: an option lets the method stop early, so of the models that draft there may be
+    fewer.
     """
     declared = dict(part.split() for part in cost.split(", "))
     want = {model: steps * int(fields.get(count, count)) for model, count in declared.items()}
     engine = Engine(world(strategy, 8, copy=1.5))
-    live = engine.add(Request([1, 2, 3, 1, 2], strategy, Sampling(max_new_tokens=400, temperature=1.0)))
+    live = engine.add(
+        Request([1, 2, 3, 1, 2], strategy, Sampling(max_new_tokens=400, temperature=1.0))
+    )
     commits = 0
     while commits < steps:
         before = dict(live.ctx.stats.calls)
         commits += sum(bool(event.tokens) for event in engine.step())
     engine.end(live)
-    assert before.keys() == want.keys() and before["target"] == want["target"], f"{before} forwards, not {want}"
+    assert before.keys() == want.keys() and before["target"] == want["target"], (
+        f"{before} forwards, not {want}"
+    )
     for model, count in before.items():
-        assert count == want[model] or (not exact and count < want[model]), f"{before} forwards, not {want}"
+        assert count == want[model] or (not exact and count < want[model]), (
+            f"{before} forwards, not {want}"
+        )
 
 
 def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
-    """Nothing follows an end, whichever kind, and the reason is told. Returns how many ends fell inside a draft."""
+    """Nothing follows an end, whichever kind, and the reason is told. Returns how many ends fell
+    inside a draft.
+    """
     inside = 0
     for seed in range(30):
-        sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=8, stop=("bd",), stop_token_ids=(0,))
+        sampling = Sampling(
+            temperature=temperature, seed=seed, max_new_tokens=8, stop=("bd",), stop_token_ids=(0,)
+        )
         setting = Setting(sampling, (2,) if seed % 2 else ())
         prompt = [1, 3, 2, 1, 0, 1, 1, 3, 2, 1, seed % vocab]
         models = world(strategy, vocab, seed=seed, copy=1.0)
@@ -411,7 +501,9 @@ def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
         output = live.ctx.output
         firsts = [n for n in range(1, len(output) + 1) if ended(output[:n], setting)]
         assert firsts[:1] == [len(output)], f"{output} goes on after its end"
-        early = ended(output, replace(setting, sampling=replace(setting.sampling, max_new_tokens=99)))
+        early = ended(
+            output, replace(setting, sampling=replace(setting.sampling, max_new_tokens=99))
+        )
         assert live.reason == ("stop" if early else "length"), f"{output} ended by {live.reason}"
         assert [t for e in events for t in e.tokens] == output, "the events are not the output"
         assert [e.done for e in events if e.done] == [live.reason], "an end is told once"
@@ -425,7 +517,8 @@ def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
 
 
 def variants(name: str) -> list[str]:
-    """The method with its defaults, and the specs that its test file lists as SPECS; {here} is that file's folder.
+    """The method with its defaults, and the specs that its test file lists as SPECS; {here} is that
+    file's folder.
 
     Where a method must be told something (the file it copies from), those specs are all there is.
     """
@@ -436,15 +529,24 @@ def variants(name: str) -> list[str]:
         resolve(name)
         found.append(name)
     for node in ast.parse(test.read_text("utf-8")).body if test.exists() else []:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "SPECS" for t in node.targets):
-            found += [spec.replace("{here}", test.parent.as_posix()) for spec in ast.literal_eval(node.value)]
-    assert found, f"{name} cannot do without fields, and {test.name} lists no SPECS: no law would be put to it"
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "SPECS" for t in node.targets
+        ):
+            found += [
+                spec.replace("{here}", test.parent.as_posix())
+                for spec in ast.literal_eval(node.value)
+            ]
+    assert found, (
+        f"{name} cannot do without fields, and {test.name} lists no SPECS: no law would be put to it"
+    )
     return found
 
 
 def claiming(*guarantees: str, kind: str = "drafter") -> list[str]:
     """Specs of every method of the kind whose card claims one of these."""
-    names = [n for n in registry.names(kind) if cards.card(n, kind).guarantee.split(":")[0] in guarantees]
+    names = [
+        n for n in registry.names(kind) if cards.card(n, kind).guarantee.split(":")[0] in guarantees
+    ]
     return [spec for name in names for spec in variants(name)]
 
 
@@ -466,7 +568,12 @@ def rules_for(spec: str, exact: bool | None = True) -> list[str]:
             strategy = build(spec, rule)
             assert isinstance(strategy, Speculative)
             try:
-                generate(strategy, PROMPT, Setting(Sampling(temperature=1.0, max_new_tokens=10)), world(strategy))
+                generate(
+                    strategy,
+                    PROMPT,
+                    Setting(Sampling(temperature=1.0, max_new_tokens=10)),
+                    world(strategy),
+                )
             except BadConfig as error:
                 assert "cannot verify" in str(error) and rule in str(error).lower(), error
                 continue

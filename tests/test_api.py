@@ -1,4 +1,6 @@
-"""Every public argument of generate and stream: the right result or one clear error, and nothing else lost."""
+"""Every public argument of generate and stream: the right result or one clear error, and nothing
+else lost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from hypothesis import strategies as st
 from foretell import LM, ForetellError, Output, registry
 from foretell.drafters.draft import Draft
 from foretell.drafters.ngram import Ngram
-from foretell.errors import BadConfig, BadModel, PromptTooLong, RequestFailed, UnknownMethod, Unsupported
+from foretell.errors import (
+    BadConfig,
+    BadModel,
+    PromptTooLong,
+    RequestFailed,
+    UnknownMethod,
+    Unsupported,
+)
 from tests import tiny
 
 METHODS = ["plain", "ngram", "token-recycling", "draft", "draft:drafts=3"]
@@ -24,7 +33,9 @@ SHARED = tiny.lm()
 
 
 def sized(method: str) -> str:
-    """With a given number of nodes: one that is chosen by measured time may draft other tokens of the same text."""
+    """With a given number of nodes: one that is chosen by measured time may draft other tokens of
+    the same text.
+    """
     return method if method == "plain" else f"{method}{',' if ':' in method else ':'}nodes=6"
 
 
@@ -75,7 +86,9 @@ def test_one_token_is_enough() -> None:
         assert same(one([5], method), one([5]))
 
 
-@pytest.mark.parametrize("prompt", [[], (), None, 5, 1.5, [True, 1], [0.5], [-1], [99999], {"role": "user"}, object()])
+@pytest.mark.parametrize(
+    "prompt", [[], (), None, 5, 1.5, [True, 1], [0.5], [-1], [99999], {"role": "user"}, object()]
+)
 def test_what_is_no_prompt_is_said_to_be_none(prompt: Any) -> None:
     with pytest.raises(BadConfig, match="prompt"):
         one(prompt)
@@ -85,7 +98,9 @@ def test_messages_need_a_template_and_their_fields(lm: LM) -> None:
     with pytest.raises(BadConfig, match="chat template"):
         lm.generate([{"role": "user", "content": "hi"}])
     assert lm.tokenizer is not None
-    lm.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
+    lm.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
+    )
     try:
         out = lm.generate([{"role": "user", "content": "hi"}], "plain", max_new_tokens=5)
         assert same(out, one("user: hi", max_new_tokens=5))
@@ -99,7 +114,11 @@ def test_a_prompt_longer_than_the_context_is_refused_alone() -> None:
     with pytest.raises(PromptTooLong, match="shorten"):
         one([3] * tiny.CONTEXT)
     outs = SHARED.generate([CODE, [3] * 500, PROSE], "plain", max_new_tokens=12)
-    assert isinstance(outs[1].error, PromptTooLong) and outs[1].finish_reason == "error" and outs[1].tokens == []
+    assert (
+        isinstance(outs[1].error, PromptTooLong)
+        and outs[1].finish_reason == "error"
+        and outs[1].tokens == []
+    )
     assert same(outs[0], one(CODE)) and same(outs[2], one(PROSE))
     pieces = list(SHARED.stream([CODE, [3] * 500], "plain", max_new_tokens=12))
     assert [p.finish_reason for p in pieces if p.prompt == 1] == ["error"]
@@ -154,7 +173,10 @@ def test_a_stop_string_over_several_tokens(method: str) -> None:
     out = one(method=method, stop=stop, max_new_tokens=40, ignore_eos=True)
     assert out.text == whole.text[:first] and out.finish_reason == "stop"
     assert (
-        "".join(p.text for p in SHARED.stream(CODE, method, stop=[stop], max_new_tokens=40, ignore_eos=True))
+        "".join(
+            p.text
+            for p in SHARED.stream(CODE, method, stop=[stop], max_new_tokens=40, ignore_eos=True)
+        )
         == out.text
     )
 
@@ -174,14 +196,24 @@ def test_a_least_number_of_tokens_holds_the_end_back() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_pieces_are_the_whole(method: str, temperature: float) -> None:
     """The random model writes invalid UTF-8 all the time."""
-    options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 60, "seed": 4, "ignore_eos": True}
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "max_new_tokens": 60,
+        "seed": 4,
+        "ignore_eos": True,
+    }
     lm, other = tiny.lm(), tiny.lm()
     method = sized(method)
-    pieces, out = list(lm.stream(PROSE, method, **options)), other.generate(PROSE, method, **options)
+    pieces, out = (
+        list(lm.stream(PROSE, method, **options)),
+        other.generate(PROSE, method, **options),
+    )
     assert "".join(p.text for p in pieces) == out.text
     assert [t for p in pieces for t in p.tokens] == out.tokens
     assert [s for p in pieces for s in p.draft] == out.draft and len(out.draft) == len(out.tokens)
-    assert all(len(p.parts) == len(p.tokens) and p.text.startswith("".join(p.parts)) for p in pieces)
+    assert all(
+        len(p.parts) == len(p.tokens) and p.text.startswith("".join(p.parts)) for p in pieces
+    )
     assert [p.finish_reason for p in pieces if p.finish_reason] == [out.finish_reason]
 
 
@@ -231,20 +263,64 @@ def test_streaming_gives_one_sample() -> None:
 
 
 WRONG: list[dict[str, Any]] = [
-    {"max_new_tokens": -1}, {"max_new_tokens": 1.5}, {"max_new_tokens": "8"}, {"max_new_tokens": True},
-    {"max_new_tokens": None}, {"min_new_tokens": -1}, {"min_new_tokens": 13}, {"temperature": -0.1},
-    {"temperature": math.nan}, {"temperature": math.inf}, {"temperature": "hot"}, {"temperature": None},
-    {"top_k": -1}, {"top_k": 1.0}, {"top_p": 0}, {"top_p": 1.01}, {"top_p": math.nan}, {"min_p": -0.1},
-    {"min_p": 2}, {"typical_p": 0}, {"typical_p": math.nan}, {"repetition_penalty": 0}, {"repetition_penalty": -1},
-    {"repetition_penalty": math.nan}, {"presence_penalty": math.nan}, {"presence_penalty": 1000},
-    {"frequency_penalty": "x"}, {"no_repeat_ngram_size": -2}, {"seed": 1.5}, {"seed": None}, {"n": 0}, {"n": -1},
-    {"n": 2.0}, {"logprobs": -1}, {"logprobs": True}, {"stop": 5}, {"stop": ""}, {"stop": [""]}, {"stop": [3]},
-    {"stop_token_ids": ["x"]}, {"stop_token_ids": 10**6}, {"stop_token_ids": -1}, {"stop_token_ids": 1.5},
-    {"logit_bias": 3}, {"logit_bias": [1, 2]}, {"logit_bias": {"x": 1}}, {"logit_bias": {1: "y"}},
-    {"logit_bias": {1: math.nan}}, {"logit_bias": {1: math.inf}}, {"logit_bias": {10**6: 1}}, {"bad_words": 5},
-    {"bad_words": [5]}, {"bad_words": [[]]}, {"bad_words": [""]}, {"bad_words": [[10**6]]},
-    {"logits_processors": 3}, {"logits_processors": ["x"]},
-]  # fmt: skip
+    {"max_new_tokens": -1},
+    {"max_new_tokens": 1.5},
+    {"max_new_tokens": "8"},
+    {"max_new_tokens": True},
+    {"max_new_tokens": None},
+    {"min_new_tokens": -1},
+    {"min_new_tokens": 13},
+    {"temperature": -0.1},
+    {"temperature": math.nan},
+    {"temperature": math.inf},
+    {"temperature": "hot"},
+    {"temperature": None},
+    {"top_k": -1},
+    {"top_k": 1.0},
+    {"top_p": 0},
+    {"top_p": 1.01},
+    {"top_p": math.nan},
+    {"min_p": -0.1},
+    {"min_p": 2},
+    {"typical_p": 0},
+    {"typical_p": math.nan},
+    {"repetition_penalty": 0},
+    {"repetition_penalty": -1},
+    {"repetition_penalty": math.nan},
+    {"presence_penalty": math.nan},
+    {"presence_penalty": 1000},
+    {"frequency_penalty": "x"},
+    {"no_repeat_ngram_size": -2},
+    {"seed": 1.5},
+    {"seed": None},
+    {"n": 0},
+    {"n": -1},
+    {"n": 2.0},
+    {"logprobs": -1},
+    {"logprobs": True},
+    {"stop": 5},
+    {"stop": ""},
+    {"stop": [""]},
+    {"stop": [3]},
+    {"stop_token_ids": ["x"]},
+    {"stop_token_ids": 10**6},
+    {"stop_token_ids": -1},
+    {"stop_token_ids": 1.5},
+    {"logit_bias": 3},
+    {"logit_bias": [1, 2]},
+    {"logit_bias": {"x": 1}},
+    {"logit_bias": {1: "y"}},
+    {"logit_bias": {1: math.nan}},
+    {"logit_bias": {1: math.inf}},
+    {"logit_bias": {10**6: 1}},
+    {"bad_words": 5},
+    {"bad_words": [5]},
+    {"bad_words": [[]]},
+    {"bad_words": [""]},
+    {"bad_words": [[10**6]]},
+    {"logits_processors": 3},
+    {"logits_processors": ["x"]},
+]
 
 
 @pytest.mark.parametrize("options", WRONG, ids=str)
@@ -293,7 +369,9 @@ def test_a_missing_draft_model_is_said_before_the_first_forward() -> None:
 
 
 def test_a_rule_that_does_not_suit_fails_its_request_alone(lm: LM) -> None:
-    outs = lm.generate([CODE, PROSE], ["draft:drafts=3,rule=block", "plain"], temperature=1.0, max_new_tokens=12)
+    outs = lm.generate(
+        [CODE, PROSE], ["draft:drafts=3,rule=block", "plain"], temperature=1.0, max_new_tokens=12
+    )
     assert isinstance(outs[0].error, BadConfig) and "block" in str(outs[0].error).lower()
     assert same(outs[1], one(PROSE, temperature=1.0))
 
@@ -337,7 +415,9 @@ def test_a_batch_of_everything_is_each_alone() -> None:
     }
     outs = tiny.lm().generate(prompts, **columns)
     for i, out in enumerate(outs):
-        alone = tiny.lm().generate(prompts[i], **{name: values[i] for name, values in columns.items()})
+        alone = tiny.lm().generate(
+            prompts[i], **{name: values[i] for name, values in columns.items()}
+        )
         assert same(out, alone) and out.draft == alone.draft, prompts[i]
         assert out.error is None
         if alone.logprobs:
@@ -346,7 +426,9 @@ def test_a_batch_of_everything_is_each_alone() -> None:
 
 
 def test_one_value_of_a_nested_argument_is_for_all() -> None:
-    outs = SHARED.generate([CODE, PROSE], "plain", max_new_tokens=12, stop=["a", "b"], bad_words=[[3], [4]])
+    outs = SHARED.generate(
+        [CODE, PROSE], "plain", max_new_tokens=12, stop=["a", "b"], bad_words=[[3], [4]]
+    )
     for out, prompt in zip(outs, (CODE, PROSE), strict=True):
         assert same(out, one(prompt, stop=["a", "b"], bad_words=[[3], [4]]))
 
@@ -355,8 +437,15 @@ def test_a_processor_that_raises_fails_its_request_alone(lm: LM) -> None:
     length = len(tiny.tokenizer()(CODE)["input_ids"])
     broken = Raises(length + 2)
     for method in METHODS:
-        outs = lm.generate([PROSE, CODE, PROSE], method, max_new_tokens=12, logits_processors=[None, [broken], None])
-        assert isinstance(outs[1].error, RequestFailed) and "ZeroDivisionError: oh" in str(outs[1].error)
+        outs = lm.generate(
+            [PROSE, CODE, PROSE],
+            method,
+            max_new_tokens=12,
+            logits_processors=[None, [broken], None],
+        )
+        assert isinstance(outs[1].error, RequestFailed) and "ZeroDivisionError: oh" in str(
+            outs[1].error
+        )
         assert isinstance(outs[1].error.__cause__, ZeroDivisionError)
         assert outs[1].finish_reason == "error" and outs[1].to_dict()["error"] == str(outs[1].error)
         assert outs[1].tokens == one(CODE).tokens[: len(outs[1].tokens)]
@@ -365,7 +454,9 @@ def test_a_processor_that_raises_fails_its_request_alone(lm: LM) -> None:
             lm.generate(CODE, method, max_new_tokens=12, logits_processors=broken)
         with pytest.raises(RequestFailed):
             list(lm.stream(CODE, method, max_new_tokens=12, logits_processors=broken))
-        pieces = list(lm.stream([CODE, PROSE], method, max_new_tokens=12, logits_processors=[[broken], None]))
+        pieces = list(
+            lm.stream([CODE, PROSE], method, max_new_tokens=12, logits_processors=[[broken], None])
+        )
         assert any(isinstance(p.error, RequestFailed) for p in pieces if p.prompt == 0)
         assert "".join(p.text for p in pieces if p.prompt == 1) == one(PROSE).text
         assert not lm.engine.live
@@ -378,7 +469,9 @@ def test_options_that_leave_no_token_fail_the_request(lm: LM) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_interrupted_generation_leaves_the_engine_usable(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_generation_leaves_the_engine_usable(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lm = tiny.lm()
     model = lm.models["target"]
     run, count = type(model).run, 0
@@ -409,7 +502,9 @@ def test_samples_are_those_of_the_following_seeds(method: str) -> None:
     out = tiny.lm().generate(CODE, method, n=3, seed=5, temperature=1.0, max_new_tokens=12)
     assert len(out.samples) == 3 and out.samples[0] is out
     for k, sample in enumerate(out.samples):
-        assert same(sample, tiny.lm().generate(CODE, method, seed=5 + k, temperature=1.0, max_new_tokens=12))
+        assert same(
+            sample, tiny.lm().generate(CODE, method, seed=5 + k, temperature=1.0, max_new_tokens=12)
+        )
     outs = SHARED.generate([CODE, PROSE], "plain", n=[2, 1], temperature=1.0, max_new_tokens=3)
     assert [len(o.samples) for o in outs] == [2, 1]
 
@@ -419,14 +514,27 @@ def test_samples_are_those_of_the_following_seeds(method: str) -> None:
 def test_logprobs_are_those_of_the_stock_model(method: str, temperature: float) -> None:
     """Of the unprocessed rows, whatever the options are."""
     lm = tiny.lm()
-    out = lm.generate(CODE, method, temperature=temperature, logprobs=3, max_new_tokens=20, top_k=5,
-                      repetition_penalty=1.3)  # fmt: skip
+    out = lm.generate(
+        CODE,
+        method,
+        temperature=temperature,
+        logprobs=3,
+        max_new_tokens=20,
+        top_k=5,
+        repetition_penalty=1.3,
+    )
     ids = tiny.tokenizer()(CODE)["input_ids"]
     with torch.inference_mode():
-        rows = tiny.llama()(torch.tensor([ids + out.tokens])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        rows = (
+            tiny.llama()(torch.tensor([ids + out.tokens]))
+            .logits[0, len(ids) - 1 : -1]
+            .log_softmax(-1)
+        )
     assert len(out.logprobs) == len(out.tokens)
     for row, token, entry in zip(rows, out.tokens, out.logprobs, strict=True):
-        assert entry["token"] == token and entry["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
+        assert entry["token"] == token and entry["logprob"] == pytest.approx(
+            float(row[token]), abs=1e-4
+        )
         best = row.topk(3)
         assert [t["token"] for t in entry["top"]] == best.indices.tolist()
         assert [t["logprob"] for t in entry["top"]] == pytest.approx(best.values.tolist(), abs=1e-4)
@@ -435,7 +543,11 @@ def test_logprobs_are_those_of_the_stock_model(method: str, temperature: float) 
 def test_greedy_is_transformers_greedy() -> None:
     ids = tiny.tokenizer()(CODE)["input_ids"]
     with torch.inference_mode():
-        stock = tiny.llama().generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40)[0, len(ids) :].tolist()
+        stock = (
+            tiny.llama()
+            .generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40)[0, len(ids) :]
+            .tolist()
+        )
     for method in METHODS:
         assert one(method=method, max_new_tokens=40).tokens == stock
 
@@ -448,7 +560,11 @@ def test_a_config_object_is_its_spec() -> None:
 
 
 def test_every_method_is_listed_with_a_card() -> None:
-    assert set(METHODS[:4]) <= {card.name for card in tiny.foretell.methods()} == set(registry.methods())
+    assert (
+        set(METHODS[:4])
+        <= {card.name for card in tiny.foretell.methods()}
+        == set(registry.methods())
+    )
 
 
 reals = st.floats(0.1, 2.0)
@@ -479,10 +595,17 @@ options_given = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(st.sampled_from([CODE, PROSE, "a" * 40, [5]]), options_given)
 def test_any_valid_options_give_plain_tokens(prompt: Any, options: dict[str, Any]) -> None:
-    """Model-free methods are plain decoding token by token, seed by seed, under every option at once."""
+    """Model-free methods are plain decoding token by token, seed by seed, under every option at
+    once.
+    """
     plain = SHARED.generate(prompt, "plain", **{"max_new_tokens": 12, **options})
-    outs = SHARED.generate([prompt] * 2, ["ngram", "token-recycling"], **{
-        **{name: [value] * 2 for name, value in options.items()}, "max_new_tokens": options.get("max_new_tokens", 12)
-    })  # fmt: skip
+    outs = SHARED.generate(
+        [prompt] * 2,
+        ["ngram", "token-recycling"],
+        **{
+            **{name: [value] * 2 for name, value in options.items()},
+            "max_new_tokens": options.get("max_new_tokens", 12),
+        },
+    )
     assert all(same(out, plain) for out in outs)
     assert (plain.logprobs is None) == (options.get("logprobs") is None)

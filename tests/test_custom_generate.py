@@ -1,4 +1,6 @@
-"""foretell inside transformers' generate: the same ids as without it, or a refusal that names what is in the way."""
+"""foretell inside transformers' generate: the same ids as without it, or a refusal that names what
+is in the way.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,23 @@ MODELS: list[Callable[[], PreTrainedModel]] = [tiny.llama, tiny.gpt2]
 
 
 def ids(*texts: str) -> dict[str, torch.Tensor]:
-    return dict(tiny.tokenizer()(list(texts), return_tensors="pt", padding=True, padding_side="left"))
+    return dict(
+        tiny.tokenizer()(list(texts), return_tensors="pt", padding=True, padding_side="left")
+    )
 
 
 def hook(method: str, model: PreTrainedModel) -> Any:
     return foretell.hf(method, draft=tiny.relative(model) if method.startswith("draft") else None)
 
 
-def both(model: PreTrainedModel, method: str, inputs: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+def both(
+    model: PreTrainedModel, method: str, inputs: dict[str, torch.Tensor], **options: Any
+) -> torch.Tensor:
     """Asserts that `generate` gives the same with and without foretell; returns it."""
     stock = model.generate(**inputs, **{"max_new_tokens": 24, **options})
-    mine = model.generate(**inputs, **{"max_new_tokens": 24, **options}, custom_generate=hook(method, model))
+    mine = model.generate(
+        **inputs, **{"max_new_tokens": 24, **options}, custom_generate=hook(method, model)
+    )
     assert torch.equal(mine, stock) and mine.dtype == stock.dtype
     assert model.config._attn_implementation == "sdpa" and not model.training
     return mine
@@ -95,39 +103,65 @@ def test_every_option_means_the_same(method: str, options: dict[str, Any]) -> No
 
 
 def test_sampling_has_the_law_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law of the first token is what transformers' processors make of the stock row, filters included."""
-    from foretell.sampling import Sampler
+    """The law of the first token is what transformers' processors make of the stock row, filters
+    included.
+    """
+    from foretell.core.sampling import Sampler
 
     model, inputs = tiny.llama(), ids(*TEXTS)
-    options = {"do_sample": True, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.95,
-               "repetition_penalty": 1.3}  # fmt: skip
+    options = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "typical_p": 0.95,
+        "repetition_penalty": 1.3,
+    }
     laws: list[torch.Tensor] = []
     law = Sampler.law
     monkeypatch.setattr(Sampler, "law", lambda *args: (laws.append(law(*args)), laws[-1])[1])
     model.generate(**inputs, **options, max_new_tokens=1, custom_generate=foretell.hf("plain"))
-    stock = model.generate(**inputs, **options, max_new_tokens=1, return_dict_in_generate=True, output_scores=True)
+    stock = model.generate(
+        **inputs, **options, max_new_tokens=1, return_dict_in_generate=True, output_scores=True
+    )
     for mine, scores in zip(laws, stock.scores[0], strict=True):
         assert torch.allclose(mine, scores.softmax(-1), atol=1e-6)
 
 
 def test_seeds_come_from_torch() -> None:
     model, inputs = tiny.llama(), ids(TEXTS[0])
-    options: dict[str, Any] = {"do_sample": True, "max_new_tokens": 16, "num_return_sequences": 3, "eos_token_id": None}
+    options: dict[str, Any] = {
+        "do_sample": True,
+        "max_new_tokens": 16,
+        "num_return_sequences": 3,
+        "eos_token_id": None,
+    }
     results = []
     for method in ("plain", "ngram", "token-recycling"):
         for seed in (0, 1):
             torch.manual_seed(seed)
             results.append(model.generate(**inputs, **options, custom_generate=foretell.hf(method)))
     assert all(torch.equal(results[i], results[i % 2]) for i in range(6))
-    assert not torch.equal(results[0], results[1]) and len({tuple(row.tolist()) for row in results[0]}) == 3
+    assert (
+        not torch.equal(results[0], results[1])
+        and len({tuple(row.tolist()) for row in results[0]}) == 3
+    )
     state = torch.get_rng_state()
-    model.generate(**inputs, max_new_tokens=4, do_sample=False, custom_generate=foretell.hf("ngram"))
+    model.generate(
+        **inputs, max_new_tokens=4, do_sample=False, custom_generate=foretell.hf("ngram")
+    )
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_output_object_has_the_sequences() -> None:
     model, inputs = tiny.llama(), ids(*TEXTS)
-    out = model.generate(**inputs, max_new_tokens=5, return_dict_in_generate=True, custom_generate=foretell.hf("ngram"))
+    out = model.generate(
+        **inputs,
+        max_new_tokens=5,
+        return_dict_in_generate=True,
+        custom_generate=foretell.hf("ngram"),
+    )
     assert torch.equal(out.sequences, model.generate(**inputs, max_new_tokens=5))
 
 
@@ -153,7 +187,9 @@ def test_a_streamer_gets_what_it_always_gets() -> None:
             model.generate(**inputs, **options, streamer=mine, custom_generate=hook(method, model))
             assert mine.values == stock.values and mine.ended == stock.ended == 1
     text = TextIteratorStreamer(tiny.tokenizer(), skip_prompt=True)
-    out = model.generate(**ids(TEXTS[0]), max_new_tokens=8, streamer=text, custom_generate=foretell.hf("ngram"))
+    out = model.generate(
+        **ids(TEXTS[0]), max_new_tokens=8, streamer=text, custom_generate=foretell.hf("ngram")
+    )
     assert "".join(text) == tiny.tokenizer().decode(out[0, -8:])
 
 
@@ -169,7 +205,14 @@ def test_a_streamer_gets_what_it_always_gets() -> None:
         ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"assistant_model": tiny.llama()}, "assistant_model"),
-        ({"position_ids": torch.arange(5, 5 + len(tiny.tokenizer()("The dog")["input_ids"]))[None]}, "position_ids"),
+        (
+            {
+                "position_ids": torch.arange(5, 5 + len(tiny.tokenizer()("The dog")["input_ids"]))[
+                    None
+                ]
+            },
+            "position_ids",
+        ),
         ({"synced_gpus": True}, "synced_gpus"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -177,14 +220,19 @@ def test_a_streamer_gets_what_it_always_gets() -> None:
 def test_what_cannot_be_honoured_is_named(options: dict[str, Any], named: str) -> None:
     model = tiny.llama()
     with pytest.raises(Unsupported, match=named):
-        model.generate(**ids("The dog"), max_new_tokens=4, **options, custom_generate=foretell.hf("ngram"))
+        model.generate(
+            **ids("The dog"), max_new_tokens=4, **options, custom_generate=foretell.hf("ngram")
+        )
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_padding_must_be_on_the_left() -> None:
     model, inputs = tiny.llama(), ids("The dog", "The")
     options: dict[str, Any] = {"max_new_tokens": 3, "custom_generate": foretell.hf("ngram")}
-    for mask in (torch.tensor([[1] * inputs["input_ids"].shape[1]] * 2), inputs["attention_mask"].flip(1)):
+    for mask in (
+        torch.tensor([[1] * inputs["input_ids"].shape[1]] * 2),
+        inputs["attention_mask"].flip(1),
+    ):
         mask[0, 1] = 0
         with pytest.raises(Unsupported, match="attention_mask"):
             model.generate(inputs["input_ids"], attention_mask=mask, **options)
@@ -193,10 +241,16 @@ def test_padding_must_be_on_the_left() -> None:
 def test_embeddings_and_old_caches_are_refused() -> None:
     model, inputs = tiny.llama(), ids("The dog")
     with pytest.raises(Unsupported, match="inputs_embeds"):
-        model.generate(inputs_embeds=torch.randn(1, 3, 32), max_new_tokens=3, custom_generate=foretell.hf("ngram"))
+        model.generate(
+            inputs_embeds=torch.randn(1, 3, 32),
+            max_new_tokens=3,
+            custom_generate=foretell.hf("ngram"),
+        )
     cache = model(inputs["input_ids"][:, :-1], use_cache=True).past_key_values
     with pytest.raises(Unsupported, match="past_key_values"):
-        model.generate(**inputs, past_key_values=cache, max_new_tokens=3, custom_generate=foretell.hf("ngram"))
+        model.generate(
+            **inputs, past_key_values=cache, max_new_tokens=3, custom_generate=foretell.hf("ngram")
+        )
 
 
 def test_an_error_gives_the_model_its_attention_back() -> None:
@@ -207,7 +261,12 @@ def test_an_error_gives_the_model_its_attention_back() -> None:
     model.train()
     before = model(**inputs).logits
     with pytest.raises(ForetellError, match="oh"):
-        model.generate(**inputs, logits_processor=[broken], max_new_tokens=4, custom_generate=foretell.hf("ngram"))
+        model.generate(
+            **inputs,
+            logits_processor=[broken],
+            max_new_tokens=4,
+            custom_generate=foretell.hf("ngram"),
+        )
     with pytest.raises(Unsupported, match="draft"):
         model.generate(**inputs, max_new_tokens=4, custom_generate=foretell.hf("draft"))
     assert model.training and torch.equal(model(**inputs).logits, before)
@@ -219,7 +278,9 @@ def test_the_context_is_the_end() -> None:
     model, inputs = tiny.llama(), {"input_ids": torch.full((1, tiny.CONTEXT - 4), 5)}
     stock = model.generate(**inputs, max_new_tokens=4, eos_token_id=None)
     with pytest.warns(UserWarning, match="context"):
-        mine = model.generate(**inputs, max_new_tokens=9, eos_token_id=None, custom_generate=foretell.hf("ngram"))
+        mine = model.generate(
+            **inputs, max_new_tokens=9, eos_token_id=None, custom_generate=foretell.hf("ngram")
+        )
     assert torch.equal(mine, stock)
 
 

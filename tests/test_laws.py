@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from foretell import cards, registry
-from foretell.engine import Engine, Request
+from foretell.core.engine import Engine, Request
+from foretell.core.strategy import Speculative, Strategy
+from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
-from foretell.models.toy import Toy
+from foretell.families.toy import Toy
 from foretell.strategies.plain import Plain
-from foretell.strategy import Speculative, Strategy
-from foretell.types import Sampling
 from tests import laws
 
 DRAFTERS = laws.claiming("exact")
@@ -28,7 +28,9 @@ LOSSY = [(spec, rule) for spec in DRAFTERS for rule in laws.rules_for(spec, exac
 def test_there_is_something_to_hold_to_the_laws() -> None:
     assert DRAFTERS and PAIRS and LOSSY and "plain" in EXACT
     for rule in registry.names("rule"):
-        assert any(rule == r for _, r in PAIRS + LOSSY), f"no drafter's trees suit the rule {rule!r}: it went untested"
+        assert any(rule == r for _, r in PAIRS + LOSSY), (
+            f"no drafter's trees suit the rule {rule!r}: it went untested"
+        )
 
 
 @pytest.mark.parametrize("setting", laws.SETTINGS)
@@ -75,11 +77,15 @@ def test_what_requests_share_changes_no_token() -> None:
             strategy = laws.build(spec, "walk")
             models = laws.world(strategy, 8, copy=2.0)
             engine = Engine(models)
-            samplings = [Sampling(temperature=0.9, seed=seed, max_new_tokens=24) for seed in range(5)]
+            samplings = [
+                Sampling(temperature=0.9, seed=seed, max_new_tokens=24) for seed in range(5)
+            ]
             lives = [engine.add(Request([1, 2, 3, 1, s.seed], strategy, s)) for s in samplings]
             laws.finish(engine, *lives)
             for live, s in zip(lives, samplings, strict=True):
-                plain = laws.generate(Plain(), [1, 2, 3, 1, s.seed], laws.Setting(s), {"target": models["target"]})
+                plain = laws.generate(
+                    Plain(), [1, 2, 3, 1, s.seed], laws.Setting(s), {"target": models["target"]}
+                )
                 assert live.ctx.output == plain.ctx.output, f"{spec}, seed {s.seed}"
 
 
@@ -97,7 +103,9 @@ def test_nothing_follows_an_end(spec: str, temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("spec", EXACT)
-def test_closed_at_any_step_the_caches_are_valid_and_nothing_leaks(spec: str, temperature: float) -> None:
+def test_closed_at_any_step_the_caches_are_valid_and_nothing_leaks(
+    spec: str, temperature: float
+) -> None:
     laws.check_close(laws.build(spec), temperature)
 
 
@@ -159,7 +167,11 @@ def test_trees_no_rule_takes_are_refused_by_name(spec: str) -> None:
             engine = Engine(laws.world(strategy))
             live = engine.add(Request(laws.PROMPT, strategy, Sampling(temperature=1.0), name=spec))
             list(engine.run())
-            assert isinstance(live.error, BadConfig) and rule in str(live.error).lower() and "needs" in str(live.error)
+            assert (
+                isinstance(live.error, BadConfig)
+                and rule in str(live.error).lower()
+                and "needs" in str(live.error)
+            )
             assert live.reason == "error" and not engine.live
 
 

@@ -1,4 +1,6 @@
-"""From a folder to a model: the right one, or one BadModel line that says what, where and the cure."""
+"""From a folder to a model: the right one, or one BadModel line that says what, where and the
+cure.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from safetensors.torch import load_file, save_file
 import foretell
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
 from foretell.loading import ASSETS, _hand_over
-from foretell.models.openvino import Executor
-from foretell.models.static import Static
+from foretell.runtimes.graphs import Static
+from foretell.runtimes.openvino import Executor
 from tests import tiny
 from tests.ops.test_memory import resident
 
@@ -67,7 +69,9 @@ def test_a_folder_gives_its_model(folder: Path) -> None:
 
 
 def test_shards_give_the_same(folder: Path, sharded: Path) -> None:
-    one, many = (foretell.load(path).generate(CODE, "plain", max_new_tokens=12) for path in (folder, sharded))
+    one, many = (
+        foretell.load(path).generate(CODE, "plain", max_new_tokens=12) for path in (folder, sharded)
+    )
     assert one.tokens == many.tokens
 
 
@@ -75,7 +79,9 @@ def test_a_draft_model_comes_along(folder: Path, tmp_path: Path) -> None:
     draft = tiny.save(tiny.relative(tiny.llama()), tmp_path / "draft")
     lm = foretell.load(folder, draft=draft)
     out = lm.generate(CODE, "draft", max_new_tokens=12)
-    assert out.stats.drafted > 0 and out.tokens == lm.generate(CODE, "plain", max_new_tokens=12).tokens
+    assert (
+        out.stats.drafted > 0 and out.tokens == lm.generate(CODE, "plain", max_new_tokens=12).tokens
+    )
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
@@ -101,7 +107,9 @@ def test_an_executor_belongs_to_a_kind_of_device(folder: Path) -> None:
     said = refusal(folder, executor="graphs", device="cpu")
     assert "executor='graphs'" in said and "a CUDA GPU" in said
     assert "executor='openvino'" in refusal(folder, executor="openvino", device="meta")
-    assert "executor='graphs' with exact_bits=True" in refusal(folder, executor="graphs", exact_bits=True)
+    assert "executor='graphs' with exact_bits=True" in refusal(
+        folder, executor="graphs", exact_bits=True
+    )
     assert "one of auto, torch, openvino, onnxruntime, graphs" in refusal(folder, executor="fast")
 
 
@@ -124,7 +132,9 @@ def test_what_is_handed_over_to_whom() -> None:
     fake = Fake("cuda")
     fake.reason = "experts chosen by Python code"
     _hand_over(fake, "auto")
-    with pytest.raises(Unsupported, match=r"executor='graphs' cannot run on fake: .*experts chosen"):
+    with pytest.raises(
+        Unsupported, match=r"executor='graphs' cannot run on fake: .*experts chosen"
+    ):
         _hand_over(fake, "graphs")
 
 
@@ -143,7 +153,7 @@ def test_gguf_files_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b"something else")
     assert "is no GGUF file" in refusal(path)
     path.write_bytes(b"GGUF")
-    monkeypatch.setattr("foretell.models.gguf._lib", None)
+    monkeypatch.setattr("foretell.runtimes.llama_cpp._lib", None)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
     assert "pip install 'foretell[gguf]'" in refusal(path)
@@ -202,7 +212,11 @@ def a_key_short(path: Path) -> None:
 
 def a_key_too_many(path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
-    save_file({**tensors, "model.layers.1.extra.weight": torch.ones(2)}, path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {**tensors, "model.layers.1.extra.weight": torch.ones(2)},
+        path / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def a_layer_more(path: Path) -> None:
@@ -232,7 +246,9 @@ def a_layer_less(path: Path) -> None:
         (a_layer_less, "the weights have, and its configuration does not, model.layers.1"),
     ],
 )
-def test_a_damaged_folder_is_one_line(folder: Path, damage: Callable[[Path], None], says: str) -> None:
+def test_a_damaged_folder_is_one_line(
+    folder: Path, damage: Callable[[Path], None], says: str
+) -> None:
     damage(folder)
     line = refusal(folder)
     assert says in line and str(folder) in line
@@ -275,7 +291,10 @@ def test_without_a_tokenizer_ids_still_work(folder: Path) -> None:
         file.unlink()
     with pytest.warns(UserWarning, match="no usable tokenizer"):
         lm = foretell.load(folder)
-    assert lm.tokenizer is None and len(lm.generate([1, 2, 3], "plain", max_new_tokens=4, ignore_eos=True).tokens) == 4
+    assert (
+        lm.tokenizer is None
+        and len(lm.generate([1, 2, 3], "plain", max_new_tokens=4, ignore_eos=True).tokens) == 4
+    )
     with pytest.raises(BadModel, match="no tokenizer"):
         lm.generate(CODE)
 
@@ -294,7 +313,11 @@ def test_remote_code_runs_only_when_asked_for(folder: Path) -> None:
         "class Mine(LlamaForCausalLM):\n    config_class = MineConfig\n"
     )
     (folder / "mine.py").write_text(code, "utf-8")
-    edit(folder, model_type="mine", auto_map={"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.Mine"})
+    edit(
+        folder,
+        model_type="mine",
+        auto_map={"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.Mine"},
+    )
     assert "pass trust_remote_code=True" in refusal(folder)
     assert not mark.exists()
 
@@ -309,16 +332,29 @@ def test_a_draft_of_another_vocabulary(folder: Path, tmp_path: Path) -> None:
 def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:
     script = "import foretell as f\ntry:\n    f.load('nobody/none')\nexcept f.ForetellError as e:\n    print(repr(e))"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("BadModel(") and done.stdout.count("\n") == 1
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith("BadModel(")
+        and done.stdout.count("\n") == 1
+    )
     assert "nobody/none" in done.stdout and "give a local folder" in done.stdout
 
 
 def test_a_gguf_file_needs_none_of_transformers_models() -> None:
     """They fill 100 MB."""
-    code = ("import sys, foretell.loading, foretell.models.gguf\n"
-            "print(sorted({'transformers.modeling_utils', 'sympy', 'openvino'} & set(sys.modules)))")  # fmt: skip
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, foretell.loading, foretell.runtimes.llama_cpp\n"
+        "print(sorted({'transformers.modeling_utils', 'sympy', 'openvino'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told to let pages go")
@@ -331,10 +367,12 @@ def test_what_was_joined_or_narrowed_leaves_the_memory(
         shutil.copytree(ASSETS / "demo", tmp_path / name)  # other tests may have the file in memory
         lm = foretell.load(tmp_path / name, executor="torch", dtype=dtype)
         file = tmp_path / name / "model.safetensors"
-        return resident(file) / file.stat().st_size, lm.generate("def add(a, b):", "plain", max_new_tokens=8).tokens
+        return resident(file) / file.stat().st_size, lm.generate(
+            "def add(a, b):", "plain", max_new_tokens=8
+        ).tokens
 
     ours, tokens = read("ours")
     for module in ("fused", "int8"):
-        monkeypatch.setattr(f"foretell.models.{module}.release", lambda tensors: 0)
+        monkeypatch.setattr(f"foretell.families.{module}.release", lambda tensors: 0)
     all_of_it, same = read("all")
     assert ours < 0.65 and all_of_it > 0.9 and tokens == same

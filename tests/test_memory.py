@@ -1,4 +1,6 @@
-"""Many requests leave nothing behind in an engine; and the script that measures it on a real model."""
+"""Many requests leave nothing behind in an engine; and the script that measures it on a real
+model.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,41 @@ import pytest
 import torch
 
 import foretell
-from foretell import bench, stores
+from foretell import stores
+from foretell.core.tree import ancestors
 from foretell.errors import RequestFailed
+from foretell.measure import bench
 from foretell.spec import AUTO
-from foretell.tree import ancestors
 from tests import tiny
 
 PROMPTS = ["def add(a, b):", "The quick brown fox", "one two one two one", "x = 1\ny = 2\n"]
-OWN = {"Live", "Context", "Cache", "Request", "Job", "Reply", "TokenTree", "Policy", "Stats", "Sampler", "State",
-       "Part", "Rng", "Outcome", "Ask", "Commit", "Step", "generator", "Tensor"}  # fmt: skip
+OWN = {
+    "Live",
+    "Context",
+    "Cache",
+    "Request",
+    "Job",
+    "Reply",
+    "TokenTree",
+    "Policy",
+    "Stats",
+    "Sampler",
+    "State",
+    "Part",
+    "Rng",
+    "Outcome",
+    "Ask",
+    "Commit",
+    "Step",
+    "generator",
+    "Tensor",
+}
 
 
 def held() -> Counter[str]:
-    """How many objects there are, by the names of their types; without the masks of trees, whose number is limited."""
+    """How many objects there are, by the names of their types; without the masks of trees, whose
+    number is limited.
+    """
     ancestors.cache_clear()
     gc.collect()
     return Counter(type(o).__name__ for o in gc.get_objects())
@@ -56,7 +80,11 @@ def serve(lm: foretell.LM, spec: str, count: int) -> None:
 def test_200_requests_leave_no_more_than_40(spec: str) -> None:
     lm = tiny.lm()
     serve(lm, spec, 40)
-    before, known, bytes_ = held(), set(lm.engine.stores), sum(s.nbytes for *_, s in stores.stores(lm.engine))
+    before, known, bytes_ = (
+        held(),
+        set(lm.engine.stores),
+        sum(s.nbytes for *_, s in stores.stores(lm.engine)),
+    )
     serve(lm, spec, 200)
     after = held()
     more = {name: after[name] - before[name] for name in OWN if after[name] > before[name]}
@@ -107,12 +135,17 @@ def script() -> ModuleType:
 
 
 def test_the_script_notes_memory_as_it_goes(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("this system does not tell a process its memory")
     monkeypatch.setattr(foretell, "load", lambda name, dtype: tiny.lm())
-    command = "memory.py --method token-recycling --requests 5 --every 2 --max-new-tokens 4 --threads 1"
+    command = (
+        "memory.py --method token-recycling --requests 5 --every 2 --max-new-tokens 4 --threads 1"
+    )
     monkeypatch.setattr(sys, "argv", [*command.split(), "--json", f"{tmp_path}/o.json"])
     script.main()
     out = capsys.readouterr().out
@@ -120,7 +153,10 @@ def test_the_script_notes_memory_as_it_goes(
     found = json.loads((tmp_path / "o.json").read_text("utf-8"))
     assert [row["requests"] for row in found["rows"]] == [0, 2, 4, 5] and found["live"] == 0
     assert all(row["resident"] > 1e6 and row["objects"] > 1000 for row in found["rows"])
-    assert found["rows"][-1]["stores"] > 0 == found["returned"]["stores"] and found["method"] == "token-recycling"
+    assert (
+        found["rows"][-1]["stores"] > 0 == found["returned"]["stores"]
+        and found["method"] == "token-recycling"
+    )
 
 
 def test_resident_memory_is_that_of_the_process(script: ModuleType) -> None:

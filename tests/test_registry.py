@@ -12,10 +12,10 @@ import pytest
 
 from foretell import registry
 from foretell.cards import card
-from foretell.engine import Request
+from foretell.core.engine import Request
+from foretell.core.strategy import Speculative
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.spec import resolve
-from foretell.strategy import Speculative
 from tests import laws
 
 METHOD = '''"""Drafts the last token once more.
@@ -32,8 +32,8 @@ Differs: in nothing known
 
 from dataclasses import dataclass
 
-from foretell.drafter import Drafter
-from foretell.tree import TokenTree
+from foretell.core.drafter import Drafter
+from foretell.core.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Another package's folder of methods, joined by an entry point."""
     (tmp_path / "their_methods" / "drafters").mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(value="their_methods")])
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [SimpleNamespace(value="their_methods")]
+    )
     registry.files.cache_clear()
     before = set(sys.modules)
     yield tmp_path / "their_methods"
@@ -71,7 +73,9 @@ def test_a_file_is_all_it_takes_to_add_a_drafter(folder: Path) -> None:
     found = card("once-more")
     assert found.summary == "Drafts the last token once more." and found.guarantee == "exact"
     assert found.defaults == {"times": 2} and found.prose == "Prose."
-    assert not any("once_more" in name for name in sys.modules), "listing and reading a card must not import it"
+    assert not any("once_more" in name for name in sys.modules), (
+        "listing and reading a card must not import it"
+    )
     for rule in ("default", "coin", "sequential", "walk"):
         laws.check_law(laws.build("once-more:times=1", rule), "penalties")
     laws.check_greedy([laws.build("once-more")], 40)
@@ -90,14 +94,18 @@ def test_two_files_of_one_name_are_told(folder: Path) -> None:
 
 
 def test_a_card_without_a_label_is_told(folder: Path) -> None:
-    (folder / "drafters" / "once_more.py").write_text(METHOD.replace("Cost: target 1\n", ""), "utf-8")
+    (folder / "drafters" / "once_more.py").write_text(
+        METHOD.replace("Cost: target 1\n", ""), "utf-8"
+    )
     registry.files.cache_clear()
     with pytest.raises(BadConfig, match="lacks Cost"):
         card("once-more")
 
 
 def test_a_method_that_cannot_be_imported_stays_out_of_the_way(folder: Path) -> None:
-    (folder / "drafters" / "once_more.py").write_text(METHOD + "\nimport a_module_nobody_has\n", "utf-8")
+    (folder / "drafters" / "once_more.py").write_text(
+        METHOD + "\nimport a_module_nobody_has\n", "utf-8"
+    )
     registry.files.cache_clear()
     assert card("once-more").name in registry.methods()
     for _ in range(2):
@@ -129,7 +137,14 @@ def test_unknown_names_get_the_nearest() -> None:
         resolve("ngram:rule=sequental")
 
 
-WRONG = ["ngram:n", "ngram:n=x", "ngram:n=0", "ngram:nodes=-1", "ngram:nodes=2000", "draft:confidence=no"]
+WRONG = [
+    "ngram:n",
+    "ngram:n=x",
+    "ngram:n=0",
+    "ngram:nodes=-1",
+    "ngram:nodes=2000",
+    "draft:confidence=no",
+]
 
 
 @pytest.mark.parametrize("spec", WRONG)
@@ -143,17 +158,27 @@ def test_a_field_of_tokens_takes_ids_or_a_text_file(tmp_path: Path) -> None:
     from foretell.drafters.input_guided import InputGuided
 
     for text, ids in (("1 2 3", (1, 2, 3)), ("", ()), ("()", ()), (" 7 ", (7,))):
-        assert resolve(f"input-guided:source={text},n=2") == ("input-guided", Speculative(InputGuided(ids, n=2)))
+        assert resolve(f"input-guided:source={text},n=2") == (
+            "input-guided",
+            Speculative(InputGuided(ids, n=2)),
+        )
     file = tmp_path / "a text.txt"
     file.write_bytes("é\r\n\n".encode())
     _, strategy = resolve(f"input-guided:source=@{file}", lambda text: [ord(c) for c in text])
-    assert strategy == Speculative(InputGuided((233, 13, 10, 10))), "the text as it stands in the file"
+    assert strategy == Speculative(InputGuided((233, 13, 10, 10))), (
+        "the text as it stands in the file"
+    )
 
 
 def test_a_text_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, what in (("empty", "is empty"), ("binary", "not UTF-8"), ("missing", "No such file"), ("", "cannot be")):
+    for name, what in (
+        ("empty", "is empty"),
+        ("binary", "not UTF-8"),
+        ("missing", "No such file"),
+        ("", "cannot be"),
+    ):
         with pytest.raises(BadConfig, match=f"input-guided:source=@.*{what}.*; give") as caught:
             resolve(f"input-guided:source=@{tmp_path / name if name else ''}", lambda text: [1])
         assert "\n" not in str(caught.value)

@@ -1,6 +1,8 @@
-"""The laws have power: known slips are put in on purpose, and the law that is meant to catch each must do so.
+"""The laws have power: known slips are put in on purpose, and the law that is meant to catch each
+must do so.
 
-A slip is a monkeypatch of the heart, a drafter that declares a wrong law, or a rule with an error in it.
+A slip is a monkeypatch of the heart, a drafter that declares a wrong law, or a rule with an error
+in it.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.cache
-from foretell.cache import Cache, Job
-from foretell.drafter import Drafter, Drafting
+import foretell.core.cache
+from foretell.core.cache import Cache, Job
+from foretell.core.drafter import Drafter, Drafting
+from foretell.core.engine import Context, Engine
+from foretell.core.model import Model
+from foretell.core.rng import Door, Rng
+from foretell.core.sampling import Target
+from foretell.core.strategy import Speculative
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Commit, Kept, Outcome, Reply, Sampling
+from foretell.core.verify import Rule, sequential
 from foretell.drafters.draft import Draft
 from foretell.drafters.token_recycling import TokenRecycling
-from foretell.engine import Context, Engine
-from foretell.model import Model
-from foretell.rng import Door, Rng
-from foretell.sampling import Target
-from foretell.strategy import Speculative
-from foretell.tree import Law, TokenTree
-from foretell.types import Commit, Kept, Outcome, Reply, Sampling
-from foretell.verify import Rule, sequential
 from tests import laws
 from tests.rules.tables import without
 
@@ -63,7 +65,9 @@ def test_stale_rows_kept_after_a_commit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_first_rows_kept_whatever_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a draft model's cache, where it costs acceptance and changes no law, so only the cache's own law sees it."""
+    """In a draft model's cache, where it costs acceptance and changes no law, so only the cache's
+    own law sees it.
+    """
     real = Cache.commit
 
     def commit(self: Cache, tokens: Sequence[int]) -> None:
@@ -77,7 +81,11 @@ def test_the_first_rows_kept_whatever_was_accepted(monkeypatch: pytest.MonkeyPat
 
 
 def test_siblings_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foretell.cache, "ancestors", lambda parents: torch.ones(len(parents), len(parents)).tril() > 0)
+    monkeypatch.setattr(
+        foretell.core.cache,
+        "ancestors",
+        lambda parents: torch.ones(len(parents), len(parents)).tril() > 0,
+    )
     caught(laws.check_law, laws.build(TREE), tokens=3)
     caught(laws.check_greedy, [laws.build(TREE)], 40)
 
@@ -93,7 +101,9 @@ def test_positions_that_count_nodes_instead_of_depth(monkeypatch: pytest.MonkeyP
 
 
 def test_positions_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shift(monkeypatch, lambda job: [c + 1 for c in job.columns[len(job.columns) - len(job.tokens) :]])
+    shift(
+        monkeypatch, lambda job: [c + 1 for c in job.columns[len(job.columns) - len(job.tokens) :]]
+    )
     caught(laws.check_law, laws.build("ngram"))
 
 
@@ -163,7 +173,9 @@ class RawLeaf(Rule):
 def test_a_bonus_token_from_the_unprocessed_row() -> None:
     caught(laws.check_law, Speculative(Draft(length=2), RawLeaf(), 6), "temperature")
     caught(laws.check_law, Speculative(Draft(length=2), RawLeaf(), 6), "grammar")
-    laws.check_law(Speculative(Draft(length=2), RawLeaf(), 6), "plain")  # there the two are the same
+    laws.check_law(
+        Speculative(Draft(length=2), RawLeaf(), 6), "plain"
+    )  # there the two are the same
 
 
 @dataclass(frozen=True)
@@ -223,7 +235,11 @@ def test_a_filter_that_verification_forgets(monkeypatch: pytest.MonkeyPatch) -> 
     for setting in ("penalties", "grammar", "bias, ends"):
         caught(laws.check_law, laws.build(TREE), setting)
         caught(laws.check_law, laws.build(CHAIN), setting)
-    caught(laws.check_law, laws.build(TREE), laws.Setting(Sampling(temperature=1.0, min_new_tokens=2), (2,)))
+    caught(
+        laws.check_law,
+        laws.build(TREE),
+        laws.Setting(Sampling(temperature=1.0, min_new_tokens=2), (2,)),
+    )
     laws.check_law(laws.build(TREE), "plain")  # nothing there depends on the path
 
 
@@ -318,7 +334,9 @@ def law_of_another_temperature(ctx: Context, tree: TokenTree) -> TokenTree:
 
 
 def without_replacement_declared_with(ctx: Context, tree: TokenTree) -> TokenTree:
-    """A second, different child that was drawn from what the first left over, declared with the whole law."""
+    """A second, different child that was drawn from what the first left over, declared with the
+    whole law.
+    """
     law = law_at(tree, 0)
     first = tree.tokens[tree.tries[0][0]]
     new = TokenTree(tree.tokens[0])
@@ -327,8 +345,14 @@ def without_replacement_declared_with(ctx: Context, tree: TokenTree) -> TokenTre
     return new
 
 
-TWISTS = [chosen_but_declared_drawn, best_two_declared_drawn, sorted_by_probability, pruned_afterwards,
-          law_of_another_temperature, without_replacement_declared_with]  # fmt: skip
+TWISTS = [
+    chosen_but_declared_drawn,
+    best_two_declared_drawn,
+    sorted_by_probability,
+    pruned_afterwards,
+    law_of_another_temperature,
+    without_replacement_declared_with,
+]
 
 
 @pytest.mark.parametrize("twist", TWISTS)
@@ -339,7 +363,9 @@ def test_a_tree_with_a_wrong_law(twist: Callable[[Context, TokenTree], TokenTree
 
 
 def test_a_drawn_token_verified_as_a_chosen_one_is_no_slip() -> None:
-    """It was drawn without a look at the target, so it may be taken as given: only acceptance is lost."""
+    """It was drawn without a look at the target, so it may be taken as given: only acceptance is
+    lost.
+    """
 
     def undeclared(ctx: Context, tree: TokenTree) -> TokenTree:
         new = TokenTree(tree.tokens[0])
@@ -402,6 +428,14 @@ def test_rows_that_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_forwards_the_card_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    caught(laws.check_cost, Speculative(Draft(length=3)), "target 1, draft length", {"length": 4}, exact=True)
+    caught(
+        laws.check_cost,
+        Speculative(Draft(length=3)),
+        "target 1, draft length",
+        {"length": 4},
+        exact=True,
+    )
     caught(laws.check_cost, Speculative(Draft(length=3)), "target 1", {}, exact=True)
-    laws.check_cost(Speculative(Draft(length=3)), "target 1, draft length", {"length": 3}, exact=True)
+    laws.check_cost(
+        Speculative(Draft(length=3)), "target 1, draft length", {"length": 3}, exact=True
+    )

@@ -1,4 +1,6 @@
-"""Stores on disk: what every drafter that learns across requests must be able to do, and what is refused."""
+"""Stores on disk: what every drafter that learns across requests must be able to do, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from foretell import stores
-from foretell.engine import Engine, Request
+from foretell.core.engine import Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.types import Sampling
 from foretell.errors import BadFile
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.types import Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 
 def engine(vocab: int = 8) -> Engine:
-    return Engine(laws.world(laws.build("token-recycling"), vocab, copy=1.5) | {"draft": Toy(vocab, 3, noise=0.5)})
+    return Engine(
+        laws.world(laws.build("token-recycling"), vocab, copy=1.5)
+        | {"draft": Toy(vocab, 3, noise=0.5)}
+    )
 
 
 def teach(own: Engine, spec: str, count: int = 3) -> list[tuple[int, int]]:
@@ -42,7 +47,9 @@ def learners() -> list[str]:
         own = engine()
         strategy = laws.build(spec)
         assert isinstance(strategy, Speculative)
-        laws.finish(own, own.add(Request([1, 2, 3, 1, 2, 3], strategy, Sampling(max_new_tokens=12))))
+        laws.finish(
+            own, own.add(Request([1, 2, 3, 1, 2, 3], strategy, Sampling(max_new_tokens=12)))
+        )
         if next(stores.stores(own), None):
             found.append(spec)
     return found
@@ -60,7 +67,9 @@ def test_what_was_learnt_is_kept(spec: str, tmp_path: Path) -> None:
     first = engine()
     teach(first, spec)
     paths = stores.save(first, tmp_path)
-    assert len(paths) == 1 and sorted(tmp_path.iterdir()) == paths, "a part file is left, or a store is not"
+    assert len(paths) == 1 and sorted(tmp_path.iterdir()) == paths, (
+        "a part file is left, or a store is not"
+    )
     second = engine()
     assert stores.load(second, tmp_path) == paths
     ((_, owner, name, old),) = stores.stores(first)
@@ -76,15 +85,22 @@ def test_a_store_keeps_its_bound(spec: str) -> None:
     own = engine(16)
     for seed in range(20):
         prompt = torch.randint(0, 16, (60,), generator=torch.Generator().manual_seed(seed)).tolist()
-        laws.finish(own, own.add(Request(prompt, laws.build(spec), Sampling(max_new_tokens=40, temperature=2.0))))
+        laws.finish(
+            own,
+            own.add(
+                Request(prompt, laws.build(spec), Sampling(max_new_tokens=40, temperature=2.0))
+            ),
+        )
     ((_, owner, _, store),) = stores.stores(own)
     assert 0 < store.nbytes <= getattr(owner, "megabytes", 1) * 2**20
 
 
 def damage(path: Path, **about: str) -> dict[str, Any]:
     with safe_open(path, "pt") as opened:
-        return {"tensors": {k: opened.get_tensor(k) for k in opened.keys()},  # noqa: SIM118
-                "about": {**opened.metadata(), **about}}  # fmt: skip
+        return {
+            "tensors": {k: opened.get_tensor(k) for k in opened.keys()},  # noqa: SIM118
+            "about": {**opened.metadata(), **about},
+        }
 
 
 def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
@@ -99,7 +115,9 @@ def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
     def refused(message: str) -> None:
         with pytest.raises(BadFile, match=message) as caught:
             stores.load(fresh, bad)
-        assert "\n" not in str(caught.value) and target.name in str(caught.value) and not fresh.stores
+        assert (
+            "\n" not in str(caught.value) and target.name in str(caught.value) and not fresh.stores
+        )
 
     target.write_bytes(whole[: len(whole) // 2])
     refused("damaged or cut off")
@@ -108,15 +126,21 @@ def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
     target.write_bytes(bytes(flipped))
     refused("checksum")
     for change, message in (
-        ({"schema": "other"}, "no store"), ({"vocab": "9"}, "this one has 8"), ({"method": "unheard-of"}, "version"),
-        ({"fields": "{"}, "version"), ({"fields": '{"k": 0, "depth": 6}'}, "version"), ({"name": "what"}, "version"),
-    ):  # fmt: skip
+        ({"schema": "other"}, "no store"),
+        ({"vocab": "9"}, "this one has 8"),
+        ({"method": "unheard-of"}, "version"),
+        ({"fields": "{"}, "version"),
+        ({"fields": '{"k": 0, "depth": 6}'}, "version"),
+        ({"name": "what"}, "version"),
+    ):
         parts = damage(path, **change)
         save_file(parts["tensors"], target, parts["about"])
         refused(message)
     parts = damage(path)
     parts["tensors"]["rows"] = parts["tensors"]["rows"][:-1].contiguous()
-    save_file(parts["tensors"], target, parts["about"] | {"sha256": stores._digest(parts["tensors"])})
+    save_file(
+        parts["tensors"], target, parts["about"] | {"sha256": stores._digest(parts["tensors"])}
+    )
     refused("do not fit")
     with pytest.raises(BadFile, match="no such folder"):
         stores.load(fresh, tmp_path / "nowhere")

@@ -15,7 +15,9 @@ TOKENIZER = tiny.tokenizer()
 
 
 def decode(tokens: Sequence[int]) -> str:
-    return TOKENIZER.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return TOKENIZER.decode(
+        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 def pieces(tokens: Sequence[int], cuts: Sequence[int], stops: Sequence[str] = ()) -> list[str]:
@@ -64,7 +66,13 @@ def test_a_token_without_text_keeps_the_context_of_the_next() -> None:
         return "".join(words[t] for t in tokens).lstrip(" ")
 
     text = Detokenizer(strip)
-    assert [text.push([t]) for t in (1, 9, 9, 2)] + [text.push([], final=True)] == ["a", "", "", " b", ""]
+    assert [text.push([t]) for t in (1, 9, 9, 2)] + [text.push([], final=True)] == [
+        "a",
+        "",
+        "",
+        " b",
+        "",
+    ]
 
 
 def test_after_the_stop_nothing_more_is_shown() -> None:

@@ -1,4 +1,6 @@
-"""Small real things for tests: a byte-level BPE tokenizer, random transformers models on it, and the LM around them."""
+"""Small real things for tests: a byte-level BPE tokenizer, random transformers models on it, and
+the LM around them.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,23 @@ TEXTS = (
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """About 330 tokens: the end (id 0), all bytes, and a few merges. Characters can be split over tokens."""
+    """About 330 tokens: the end (id 0), all bytes, and a few merges. Characters can be split over
+    tokens.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
+    )
     bpe.train_from_iterator(TEXTS * 3, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=EOS, bos_token=EOS, pad_token=EOS, clean_up_tokenization_spaces=False
+        tokenizer_object=bpe,
+        eos_token=EOS,
+        bos_token=EOS,
+        pad_token=EOS,
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -49,15 +59,27 @@ def llama(seed: int = 0, **more: Any) -> LlamaForCausalLM:
     """Random, float32; its laws are spread but not flat."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(tokenizer()), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0, initializer_range=0.35, **more,
-    )  # fmt: skip
+        vocab_size=len(tokenizer()),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        initializer_range=0.35,
+        **more,
+    )
     return LlamaForCausalLM(config).eval()
 
 
 def relative(model: PreTrainedModel, noise: float = 0.1) -> PreTrainedModel:
-    """A draft model that agrees with `model` about half of the time: its weights with noise on them."""
+    """A draft model that agrees with `model` about half of the time: its weights with noise on
+    them.
+    """
     twin = copy.deepcopy(model)
     torch.manual_seed(7)
     with torch.no_grad():
@@ -70,9 +92,16 @@ def gpt2(seed: int = 0) -> GPT2LMHeadModel:
     """Random, float32, with learned positions."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=len(tokenizer()), n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.35,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=len(tokenizer()),
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=CONTEXT,
+        initializer_range=0.35,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     return GPT2LMHeadModel(config).eval()
 
 
@@ -90,7 +119,9 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def gguf(model: PreTrainedModel, path: Path, template: str | None = None) -> Path:
-    """The same weights and this tokenizer in a .gguf file, float32; needs the package gguf. Llama, Qwen2 or Qwen3."""
+    """The same weights and this tokenizer in a .gguf file, float32; needs the package gguf. Llama,
+    Qwen2 or Qwen3.
+    """
     import gguf as lib
 
     config, coder = model.config, tokenizer()
@@ -112,7 +143,9 @@ def gguf(model: PreTrainedModel, path: Path, template: str | None = None) -> Pat
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([words[i] for i in range(len(words))])
-    writer.add_token_types([lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(words))])
+    writer.add_token_types(
+        [lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(words))]
+    )
     writer.add_token_merges(
         [" ".join(pair) for pair in json.loads(coder.backend_tokenizer.to_str())["model"]["merges"]]
     )
@@ -121,13 +154,19 @@ def gguf(model: PreTrainedModel, path: Path, template: str | None = None) -> Pat
     writer.add_add_bos_token(False)
     if template:
         writer.add_chat_template(template)
-    names = lib.get_tensor_name_map(getattr(lib.MODEL_ARCH, config.model_type.upper()), config.num_hidden_layers)
+    names = lib.get_tensor_name_map(
+        getattr(lib.MODEL_ARCH, config.model_type.upper()), config.num_hidden_layers
+    )
     for name, tensor in model.state_dict().items():
         data = tensor.float().numpy()
         if config.model_type == "llama" and (".q_proj." in name or ".k_proj." in name):
             # Its rotation takes neighbours for a pair, transformers' takes halves.
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-            data = data.reshape(heads, 2, len(data) // heads // 2, -1).swapaxes(1, 2).reshape(data.shape)
+            data = (
+                data.reshape(heads, 2, len(data) // heads // 2, -1)
+                .swapaxes(1, 2)
+                .reshape(data.shape)
+            )
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, name
         writer.add_tensor(found, np.ascontiguousarray(data))

@@ -1,15 +1,22 @@
 """Searches a map of tri-grams for the continuations that the text makes likely.
 
-For every pair of tokens the map holds the weights of what followed it: shares of the occurrences in a prompt, and a
-little more for every step in which the tri-gram is among the newest tokens. From the last pair a tree search walks the
-map, exploring by weight, and the beginnings it visited most are proposed, each with its likeliest next token.
+For every pair of tokens the map holds the weights of what followed it: shares of the occurrences in
+a prompt, and a little more for every step in which the tri-gram is among the newest tokens. From
+the last pair a tree search walks the map, exploring by weight, and the beginnings it visited most
+are proposed, each with its likeliest next token.
 
-Paper: Liu et al., Adaptive Draft-Verification for Efficient Large Language Model Decoding (ADED), arXiv:2407.12021
+Paper: Liu et al., Adaptive Draft-Verification for Efficient Large Language Model Decoding (ADED),
+arXiv:2407.12021
 Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the map starts from the prompts rather than from a corpus counted beforehand; it is bounded, and the limit of 12 successors holds while it learns, so that a new one takes the place of the lightest; play-outs use the same random numbers in every step, so a search depends on nothing but the map; no tri-gram of a step longer than the window is passed over; search=false grows the tree best first from the same weights, which takes a fraction of the time
+Differs:
+- the map starts from the prompts rather than from a corpus counted beforehand - it is bounded, and
+the limit of 12 successors holds while it learns, so that a new one takes the place of the lightest
+- play-outs use the same random numbers in every step, so a search depends on nothing but the map -
+no tri-gram of a step longer than the window is passed over - search=false grows the tree best first
+from the same weights, which takes a fraction of the time
 """
 
 from __future__ import annotations
@@ -22,21 +29,28 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.drafter import Drafter, Step
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Step
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import grow
-from foretell.tree import TokenTree
 
 Pair = tuple[int, int]
-KEEP, WINDOW, GAIN, MOST = 12, 16, 0.04, 3.0  # successors of a pair; tokens; weight a step adds; largest weight
+KEEP, WINDOW, GAIN, MOST = (
+    12,
+    16,
+    0.04,
+    3.0,
+)  # successors of a pair; tokens; weight a step adds; largest weight
 C1, C2 = 32.0, 8.0  # of the search: how much it explores
 DOUBT = 0.5  # weight that speaks for a token never seen: few observations promise less than many
 ROW, CELL = 480, 100  # bytes of a pair and of each successor, about
 
 
 class Map:
-    """`rows[pair][token]`: weight above 0. Beyond its bytes the pair met longest ago is forgotten."""
+    """`rows[pair][token]`: weight above 0. Beyond its bytes the pair met longest ago is
+    forgotten.
+    """
 
     def __init__(self, vocab: int, limit: int):
         """`limit`: bytes."""
@@ -84,20 +98,35 @@ class Map:
         if not row:
             return []
         total = sum(row.values()) + DOUBT
-        return sorted(((token, weight / total) for token, weight in row.items()), key=lambda item: -item[1])
+        return sorted(
+            ((token, weight / total) for token, weight in row.items()), key=lambda item: -item[1]
+        )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """For `restore`: trigrams (C, 3), the pair met longest ago first, and their weights (C,)."""
-        cells = [(*pair, token, weight) for pair, row in self.rows.items() for token, weight in row.items()]
+        """For `restore`: trigrams (C, 3), the pair met longest ago first, and their weights
+        (C,).
+        """
+        cells = [
+            (*pair, token, weight)
+            for pair, row in self.rows.items()
+            for token, weight in row.items()
+        ]
         return {
-            "trigrams": torch.tensor([cell[:3] for cell in cells], dtype=torch.int64).reshape(-1, 3),
+            "trigrams": torch.tensor([cell[:3] for cell in cells], dtype=torch.int64).reshape(
+                -1, 3
+            ),
             "weights": torch.tensor([cell[3] for cell in cells], dtype=torch.float64),
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Puts these in place of what was learnt, without the oldest if they are too many. Raises ValueError."""
+        """Puts these in place of what was learnt, without the oldest if they are too many. Raises
+        ValueError.
+        """
         count = tensors["weights"].numel() if "weights" in tensors else 0
-        for name, dtype, shape in (("weights", torch.float64, [count]), ("trigrams", torch.int64, [count, 3])):
+        for name, dtype, shape in (
+            ("weights", torch.float64, [count]),
+            ("trigrams", torch.int64, [count, 3]),
+        ):
             if (got := tensors.get(name)) is None or got.dtype != dtype or [*got.shape] != shape:
                 raise ValueError(f"{name} is missing, not {dtype} or not of shape {shape}")
         grams, weights = tensors["trigrams"], tensors["weights"]
@@ -108,16 +137,26 @@ class Map:
         rows: OrderedDict[Pair, dict[int, float]] = OrderedDict()
         for (a, b, c), weight in zip(grams.tolist(), weights.tolist(), strict=True):
             rows.setdefault((a, b), {})[c] = weight
-        if sum(map(len, rows.values())) < len(grams) or max(map(len, rows.values()), default=0) > KEEP:
+        if (
+            sum(map(len, rows.values())) < len(grams)
+            or max(map(len, rows.values()), default=0) > KEEP
+        ):
             raise ValueError(f"trigrams holds one twice, or more than {KEEP} for a pair")
         self.rows, self.cells = rows, len(grams)
         self._forget()
 
 
 def explore(store: Map, pair: Pair, size: int, depth: int, rounds: int, paths: int) -> TokenTree:
-    """The tree of at most `size` nodes that the search finds below `pair`; the last tokens are best successors."""
+    """The tree of at most `size` nodes that the search finds below `pair`; the last tokens are best
+    successors.
+    """
     draw, rows = random.Random(0).random, store.rows
-    pairs, weights, parents, children = [pair], [0.0], [-1], list[list[int]]([[]])  # by node of the search
+    pairs, weights, parents, children = (
+        [pair],
+        [0.0],
+        [-1],
+        list[list[int]]([[]]),
+    )  # by node of the search
     visits, scores = [0], [0.0]
     for _ in range(rounds if pair in rows else 0):
         node, level, reward = 0, 0, 1.0
@@ -156,14 +195,22 @@ def explore(store: Map, pair: Pair, size: int, depth: int, rounds: int, paths: i
     return _tree(store, pairs, parents, visits, size, paths)
 
 
-def _tree(store: Map, pairs: list[Pair], parents: list[int], visits: list[int], size: int, paths: int) -> TokenTree:
-    """The most visited nodes of a search, each with its best successor: the `size` of them with the highest values."""
+def _tree(
+    store: Map, pairs: list[Pair], parents: list[int], visits: list[int], size: int, paths: int
+) -> TokenTree:
+    """The most visited nodes of a search, each with its best successor: the `size` of them with the
+    highest values.
+    """
     values, chances = {0: 1.0}, dict[int, dict[int, float]]()
     found: list[tuple[float, int, int, int]] = []  # -value, node, its parent, its token
     for node in sorted(range(len(pairs)), key=lambda node: -visits[node])[:paths]:
         if node:
-            (parent, token), sure = (parents[node], pairs[node][1]), sum(chances[parents[node]].values())
-            # Its share of the visits, and what the map says as one visit more, so that no chance is 0.
+            (parent, token), sure = (
+                (parents[node], pairs[node][1]),
+                sum(chances[parents[node]].values()),
+            )
+            # Its share of the visits, and what the map says as one visit more, so that no chance is
+            # 0.
             chance = (visits[node] * sure + chances[parent][token]) / (visits[parent] + 1)
             values[node] = values[parent] * chance
             found.append((-values[node], node, parent, token))
@@ -191,9 +238,16 @@ class Adaptix(Drafter):
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        for name, high in (("depth", 64), ("rounds", 100_000), ("paths", 1024), ("megabytes", 1 << 20)):
+        for name, high in (
+            ("depth", 64),
+            ("rounds", 100_000),
+            ("paths", 1024),
+            ("megabytes", 1 << 20),
+        ):
             if not 1 <= getattr(self, name) <= high:
-                raise BadConfig.field(f"adaptix:{name}", getattr(self, name), f"between 1 and {high}")
+                raise BadConfig.field(
+                    f"adaptix:{name}", getattr(self, name), f"between 1 and {high}"
+                )
 
     def start(self, ctx: Context) -> Map:
         store = ctx.shared(lambda: Map(ctx.models["target"].vocab, self.megabytes << 20))
@@ -210,7 +264,9 @@ class Adaptix(Drafter):
             return explore(state, pair, budget, depth, self.rounds, self.paths)
 
         def successors(tree: TokenTree, node: int) -> list[tuple[int, float]]:
-            return state.after((tree.tokens[tree.parents[node]] if node else pair[0], tree.tokens[node]))
+            return state.after(
+                (tree.tokens[tree.parents[node]] if node else pair[0], tree.tokens[node])
+            )
 
         return grow(tokens[-1], successors, budget, depth, "adaptix")
 

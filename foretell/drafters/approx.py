@@ -1,19 +1,23 @@
 """Copies along the two lags at which the text repeats itself best, counting mismatches instead of stopping at them.
 
-A lag is how far back a copy begins. One draft continues the longest exact match of the newest tokens. The other
-continues the lag at which most of the last 4, 8, 16 and 32 tokens agree, so that after a renamed word or a typing
-error the copy goes on with the next token, where exact lookup must find its place again. Up to 8 tokens that were
-replaced by the same others in several places, also by more or fewer, are replaced in the drafts too: the place that the
-text is a changed copy of is followed through such gaps, and gives a third draft where it is neither of the two. How
-often a copy held, by the length of its match and by its matches among the last 32, is learnt while decoding; from all
-drafts the likeliest tokens are taken.
+A lag is how far back a copy begins. One draft continues the longest exact match of the newest
+tokens. The other continues the lag at which most of the last 4, 8, 16 and 32 tokens agree, so that
+after a renamed word or a typing error the copy goes on with the next token, where exact lookup must
+find its place again. Up to 8 tokens that were replaced by the same others in several places, also
+by more or fewer, are replaced in the drafts too: the place that the text is a changed copy of is
+followed through such gaps, and gives a third draft where it is neither of the two. How often a copy
+held, by the length of its match and by its matches among the last 32, is learnt while decoding;
+from all drafts the likeliest tokens are taken.
 
-Paper: Chan, Jin, Vassilevska Williams, Xu, Faster Algorithms for Text-to-Pattern Hamming Distances, arXiv:2310.13174 (the problem; the drafter is this project's)
+Paper: Chan, Jin, Vassilevska Williams, Xu, Faster Algorithms for Text-to-Pattern Hamming Distances,
+arXiv:2310.13174 (the problem; the drafter is this project's)
 Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the paper bounds the time of finding all places with at most k mismatches of one pattern; here the matches of the newest 64 tokens are counted at every place at once, and the best place is taken
+Differs:
+- the paper bounds the time of finding all places with at most k mismatches of one pattern - here
+the matches of the newest 64 tokens are counted at every place at once, and the best place is taken
 """
 
 from __future__ import annotations
@@ -22,12 +26,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
-from foretell.drafter import Drafter, Step
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Step
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.aligned import TOP, Aligned
 from foretell.ops.lags import Lags
-from foretell.tree import TokenTree
 
 PRIOR = 4.0  # trials that the first estimate counts for
 KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
@@ -40,9 +44,11 @@ def prior(run: int, matches: int) -> float:
 
 
 class Chances:
-    """How often the next copied token was right: [trials, accepted] by the exact match's length and the matches.
+    """How often the next copied token was right: [trials, accepted] by the exact match's length and
+    the matches.
 
-    Lengths count by powers of two and matches by fours, so that a short text is enough to learn from.
+    Lengths count by powers of two and matches by fours, so that a short text is enough to learn
+    from.
     """
 
     def __init__(self) -> None:
@@ -54,20 +60,33 @@ class Chances:
         return (PRIOR * prior(run, matches) + accepted) / (PRIOR + trials)
 
     def note(self, run: int, matches: int, accepted: bool) -> None:
-        cell = self.cells.setdefault((min(run, TOP).bit_length(), min(matches, TOP) // 4), [0.0, 0.0])
+        cell = self.cells.setdefault(
+            (min(run, TOP).bit_length(), min(matches, TOP) // 4), [0.0, 0.0]
+        )
         cell[0], cell[1] = KEEP * cell[0] + 1, KEEP * cell[1] + accepted
 
 
 class Copy:
-    """A draft along one lag: the exact match and the matches in TOP that speak for it, its tokens and last node.
+    """A draft along one lag: the exact match and the matches in TOP that speak for it, its tokens
+    and last node.
 
-    `word`: bit j says whether the token j from the end matches. `at`: the place it copies next, in the text and then in
-    its own tokens; `rest`: what comes before that, of a replacement under way.
+    `word`: bit j says whether the token j from the end matches. `at`: the place it copies next, in
+    the text and then in its own tokens; `rest`: what comes before that, of a replacement under way.
     """
 
     def __init__(self, lag: int, word: int, at: int, rest: tuple[int, ...] = ()):
-        self.lag, self.word, self.at, self.rest, self.node, self.tokens = lag, word, at, rest, 0, list[int]()
-        self.run, self.matches = (~word & word + 1).bit_length() - 1, (word & (1 << TOP) - 1).bit_count()
+        self.lag, self.word, self.at, self.rest, self.node, self.tokens = (
+            lag,
+            word,
+            at,
+            rest,
+            0,
+            list[int](),
+        )
+        self.run, self.matches = (
+            (~word & word + 1).bit_length() - 1,
+            (word & (1 << TOP) - 1).bit_count(),
+        )
 
     def next(self, text: list[int], names: Aligned) -> int:
         """Its next token."""
@@ -88,7 +107,8 @@ class State:
         self.aligned = Aligned(least, kept)
 
     def find(self, k: int, text: list[int]) -> list[Copy]:
-        """The lag of the longest run and that of the best score, the smallest of equals, and the one that is followed.
+        """The lag of the longest run and that of the best score, the smallest of equals, and the
+        one that is followed.
 
         Two of them or all may be one.
         """
@@ -109,7 +129,10 @@ class State:
         if gap and not replaced:
             return found
         word, at = aligned.word << gap | (1 << gap) - 1, aligned.held - aligned.lag + replaced
-        return [Copy(aligned.lag, word, at, rest), *(copy for copy in found if gap or copy.lag != aligned.lag)]
+        return [
+            Copy(aligned.lag, word, at, rest),
+            *(copy for copy in found if gap or copy.lag != aligned.lag),
+        ]
 
 
 @dataclass(frozen=True)
@@ -125,7 +148,9 @@ class Approx(Drafter):
     def __post_init__(self) -> None:
         for name, high in (("k", TOP - 1), ("votes", 1024), ("floor", 1)):
             if not 0 <= getattr(self, name) <= high:
-                raise BadConfig.field(f"approx:{name}", getattr(self, name), f"between 0 and {high}")
+                raise BadConfig.field(
+                    f"approx:{name}", getattr(self, name), f"between 0 and {high}"
+                )
 
     def start(self, ctx: Context) -> State:
         state = State(self.votes, frozenset(ctx.sampler.stops))
@@ -136,18 +161,28 @@ class Approx(Drafter):
         text, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
         state.aligned.follow(text, state.lags.extend(text))
         copies = state.copies = state.find(self.k, text)
-        heap = [(-state.chances.of(c.run, c.matches), i) for i, c in enumerate(copies)] if ctx.depth > 0 else []
+        heap = (
+            [(-state.chances.of(c.run, c.matches), i) for i, c in enumerate(copies)]
+            if ctx.depth > 0
+            else []
+        )
         # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
-        matches = [max(1, round((2 * p - 1) / (1 - p))) for p in (min(-value, 0.99) for value, _ in heap)]
+        matches = [
+            max(1, round((2 * p - 1) / (1 - p))) for p in (min(-value, 0.99) for value, _ in heap)
+        ]
         heapify(heap)
         while heap and len(tree) < budget:
             value, i = heappop(heap)
             if -value < self.floor:
                 break
             copy = copies[i]
-            copy.node = tree.add(copy.node, copy.next(text, state.aligned), None, -value, "approx", matches[i])
+            copy.node = tree.add(
+                copy.node, copy.next(text, state.aligned), None, -value, "approx", matches[i]
+            )
             if (depth := len(copy.tokens)) < ctx.depth:
-                heappush(heap, (value * state.chances.of(copy.run + depth, copy.matches + depth // 2), i))
+                heappush(
+                    heap, (value * state.chances.of(copy.run + depth, copy.matches + depth // 2), i)
+                )
         return tree
 
     def observe(self, ctx: Context, state: State, step: Step) -> None:

@@ -1,15 +1,19 @@
 """A smaller model drafts: one chain, or several independent ones that share their common beginnings.
 
-The draft model continues the text for `length` tokens, each drawn from its own law under the request's sampling
-options (at temperature 0: its best token). With `drafts` above 1, that many chains are drawn independently and merged
-by prefix, which is a tree drawn with replacement; one draft forward grows all of them by one level.
+The draft model continues the text for `length` tokens, each drawn from its own law under the
+request's sampling options (at temperature 0: its best token). With `drafts` above 1, that many
+chains are drawn independently and merged by prefix, which is a tree drawn with replacement; one
+draft forward grows all of them by one level.
 
-Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts: Miao et al. (SpecInfer), arXiv:2305.09781
+Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts:
+Miao et al. (SpecInfer), arXiv:2305.09781
 Guarantee: exact
 Cost: target 1, draft length
 Needs: a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
 Trains: the draft model, best distilled from the target
-Differs: `confidence` may end a chain early, before a token is drawn; the decision sees the law and not the draw
+Differs:
+- `confidence` may end a chain early, before a token is drawn - the decision sees the law and not
+the draw
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from foretell.drafter import Drafter, Drafting
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Drafting
+from foretell.core.engine import Context
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.tree import Law, TokenTree
-from foretell.types import Ask
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Draft(Drafter):
 
     length: int = 4  # tokens of a chain
     drafts: int = 1  # independent chains
-    confidence: float = 0.0  # a chain ends where the draft model's best token is less likely than this
+    # a chain ends where the draft model's best token is less likely than this
+    confidence: float = 0.0
 
     models = ("draft",)
     draws = whole = True
@@ -50,13 +55,16 @@ class Draft(Drafter):
             raise BadConfig.field("draft:confidence", self.confidence, "at least 0 and below 1")
 
     def start(self, ctx: Context) -> dict[str, int]:
-        return {"known": 0}  # tokens of the text that are sure to be in the draft model's vocabulary
+        return {
+            "known": 0
+        }  # tokens of the text that are sure to be in the draft model's vocabulary
 
     def steps(self, ctx: Context, state: dict[str, int], budget: int) -> Drafting:
         tokens, sampler, tree = ctx.tokens, ctx.sampler, TokenTree(ctx.tokens[-1])
         model, vocab = ctx.models["draft"], ctx.models["target"].vocab
         if any(token >= model.vocab for token in tokens[state["known"] :]):
-            return tree  # relatives pad their vocabularies differently; this text is beyond the smaller one
+            # relatives pad their vocabularies differently; this text is beyond the smaller one
+            return tree
         state["known"] = len(tokens)
         level = {0: 1 if sampler.greedy else self.drafts}  # node -> chains that pass through it
         draws = 0

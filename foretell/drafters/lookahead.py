@@ -1,17 +1,24 @@
 """Guesses a window of future tokens by Jacobi iteration and drafts the n-grams its trajectories left behind.
 
-Beside every verified token the target answers for a window of guessed ones: `window` columns of n - 1 levels, each
-level the target's best tokens for the one before. A full column and its next token are an n-gram that the target
-itself wrote; a pool keeps the most recent ones by their first token, and those that begin with the last committed token
-are the drafts. Window and drafts are one tree: the first level is a chain, and every column hangs below its place in
-that chain. So the window is verified too and may be accepted.
+Beside every verified token the target answers for a window of guessed ones: `window` columns of n -
+1 levels, each level the target's best tokens for the one before. A full column and its next token
+are an n-gram that the target itself wrote; a pool keeps the most recent ones by their first token,
+and those that begin with the last committed token are the drafts. Window and drafts are one tree:
+the first level is a chain, and every column hangs below its place in that chain. So the window is
+verified too and may be accepted.
 
-Paper: Fu, Bailis, Stoica, Zhang, Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, arXiv:2402.02057
+Paper: Fu, Bailis, Stoica, Zhang, Break the Sequential Dependency of LLM Inference Using Lookahead
+Decoding, arXiv:2402.02057
 Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the defaults are the authors' advice for 7B models (their code's own are 60, 8, 60); the window begins with tokens spread evenly over the prompt, where the reference takes random ones of it; window nodes can be accepted; a fully matched draft gives its bonus token, which the reference drops when sampling; where the budget is smaller than the tree, drafts are left out down to the most recent one, then columns from the right, which wait as they are; the pool is bounded
+Differs:
+- the defaults are the authors' advice for 7B models (their code's own are 60, 8, 60) - the window
+begins with tokens spread evenly over the prompt, where the reference takes random ones of it -
+window nodes can be accepted - a fully matched draft gives its bonus token, which the reference
+drops when sampling - where the budget is smaller than the tree, drafts are left out down to the
+most recent one, then columns from the right, which wait as they are - the pool is bounded
 """
 
 from __future__ import annotations
@@ -19,13 +26,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from foretell.drafter import Drafter, Step
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Step
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
-from foretell.tree import TokenTree
 
-# Estimated chances before anything was measured: of the most recent draft's first token, of each older draft's
-# relative to the one before, of the next token of a draft, and of a window's token.
+# Estimated chances before anything was measured: of the most recent draft's first token, of each
+# older draft's relative to the one before, of the next token of a draft, and of a window's token.
 FIRST, OLDER, NEXT, WINDOW = 0.4, 0.6, 0.7, 0.15
 GOLDEN = 0.618034  # multiples of it fall evenly over [0, 1)
 
@@ -33,8 +40,8 @@ GOLDEN = 0.618034  # multiples of it fall evenly over [0, 1)
 class Pool:
     """What followed each token, at most `each` continuations a token and `size` in all.
 
-    Both are least recently used first: tokens by when they were last looked up or added to, the continuations of one
-    token by when they were last added.
+    Both are least recently used first: tokens by when they were last looked up or added to, the
+    continuations of one token by when they were last added.
     """
 
     def __init__(self, each: int, size: int):
@@ -68,7 +75,9 @@ class Pool:
 
 @dataclass
 class State:
-    """`columns[j]`: the guesses of column j, oldest level first; that of column 0 is the root itself."""
+    """`columns[j]`: the guesses of column j, oldest level first; that of column 0 is the root
+    itself.
+    """
 
     pool: Pool
     columns: list[list[int]]
@@ -90,15 +99,30 @@ class Lookahead(Drafter):
     whole = True  # a window cut at random places would lose its trajectories
 
     def __post_init__(self) -> None:
-        for name, low, high in (("window", 1, 128), ("n", 2, 32), ("guesses", 1, 128), ("pool", 1, 1 << 24)):
+        for name, low, high in (
+            ("window", 1, 128),
+            ("n", 2, 32),
+            ("guesses", 1, 128),
+            ("pool", 1, 1 << 24),
+        ):
             if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(f"lookahead:{name}", getattr(self, name), f"between {low} and {high}")
+                raise BadConfig.field(
+                    f"lookahead:{name}", getattr(self, name), f"between {low} and {high}"
+                )
 
     def start(self, ctx: Context) -> State:
-        # While the window fills, each step adds a level and moves on by a column, so it begins n - 2 columns wider.
+        # While the window fills, each step adds a level and moves on by a column, so it begins n -
+        # 2 columns wider.
         tokens, width = ctx.tokens, self.window + self.n - 3
-        columns = [[tokens[-1]], *([tokens[int(i * GOLDEN % 1 * len(tokens))]] for i in range(1, width + 1))]
-        state = State(Pool(self.guesses, self.pool), columns, done=max(0, len(tokens) - self.n + 1 - self.pool))
+        columns = [
+            [tokens[-1]],
+            *([tokens[int(i * GOLDEN % 1 * len(tokens))]] for i in range(1, width + 1)),
+        ]
+        state = State(
+            Pool(self.guesses, self.pool),
+            columns,
+            done=max(0, len(tokens) - self.n + 1 - self.pool),
+        )
         self.read(ctx, state)
         return state
 
@@ -114,7 +138,9 @@ class Lookahead(Drafter):
         tree, columns, depth, room = TokenTree(ctx.tokens[-1]), state.columns, ctx.depth, budget - 1
         columns[0][0] = tree.tokens[0]
         grams = state.pool.recent(tree.tokens[0])
-        spare = min(self.n - 1, depth) if grams else 0  # for one draft, without which the window is for nothing
+        spare = (
+            min(self.n - 1, depth) if grams else 0
+        )  # for one draft, without which the window is for nothing
         state.shown = 0
         for j, column in enumerate(columns):
             cost = len(column) - (j == 0)
@@ -141,7 +167,8 @@ class Lookahead(Drafter):
 
     def observe(self, ctx: Context, state: State, step: Step) -> None:
         self.read(ctx, state)
-        # Found again by their tokens: a draft may share nodes with the window, and the tree may have been cut.
+        # Found again by their tokens: a draft may share nodes with the window, and the tree may
+        # have been cut.
         tree, columns, ends, chain, shown = step.tree, state.columns, [], 0, state.shown
         state.shown = 0  # a step may come that does not ask for drafts
         for j, column in enumerate(columns[:shown]):
@@ -152,7 +179,9 @@ class Lookahead(Drafter):
                 break
             ends.append(node)
         filling = len(columns) > self.window
-        if not ends or (filling and len(ends) == 1):  # moving on now would lose a column and gain nothing
+        if not ends or (
+            filling and len(ends) == 1
+        ):  # moving on now would lose a column and gain nothing
             return
         best = step.reply.logits[ends].argmax(-1).tolist()
         for column, token in zip(columns, best, strict=False):

@@ -1,26 +1,29 @@
 """Copies what followed the last occurrence of the text's newest tokens.
 
-The longest of the last n, n-1, ..., 1 tokens that stands earlier in prompt or output is looked up in an index of
-n-grams, and the k tokens behind its most recent earlier place are proposed as a chain. Where nothing matches nothing
-is proposed.
+The longest of the last n, n-1, ..., 1 tokens that stands earlier in prompt or output is looked up
+in an index of n-grams, and the k tokens behind its most recent earlier place are proposed as a
+chain. Where nothing matches nothing is proposed.
 
-Paper: Saxena, Prompt Lookup Decoding, 2023, github.com/apoorvumang/prompt-lookup-decoding; Yang et al. (LLMA), arXiv:2304.04487
+Paper: Saxena, Prompt Lookup Decoding, 2023, github.com/apoorvumang/prompt-lookup-decoding; Yang et
+al. (LLMA), arXiv:2304.04487
 Guarantee: exact
 Cost: target 1
 Needs: nothing
 Trains: nothing
-Differs: the most recent place is copied from rather than the first, and a copy that reaches the end of the text goes on into itself, so that a text that repeats a few tokens is drafted k tokens deep
+Differs:
+- the most recent place is copied from rather than the first, and a copy that reaches the end of the
+text goes on into itself, so that a text that repeats a few tokens is drafted k tokens deep
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.drafter import Drafter
-from foretell.engine import Context
+from foretell.core.drafter import Drafter
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.lookup import Index, copied
-from foretell.tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -44,4 +47,8 @@ class Ngram(Drafter):
         state.extend(tokens)
         place, n = state.longest(tokens)
         size = min(self.k, budget - 1, ctx.depth)
-        return tree if n == 0 or size < 1 else tree.chain(copied(tokens, place, size), "ngram", match=n)
+        return (
+            tree
+            if n == 0 or size < 1
+            else tree.chain(copied(tokens, place, size), "ngram", match=n)
+        )

@@ -1,16 +1,23 @@
 """Drafts what followed the text's newest tokens in a corpus: a tree of the most frequent continuations.
 
-A datastore of texts, built once with `foretell datastore`, is mapped into memory and shared by all requests. The
-longest of the last `span`, ..., `least` tokens that stands in it is looked up by binary search in a suffix array. What
-follows its places there, up to `follow` tokens, is counted prefix by prefix, and the most frequent prefixes are the
-tree: a node's value is the share of the places that go on by its path.
+A datastore of texts, built once with `foretell datastore`, is mapped into memory and shared by all
+requests. The longest of the last `span`, ..., `least` tokens that stands in it is looked up by
+binary search in a suffix array. What follows its places there, up to `follow` tokens, is counted
+prefix by prefix, and the most frequent prefixes are the tree: a node's value is the share of the
+places that go on by its path.
 
 Paper: He et al., REST: Retrieval-Based Speculative Decoding, arXiv:2311.08252
 Guarantee: exact
 Cost: target 1
-Needs: a model that takes trees, and a datastore of its tokenizer: foretell datastore TEXT... --tokenizer MODEL --out FILE.safetensors
+Needs: a model that takes trees, and a datastore of its tokenizer: foretell datastore TEXT...
+--tokenizer MODEL --out FILE.safetensors
 Trains: nothing
-Differs: nothing is drafted where nothing matches (the code drafts a fixed token); prefixes of equal counts are cut so that none loses its parent, and `choices` counts nodes; ids above 65535 have room; continuations end with their document; of more than `hits` places those in equal distances in the suffix array are taken; suffixes are ordered by their first 64 tokens, in one array rather than one for every 512 Mi tokens
+Differs:
+- nothing is drafted where nothing matches (the code drafts a fixed token) - prefixes of equal
+counts are cut so that none loses its parent, and `choices` counts nodes - ids above 65535 have room
+- continuations end with their document - of more than `hits` places those in equal distances in the
+suffix array are taken - suffixes are ordered by their first 64 tokens, in one array rather than one
+for every 512 Mi tokens
 """
 
 from __future__ import annotations
@@ -19,13 +26,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.drafter import Drafter
-from foretell.engine import Context
+from foretell.core.drafter import Drafter
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.datastore import BUILD, Datastore, load
-from foretell.tree import TokenTree
 
-RANGES = {"choices": (1, 1024), "span": (1, 32), "least": (1, 32), "hits": (1, 1_000_000), "follow": (1, 32)}
+RANGES = {
+    "choices": (1, 1024),
+    "span": (1, 32),
+    "least": (1, 32),
+    "hits": (1, 1_000_000),
+    "follow": (1, 32),
+}
 
 
 @dataclass
@@ -37,10 +50,12 @@ class Match:
     span: int  # at most this many of its last tokens stood there
 
     def longest(self, tokens: list[int], span: int, least: int) -> tuple[int, int, int]:
-        """(low, high, n): the ranks of the places of the longest n of the last `span`, ..., `least` tokens; n 0: none.
+        """(low, high, n): the ranks of the places of the longest n of the last `span`, ..., `least`
+        tokens; n 0: none.
 
-        If n tokens stand somewhere then so do fewer, so the longest is found by bisection, and t more tokens make it
-        longer by t at most: where nothing stood there nothing is searched until `least` tokens are new.
+        If n tokens stand somewhere then so do fewer, so the longest is found by bisection, and t
+        more tokens make it longer by t at most: where nothing stood there nothing is searched until
+        `least` tokens are new.
         """
         top = min(span, len(tokens), self.span + len(tokens) - self.size)
         best, low, high, probe = least - 1, 0, 0, top
@@ -56,14 +71,20 @@ class Match:
         return low, high, best if high else 0
 
 
-def prefixes(store: Datastore, places: np.ndarray, follow: int, size: int) -> list[tuple[int, int, int]]:
-    """(parent, token, count) of the `size` most frequent prefixes of what stands at the sorted `places`.
+def prefixes(
+    store: Datastore, places: np.ndarray, follow: int, size: int
+) -> list[tuple[int, int, int]]:
+    """(parent, token, count) of the `size` most frequent prefixes of what stands at the sorted
+    `places`.
 
-    Entry i is node i + 1 and parents come before their children; of equal counts the shorter prefix comes first, then
-    the smaller one. Sorted places have equal prefixes side by side, so each prefix is a run in its row.
+    Entry i is node i + 1 and parents come before their children; of equal counts the shorter prefix
+    comes first, then the smaller one. Sorted places have equal prefixes side by side, so each
+    prefix is a run in its row.
     """
     depths = np.arange(follow)[:, None]
-    block = store.tokens[np.minimum(places + depths, len(store.tokens) - 1)]  # (follow, places); the last one is an end
+    block = store.tokens[
+        np.minimum(places + depths, len(store.tokens) - 1)
+    ]  # (follow, places); the last one is an end
     wide = len(places)
     fresh = np.ones(block.shape, bool)
     np.not_equal(block[:, 1:], block[:, :-1], out=fresh[:, 1:])
@@ -75,14 +96,19 @@ def prefixes(store: Datastore, places: np.ndarray, follow: int, size: int) -> li
     # Of the counts that many are 1 that sorting all of them would take longer than the rest.
     above = np.bincount(counts)[::-1].cumsum()[::-1]  # above[c]: prefixes of at least c places
     border = max(1, int(np.searchsorted(-above, -size, side="right")) - 1)
-    chosen = np.concatenate([np.flatnonzero(counts > border), np.flatnonzero(counts == border)])[:size]
+    chosen = np.concatenate([np.flatnonzero(counts > border), np.flatnonzero(counts == border)])[
+        :size
+    ]
     chosen = chosen[np.lexsort((chosen, -counts[chosen]))]
     parents = np.searchsorted(starts, starts[chosen] - wide, side="right") - 1
     nodes = {int(run): node for node, run in enumerate(chosen, 1)}
     tokens = block.ravel()[starts[chosen]].tolist()
-    return [(nodes[p] if s >= wide else 0, token, count)
-            for s, p, token, count in zip(starts[chosen].tolist(), parents.tolist(), tokens, counts[chosen].tolist(),
-                                          strict=True)]  # fmt: skip
+    return [
+        (nodes[p] if s >= wide else 0, token, count)
+        for s, p, token, count in zip(
+            starts[chosen].tolist(), parents.tolist(), tokens, counts[chosen].tolist(), strict=True
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -101,7 +127,9 @@ class Rest(Drafter):
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(f"rest:{name}", getattr(self, name), f"between {low} and {high}")
+                raise BadConfig.field(
+                    f"rest:{name}", getattr(self, name), f"between {low} and {high}"
+                )
         if self.least > self.span:
             raise BadConfig.field("rest:least", self.least, f"at most span={self.span}")
         if not self.path:

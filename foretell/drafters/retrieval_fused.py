@@ -1,17 +1,24 @@
 """A draft model's tree and the text's own continuations in one tree, the latter as far as the draft model believes them.
 
-The draft model drafts as in `draft`: one chain, or several. Beside it the places where the newest tokens stood before
-are looked up, and what followed them makes a second tree, in which every branch counts its places. Of that tree the
-branches whose first token the draft model thinks unlikely are dropped, the rest are ranked by the draft model's
-probability times the share of the places, and the best are hung into the first tree by longest common prefix, until
-the nodes are used up. Copied tokens are tried after drawn ones, whose laws they leave alone.
+The draft model drafts as in `draft`: one chain, or several. Beside it the places where the newest
+tokens stood before are looked up, and what followed them makes a second tree, in which every branch
+counts its places. Of that tree the branches whose first token the draft model thinks unlikely are
+dropped, the rest are ranked by the draft model's probability times the share of the places, and the
+best are hung into the first tree by longest common prefix, until the nodes are used up. Copied
+tokens are tried after drawn ones, whose laws they leave alone.
 
-Paper: Quan, Feng, Hao, Jiang, Zhang, Wang, RASD: Retrieval-Augmented Speculative Decoding, arXiv:2503.03434
+Paper: Quan, Feng, Hao, Jiang, Zhang, Wang, RASD: Retrieval-Augmented Speculative Decoding,
+arXiv:2503.03434
 Guarantee: exact
 Cost: target 1, draft length
-Needs: a model that takes trees; a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
+Needs: a model that takes trees; a draft model with the target's tokenizer (the vocabularies may be
+padded to different sizes)
 Trains: the draft model, best distilled from the target
-Differs: continuations come from the text itself (the paper also asks a datastore); the paper drafts with a trained head; the threshold is low by default, to suit weak draft models too (the paper tunes its own); a text beyond the draft model's context or vocabulary is continued by its own copies alone, none of them dropped
+Differs:
+- continuations come from the text itself (the paper also asks a datastore) - the paper drafts with
+a trained head - the threshold is low by default, to suit weak draft models too (the paper tunes its
+own) - a text beyond the draft model's context or vocabulary is continued by its own copies alone,
+none of them dropped
 """
 
 from __future__ import annotations
@@ -24,21 +31,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretell.drafter import Drafter, Drafting
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Drafting
+from foretell.core.engine import Context
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.ops.lookup import Index
 from foretell.ops.trees import grow, merge
-from foretell.tree import Law, TokenTree
-from foretell.types import Ask
 
-HELD = 0.75  # chance of a copied token the draft model was not asked about, if those before it are accepted
+# chance of a copied token the draft model was not asked about, if those before it are accepted
+HELD = 0.75
 NAME = "retrieval-fused"
 
 
 @dataclass
 class State:
-    """Of a request: the index of its text, of which `known` tokens are sure to be in the draft model's vocabulary."""
+    """Of a request: the index of its text, of which `known` tokens are sure to be in the draft
+    model's vocabulary.
+    """
 
     index: Index
     known: int = 0
@@ -61,10 +71,18 @@ class RetrievalFused(Drafter):
     draws = whole = True
 
     def __post_init__(self) -> None:
-        for name, low, high in (("length", 1, 256), ("drafts", 1, 64), ("longest", 1, 64), ("copy", 1, 1024),
-                                ("shortest", 1, self.longest), ("places", 1, 1024)):  # fmt: skip
+        for name, low, high in (
+            ("length", 1, 256),
+            ("drafts", 1, 64),
+            ("longest", 1, 64),
+            ("copy", 1, 1024),
+            ("shortest", 1, self.longest),
+            ("places", 1, 1024),
+        ):
             if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(f"{NAME}:{name}", getattr(self, name), f"between {low} and {high}")
+                raise BadConfig.field(
+                    f"{NAME}:{name}", getattr(self, name), f"between {low} and {high}"
+                )
         if not 0 <= self.threshold < 1:
             raise BadConfig.field(f"{NAME}:threshold", self.threshold, "at least 0 and below 1")
 
@@ -85,13 +103,19 @@ class RetrievalFused(Drafter):
             kept.append(node)
         return merge(tree, copied.keep(kept))
 
-    def _draft(self, ctx: Context, tree: TokenTree, budget: int) -> Generator[Ask, Any, dict[int, torch.Tensor]]:
-        """Drafts into `tree`; returns the draft model's law (V,) below every node it was asked about."""
+    def _draft(
+        self, ctx: Context, tree: TokenTree, budget: int
+    ) -> Generator[Ask, Any, dict[int, torch.Tensor]]:
+        """Drafts into `tree`; returns the draft model's law (V,) below every node it was asked
+        about.
+        """
         sampler, model, vocab = ctx.sampler, ctx.models["draft"], ctx.models["target"].vocab
         chains, draws, laws = min(self.drafts, budget - 1), 0, dict[int, torch.Tensor]()
         level = {0: chains}  # node -> chains that pass through it
         for _ in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
-            if chains < 1 or len(tree) + chains > budget:  # decided before anything of the level is drawn
+            if (
+                chains < 1 or len(tree) + chains > budget
+            ):  # decided before anything of the level is drawn
                 break
             reply = yield Ask(tree, model="draft", rows=list(level))
             below: dict[int, int] = {}
@@ -102,7 +126,10 @@ class RetrievalFused(Drafter):
                 if sampler.greedy:
                     laws[node] = sampler.scores(row, words).softmax(-1)
                     top = laws[node].topk(min(chains, vocab))
-                    options += [(-value * p, node, t) for p, t in zip(*map(torch.Tensor.tolist, top), strict=True)]
+                    options += [
+                        (-value * p, node, t)
+                        for p, t in zip(*map(torch.Tensor.tolist, top), strict=True)
+                    ]
                     continue
                 laws[node] = q = sampler.law(row, words)
                 law = Law(q)
@@ -116,9 +143,17 @@ class RetrievalFused(Drafter):
             level = below
         return laws
 
-    def _copies(self, ctx: Context, index: Index, tree: TokenTree, laws: dict[int, torch.Tensor],
-                budget: int) -> tuple[TokenTree, dict[int, int]]:  # fmt: skip
-        """What followed the newest tokens before, best first; and which of its nodes stand in `tree` too, and where."""
+    def _copies(
+        self,
+        ctx: Context,
+        index: Index,
+        tree: TokenTree,
+        laws: dict[int, torch.Tensor],
+        budget: int,
+    ) -> tuple[TokenTree, dict[int, int]]:
+        """What followed the newest tokens before, best first; and which of its nodes stand in
+        `tree` too, and where.
+        """
         tokens = ctx.tokens
         index.extend(tokens)
         found: list[int] = []
@@ -134,16 +169,25 @@ class RetrievalFused(Drafter):
                 places[node] = [p for p in places[parent] if after(p, depth - 1) == token]
                 if parent in twins and (twin := tree.child(twins[parent], token)) >= 0:
                     twins[node] = twin
-            counts, q = Counter(after(p, depth) for p in places[node]), laws.get(twins.get(node, -1))
+            counts, q = (
+                Counter(after(p, depth) for p in places[node]),
+                laws.get(twins.get(node, -1)),
+            )
             chances = [HELD] * len(counts) if q is None else q[list(counts)].tolist()
             options = list(zip(counts.items(), chances, strict=True))
             if not node and q is not None:
-                options = [(option, chance) for option, chance in options if chance >= self.threshold]
-            shares = ((token, chance * count / len(places[node])) for (token, count), chance in options)
+                options = [
+                    (option, chance) for option, chance in options if chance >= self.threshold
+                ]
+            shares = (
+                (token, chance * count / len(places[node])) for (token, count), chance in options
+            )
             return sorted(shares, key=lambda option: -option[1])
 
         def after(place: int, depth: int) -> int:
-            return tokens[place + depth % (len(tokens) - place)]  # a copy that reaches the end goes on into itself
+            return tokens[
+                place + depth % (len(tokens) - place)
+            ]  # a copy that reaches the end goes on into itself
 
         copied = grow(tokens[-1], successors, budget, min(self.copy, ctx.depth), NAME)
         copied.matches[1:] = [n] * (len(copied) - 1)

@@ -1,17 +1,26 @@
 """Continues the text by what followed its newest tokens before, in proportion to how often it did.
 
-Every string of up to `depth` tokens of prompt and output is counted. The longest of the text's endings that stands
-earlier starts a draft, and so do shorter ones that stand there more often: best first by the share of the places that
-continue so, as many nodes as the ending is long (times `factor`, plus `offset`), none below `min_prob`. The draft whose
-shares add up highest is proposed, of equals the one with the longest match. With `shared`, past outputs of the same
-tenant are searched as well.
+Every string of up to `depth` tokens of prompt and output is counted. The longest of the text's
+endings that stands earlier starts a draft, and so do shorter ones that stand there more often: best
+first by the share of the places that continue so, as many nodes as the ending is long (times
+`factor`, plus `offset`), none below `min_prob`. The draft whose shares add up highest is proposed,
+of equals the one with the longest match. With `shared`, past outputs of the same tenant are
+searched as well.
 
-Paper: Oliaro et al., SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications, arXiv:2411.04975
+Paper: Oliaro et al., SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications,
+arXiv:2411.04975
 Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees (with tree=no: nothing)
 Trains: nothing
-Differs: factor and offset are 4 and 8 where the reference has 1 and 0, as a draft no longer than its match gave fewer tokens a step than plain prompt lookup on recorded answers, and how many nodes pay is the policy's choice; it branches unless told not to; shares are of the places that something follows, so that the text's own end does not count against a copy, and a copy of what stands at most 8 times goes on into itself there; an ending is searched up to half of `depth` and only if it stands at least twice as often as the last longer one tried; the last 8 tokens of a prompt stand before its output in what is shared, of which the oldest tokens are forgotten one by one
+Differs:
+- factor and offset are 4 and 8 where the reference has 1 and 0, as a draft no longer than its match
+gave fewer tokens a step than plain prompt lookup on recorded answers, and how many nodes pay is the
+policy's choice - it branches unless told not to - shares are of the places that something follows,
+so that the text's own end does not count against a copy, and a copy of what stands at most 8 times
+goes on into itself there - an ending is searched up to half of `depth` and only if it stands at
+least twice as often as the last longer one tried - the last 8 tokens of a prompt stand before its
+output in what is shared, of which the oldest tokens are forgotten one by one
 """
 
 from __future__ import annotations
@@ -21,19 +30,23 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from foretell.drafter import Drafter, Step
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Step
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.suffix import Place, Suffixes, Text
 from foretell.ops.trees import plant
-from foretell.tree import TokenTree
 
-LEAD = 8  # tokens of the prompt that stand before an output in the shared store, so that its beginning can match
+# tokens of the prompt that stand before an output in the shared store, so that its beginning can
+# match
+LEAD = 8
 
 
 @dataclass
 class State:
-    """`own` counts this request's `text`, `past` the outputs of all, this one's `output` too. `done`: tokens read."""
+    """`own` counts this request's `text`, `past` the outputs of all, this one's `output` too.
+    `done`: tokens read.
+    """
 
     own: Suffixes
     text: Text
@@ -43,7 +56,9 @@ class State:
 
 
 class Found(NamedTuple):
-    """A draft: parent, token and value of its nodes, the root being 0; `score` is the sum of the values."""
+    """A draft: parent, token and value of its nodes, the root being 0; `score` is the sum of the
+    values.
+    """
 
     score: float
     match: int
@@ -57,7 +72,9 @@ NOTHING = Found(0.0, 0, [], [], [])
 
 @dataclass(frozen=True)
 class Suffix(Drafter):
-    """Lengths are counts of tokens, `min_prob` is a product of shares, `megabytes` bounds the shared store."""
+    """Lengths are counts of tokens, `min_prob` is a product of shares, `megabytes` bounds the
+    shared store.
+    """
 
     depth: int = 64  # strings counted; a match and the draft behind it are together no longer
     factor: float = 4.0  # nodes drafted for each token of the match
@@ -81,7 +98,9 @@ class Suffix(Drafter):
         }
         for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(f"suffix:{name}", getattr(self, name), f"between {low} and {high}")
+                raise BadConfig.field(
+                    f"suffix:{name}", getattr(self, name), f"between {low} and {high}"
+                )
 
     def start(self, ctx: Context) -> State:
         own, text, past, output = Suffixes(self.depth), Text(), None, Text()
@@ -121,31 +140,44 @@ class Suffix(Drafter):
                 break
             if count >= 2 * tried:
                 tried = count
-                parents, tokens, values = self._expand(strings, text, place, room, min(levels, self.depth - match))
+                parents, tokens, values = self._expand(
+                    strings, text, place, room, min(levels, self.depth - match)
+                )
                 if (score := sum(values)) > best.score:
                     best = Found(score, match, parents, tokens, values)
         return best
 
-    def _expand(self, strings: Suffixes, text: Text, place: Place, room: int,
-                levels: int) -> tuple[list[int], list[int], list[float]]:  # fmt: skip
+    def _expand(
+        self, strings: Suffixes, text: Text, place: Place, room: int, levels: int
+    ) -> tuple[list[int], list[int], list[float]]:
         """Parents, tokens and values of the nodes that follow there, best first."""
         parents, tokens, values = list[int](), list[int](), list[float]()
-        heap: list[tuple[float, int, int, int, int, Place]] = []  # -value, insertion order, level, parent, token, place
+        heap: list[
+            tuple[float, int, int, int, int, Place]
+        ] = []  # -value, insertion order, level, parent, token, place
         order, value, level, begin = 0, 1.0, 0, place[1]
         while True:
-            if level < levels and not (heap and -heap[0][0] >= value):  # what all places go on with alike is best
+            if level < levels and not (
+                heap and -heap[0][0] >= value
+            ):  # what all places go on with alike is best
                 run = strings.alike(place, min(room - len(tokens), levels - level), text, begin)
                 parents += range(len(tokens), len(tokens) + len(run))
                 tokens += run
                 values += [value] * len(run)
                 place, level = (place[0], place[1] + len(run)), level + len(run)
             if level < levels and len(tokens) < room:
-                # What is surely too rare is left out at once; the share is rounded down, the value itself decides.
+                # What is surely too rare is left out at once; the share is rounded down, the value
+                # itself decides.
                 total, steps = strings.after(place, self.min_prob / value * (1 - 1e-9), text, begin)
                 for count, _, token, thing in steps if self.tree else steps[:1]:
-                    if (chance := value * count / total if count < total else value) >= self.min_prob:
+                    if (
+                        chance := value * count / total if count < total else value
+                    ) >= self.min_prob:
                         order += 1
-                        heappush(heap, (-chance, order, level + 1, len(tokens), token, (thing, place[1] + 1)))
+                        heappush(
+                            heap,
+                            (-chance, order, level + 1, len(tokens), token, (thing, place[1] + 1)),
+                        )
             if not heap or len(tokens) >= room:
                 return parents, tokens, values
             chance, _, level, parent, token, place = heappop(heap)

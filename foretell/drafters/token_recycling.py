@@ -1,15 +1,21 @@
 """Remembers, for every token, the best next tokens of its last row, and drafts the tree they span.
 
-The store holds the top candidates of each token as the target last saw them, learnt from the rows of every verified
-node, also the rejected ones, and shared by all requests. A tree is grown from it best first: a candidate's chance is
-the measured acceptance of its rank, times its parent's.
+The store holds the top candidates of each token as the target last saw them, learnt from the rows
+of every verified node, also the rejected ones, and shared by all requests. A tree is grown from it
+best first: a candidate's chance is the measured acceptance of its rank, times its parent's.
 
-Paper: Luo et al., Turning Trash into Treasure: Accelerating Inference with Token Recycling, arXiv:2408.08696
+Paper: Luo et al., Turning Trash into Treasure: Accelerating Inference with Token Recycling,
+arXiv:2408.08696
 Guarantee: exact
 Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
-Differs: the tree grows best first under the measured acceptance of each rank, where the paper fills a fixed tree of 80 nodes found offline; how many nodes is the policy's choice (nodes=80,floor=0 is the paper's size); a token never seen has no children rather than eight times token 0; rows of refused nodes that were not asked for while many others came are forgotten; rows still empty are filled from the prompt's own pairs
+Differs:
+- the tree grows best first under the measured acceptance of each rank, where the paper fills a
+fixed tree of 80 nodes found offline - how many nodes is the policy's choice (nodes=80,floor=0 is
+the paper's size) - a token never seen has no children rather than eight times token 0 - rows of
+refused nodes that were not asked for while many others came are forgotten - rows still empty are
+filled from the prompt's own pairs
 """
 
 from __future__ import annotations
@@ -20,22 +26,24 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.drafter import Drafter, Step
-from foretell.engine import Context
+from foretell.core.drafter import Drafter, Step
+from foretell.core.engine import Context
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.rows import best
 from foretell.ops.trees import grow
-from foretell.tree import TokenTree
 
 RATE = 1 / 32  # of the running acceptance
-FEW = 16  # rows put by that are all read when it is asked; of more, as after a pause, only what is looked for
+# rows put by that are all read when it is asked; of more, as after a pause, only what is looked for
+FEW = 16
 UNREAD = 64  # rows put by that are no burden
 HELD = 1 << 21  # entries of rows put by at most, where these are more
 ROW = 200  # bytes of an entry besides its candidates
 
 
 class Store:
-    """`rows[token]`: candidates, best first. `chance[rank]`: how often the candidate of that rank was accepted.
+    """`rows[token]`: candidates, best first. `chance[rank]`: how often the candidate of that rank
+    was accepted.
 
     Bounded by the vocabulary: k candidates for every token.
     """
@@ -44,8 +52,8 @@ class Store:
         self.k = k
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
-        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose, where each begins, and
-        # which of them the text really went through.
+        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose,
+        # where each begins, and which of them the text really went through.
         self.unread, self.held, self.passed = dict[int, int](), 0, set[int]()
         self.blocks, self.starts = list[torch.Tensor](), list[int]()
 
@@ -54,7 +62,9 @@ class Store:
         return len(self.rows) * (ROW + 8 * self.k)
 
     def put(self, tokens: Sequence[int], rows: torch.Tensor, last: Sequence[int]) -> None:
-        """`rows[i]` is the row of `tokens[i]`, and of two of a token the one that `last` names later is kept."""
+        """`rows[i]` is the row of `tokens[i]`, and of two of a token the one that `last` names
+        later is kept.
+        """
         self.unread.update({tokens[i]: self.held + i for i in (*range(len(tokens)), *last)})
         self.passed.update(self.held + i for i in last)
         self.starts.append(self.held)
@@ -62,7 +72,9 @@ class Store:
         self.held += len(rows)
         if self.held > max(UNREAD, HELD // rows.shape[-1]):
             # Nobody asked for them for long: of what was refused then nothing is taken in.
-            self.unread = {token: place for token, place in self.unread.items() if place in self.passed}
+            self.unread = {
+                token: place for token, place in self.unread.items() if place in self.passed
+            }
             self.read()
 
     def read(self, token: int = -1) -> None:
@@ -72,7 +84,10 @@ class Store:
             rows, places = self.blocks[0], [*unread.values()]
         else:
             found = [bisect_right(self.starts, place) - 1 for place in unread.values()]
-            few = [self.blocks[b][place - self.starts[b]] for b, place in zip(found, unread.values(), strict=True)]
+            few = [
+                self.blocks[b][place - self.starts[b]]
+                for b, place in zip(found, unread.values(), strict=True)
+            ]
             rows, places = torch.stack(few), [*range(len(few))]
         top = best(rows, self.k)[1].tolist()
         self.rows.update(zip(unread, [top[place] for place in places], strict=True))
@@ -95,13 +110,18 @@ class Store:
             raise ValueError(f"lacks {', '.join(sorted(missing))}")
         tokens, rows, chance = tensors["tokens"], tensors["rows"], tensors["chance"]
         if tokens.ndim != 1 or rows.shape != (len(tokens), self.k) or chance.shape != (self.k,):
-            raise ValueError(f"the shapes of tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)} do not fit")
-        if len(tokens) and (int(tokens.min()) < 0 or int(rows.min()) < -1 or bool((rows[:, 0] < 0).any())):
+            raise ValueError(
+                f"the shapes of tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)} do not fit"
+            )
+        if len(tokens) and (
+            int(tokens.min()) < 0 or int(rows.min()) < -1 or bool((rows[:, 0] < 0).any())
+        ):
             raise ValueError("a token is negative or a row empty")
         if not bool(((chance >= 0) & (chance <= 1)).all()):
             raise ValueError("a chance is not between 0 and 1")
         self.rows = {
-            token: [t for t in row if t >= 0] for token, row in zip(tokens.tolist(), rows.tolist(), strict=True)
+            token: [t for t in row if t >= 0]
+            for token, row in zip(tokens.tolist(), rows.tolist(), strict=True)
         }
         self.chance = chance.tolist()
 
@@ -119,7 +139,9 @@ class TokenRecycling(Drafter):
     def __post_init__(self) -> None:
         for name, low, high in (("k", 1, 64), ("depth", 1, 64)):
             if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(f"token-recycling:{name}", getattr(self, name), f"between {low} and {high}")
+                raise BadConfig.field(
+                    f"token-recycling:{name}", getattr(self, name), f"between {low} and {high}"
+                )
         if not 0 <= self.floor <= 1:
             raise BadConfig.field("token-recycling:floor", self.floor, "between 0 and 1")
 
@@ -143,10 +165,22 @@ class TokenRecycling(Drafter):
                 state.read(token)
             return zip(rows.get(token, ()), chance, strict=False)
 
-        return grow(ctx.tokens[-1], successors, budget, min(self.depth, ctx.depth), "token-recycling", self.floor)
+        return grow(
+            ctx.tokens[-1],
+            successors,
+            budget,
+            min(self.depth, ctx.depth),
+            "token-recycling",
+            self.floor,
+        )
 
     def observe(self, ctx: Context, state: Store, step: Step) -> None:
-        tokens, parents, rows, chance = step.tree.tokens, step.tree.parents, state.rows, state.chance
+        tokens, parents, rows, chance = (
+            step.tree.tokens,
+            step.tree.parents,
+            state.rows,
+            state.chance,
+        )
         for node, accepted in step.outcome.tested:
             row = rows.get(tokens[parents[node]], ())
             if (token := tokens[node]) in row:  # whoever proposed it

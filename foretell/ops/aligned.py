@@ -1,8 +1,9 @@
 """Follows a text along the place it is a changed copy of, and learns what was replaced by what.
 
-While tokens equal those one lag before, the copy holds. Where they stop to, the lag at which two tokens in a row match
-again, at most SPAN tokens longer or shorter, ends the gap: what stood in it there was replaced by what stands in it
-here. Names of several tokens, and of other lengths than those they replace, are learnt so.
+While tokens equal those one lag before, the copy holds. Where they stop to, the lag at which two
+tokens in a row match again, at most SPAN tokens longer or shorter, ends the gap: what stood in it
+there was replaced by what stands in it here. Names of several tokens, and of other lengths than
+those they replace, are learnt so.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from collections.abc import Sequence
 
 SPAN = 8  # tokens of what is replaced, and of what it is replaced by, at most
 AGAIN = 2  # tokens in a row that end a gap
-TOP = 32  # newest tokens that are remembered, of which half must have held for anything to be learnt
+# newest tokens that are remembered, of which half must have held for anything to be learnt
+TOP = 32
 SHIFTS = sorted(range(-SPAN, SPAN + 1), key=abs)
 Words = tuple[int, ...]
 
 
 class Aligned:
-    """`lag`: from a token to its source, 0: none is followed; `held`: where the copy held last, a position behind it.
+    """`lag`: from a token to its source, 0: none is followed; `held`: where the copy held last, a
+    position behind it.
 
-    `word`: bit j < TOP says whether the token j before `held` was as its source, or as what replaces it, said. `names`:
-    what is drafted for what. `least`: equal votes that decide, with more than half of all; `kept`: tokens left alone.
+    `word`: bit j < TOP says whether the token j before `held` was as its source, or as what
+    replaces it, said. `names`: what is drafted for what. `least`: equal votes that decide, with
+    more than half of all; `kept`: tokens left alone.
     """
 
     def __init__(self, least: int, kept: frozenset[int]):
@@ -47,7 +51,9 @@ class Aligned:
                 self.held, self.word = end, (self.word << 1 | 1) & (1 << TOP) - 1
                 self._same(text, end)
             elif end - 2 == self.held and text[end - 1] == text[end - 1 - self.lag]:
-                self._again(text, end - 1, end, 0)  # one token was replaced by one: one that matches is enough
+                self._again(
+                    text, end - 1, end, 0
+                )  # one token was replaced by one: one that matches is enough
             elif (begin := end - AGAIN) >= self.held:
                 for shift in SHIFTS:
                     at = begin - self.lag - shift
@@ -58,18 +64,26 @@ class Aligned:
 
     def _again(self, text: Sequence[int], begin: int, end: int, shift: int) -> None:
         """Ends a gap: the tokens from `begin` to `end` match at a lag that is `shift` longer."""
-        old, to = tuple(text[self.held - self.lag : begin - self.lag - shift]), tuple(text[self.held : begin])
+        old, to = (
+            tuple(text[self.held - self.lag : begin - self.lag - shift]),
+            tuple(text[self.held : begin]),
+        )
         right = bool(to) and self.names.get(old) == to
         if old and to and self.word.bit_count() >= TOP // 2:
             self._vote(old, to)
         # As if all had matched where what was replaced is known.
-        word = (self.word << len(to) | ((1 << len(to)) - 1) * right) << end - begin | (1 << end - begin) - 1
+        word = (self.word << len(to) | ((1 << len(to)) - 1) * right) << end - begin | (
+            1 << end - begin
+        ) - 1
         self.lag, self.held, self.word = self.lag + shift, end, word & (1 << TOP) - 1
 
     def _same(self, text: Sequence[int], end: int) -> None:
         """What was replaced elsewhere and stands here as it was speaks against that."""
         for size in range(1, min(SPAN, end) + 1):
-            if size in self.sizes.get(text[end - size], ()) and (old := tuple(text[end - size : end])) in self.votes:
+            if (
+                size in self.sizes.get(text[end - size], ())
+                and (old := tuple(text[end - size : end])) in self.votes
+            ):
                 self._vote(old, old)
 
     def _vote(self, old: Words, to: Words) -> None:
@@ -85,7 +99,9 @@ class Aligned:
             self.names.pop(old, None)
 
     def replaced(self, text: Sequence[int], at: int) -> tuple[int, Words]:
-        """How many tokens from this place on are replaced, the longest that are, and by what; 0: none."""
+        """How many tokens from this place on are replaced, the longest that are, and by what; 0:
+        none.
+        """
         for size in sorted(self.sizes.get(text[at], ()), reverse=True):
             old = tuple(text[at : at + size])
             if old in self.names:
@@ -93,7 +109,8 @@ class Aligned:
         return 0, ()
 
     def begun(self, text: Sequence[int]) -> tuple[int, Words]:
-        """(tokens that are replaced, what is still to come of what replaces them) where the text ends within that.
+        """(tokens that are replaced, what is still to come of what replaces them) where the text
+        ends within that.
 
         One vote is enough: the beginning of it stands there.
         """

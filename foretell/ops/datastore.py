@@ -1,10 +1,11 @@
 """Texts as tokens with the order of their suffixes: where in a large corpus did these tokens stand?
 
-One safetensors file, mapped into memory when it is opened: `tokens`, the documents one behind the other, each followed
-by the id `vocab`, which no document has, so that nothing is continued into the next one; and `suffixes`, the positions
-of all tokens in the order of what stands from there on. The order looks at DEPTH tokens; where these are equal the
-earlier position comes first. A file is refused unless all of it is as it was written, and says what its ids mean by a
-fingerprint of the tokenizer, so that it is not used with another one.
+One safetensors file, mapped into memory when it is opened: `tokens`, the documents one behind the
+other, each followed by the id `vocab`, which no document has, so that nothing is continued into the
+next one; and `suffixes`, the positions of all tokens in the order of what stands from there on. The
+order looks at DEPTH tokens; where these are equal the earlier position comes first. A file is
+refused unless all of it is as it was written, and says what its ids mean by a fingerprint of the
+tokenizer, so that it is not used with another one.
 """
 
 from __future__ import annotations
@@ -37,12 +38,31 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Datastore:
-    """`tokens` (n,), unsigned; `suffixes` (n,), signed. Ids of documents are below `vocab`. Nothing here is changed."""
+    """`tokens` (n,), unsigned; `suffixes` (n,), signed. Ids of documents are below `vocab`. Nothing
+    here is changed.
+    """
 
-    def __init__(self, path: Path, tokens: np.ndarray, suffixes: np.ndarray, vocab: int, mark: str, documents: int):
-        self.path, self.tokens, self.suffixes, self.vocab, self.mark = path, tokens, suffixes, vocab, mark
+    def __init__(
+        self,
+        path: Path,
+        tokens: np.ndarray,
+        suffixes: np.ndarray,
+        vocab: int,
+        mark: str,
+        documents: int,
+    ):
+        self.path, self.tokens, self.suffixes, self.vocab, self.mark = (
+            path,
+            tokens,
+            suffixes,
+            vocab,
+            mark,
+        )
         self.documents = documents
-        self._tokens, self._suffixes = tokens.data, suffixes.data  # single entries come quicker from them
+        self._tokens, self._suffixes = (
+            tokens.data,
+            suffixes.data,
+        )  # single entries come quicker from them
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Datastore:
         return self
@@ -53,7 +73,9 @@ class Datastore:
         return int(self.tokens.nbytes + self.suffixes.nbytes)
 
     def find(self, pattern: Sequence[int]) -> tuple[int, int]:
-        """(low, high): the places suffixes[low:high] are where `pattern` (1 to DEPTH tokens) stands in a document."""
+        """(low, high): the places suffixes[low:high] are where `pattern` (1 to DEPTH tokens) stands
+        in a document.
+        """
         if max(pattern) >= self.vocab:
             return 0, 0
         tokens, suffixes, size, wanted = self._tokens, self._suffixes, len(pattern), list(pattern)
@@ -69,29 +91,38 @@ class Datastore:
         return low, bisect_right(ranks, wanted, lo=low, key=head)
 
     def places(self, low: int, high: int, most: int) -> np.ndarray:
-        """suffixes[low:high], int64; of more than `most` that many in equal distances, so that shares stay the same."""
+        """suffixes[low:high], int64; of more than `most` that many in equal distances, so that
+        shares stay the same.
+        """
         if high - low <= most:
             return self.suffixes[low:high].astype(np.int64)
         return self.suffixes[low + np.arange(most) * (high - low) // most].astype(np.int64)
 
     def check(self, vocab: int, decode: Decode | None) -> None:
-        """Raises BadFile unless a model with `vocab` ids has these, and (where known) its tokenizer is the file's."""
+        """Raises BadFile unless a model with `vocab` ids has these, and (where known) its tokenizer
+        is the file's.
+        """
         if self.vocab > vocab:
-            raise BadFile(f"{self.path}: holds token ids up to {self.vocab - 1} and the model's end at {vocab - 1}; "
-                            f"build one with the model's tokenizer: {BUILD}")  # fmt: skip
+            raise BadFile(
+                f"{self.path}: holds token ids up to {self.vocab - 1} and the model's end at {vocab - 1}; "
+                f"build one with the model's tokenizer: {BUILD}"
+            )
         if self.mark and decode is not None and fingerprint(decode, self.vocab) != self.mark:
-            raise BadFile(f"{self.path}: was built with another tokenizer than the model's; "
-                            f"build one with the model's: {BUILD}")  # fmt: skip
+            raise BadFile(
+                f"{self.path}: was built with another tokenizer than the model's; "
+                f"build one with the model's: {BUILD}"
+            )
 
 
 # --- building
 
 
 def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> np.ndarray:
-    """Positions (n,) int64 of `tokens` (n,) sorted by tokens[i : i + depth], then by i. `depth`: a power of two.
+    """Positions (n,) int64 of `tokens` (n,) sorted by tokens[i : i + depth], then by i. `depth`: a
+    power of two.
 
-    Prefix doubling: what is ordered by its first w tokens is ordered by 2w with the order of what stands w further on.
-    Only runs of equals are sorted again.
+    Prefix doubling: what is ordered by its first w tokens is ordered by 2w with the order of what
+    stands w further on. Only runs of equals are sorted again.
     """
     n = len(tokens)
     base = int(tokens.max()) + 2  # 0: behind the end
@@ -129,16 +160,23 @@ def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> n
 
 
 def fingerprint(decode: Decode, vocab: int) -> str:
-    """What tells one tokenizer from another: the texts of ids spread evenly over those below `vocab`."""
+    """What tells one tokenizer from another: the texts of ids spread evenly over those below
+    `vocab`.
+    """
     digest = hashlib.sha256()
     for id_ in sorted({i * vocab // SAMPLE for i in range(SAMPLE)}):
         digest.update(decode([id_]).encode("utf-8", "replace") + b"\0")
     return digest.hexdigest()
 
 
-def build(path: Path, documents: Iterable[Sequence[int]], decode: Decode | None = None,
-          tell: Tell | None = None) -> Datastore:  # fmt: skip
-    """Writes the file, whole or not at all, and opens it. `decode` is the tokenizer's; without it anyone's ids will do.
+def build(
+    path: Path,
+    documents: Iterable[Sequence[int]],
+    decode: Decode | None = None,
+    tell: Tell | None = None,
+) -> Datastore:
+    """Writes the file, whole or not at all, and opens it. `decode` is the tokenizer's; without it
+    anyone's ids will do.
 
     Raises BadConfig where there are no tokens, OSError where the file cannot be written.
     """
@@ -156,15 +194,21 @@ def build(path: Path, documents: Iterable[Sequence[int]], decode: Decode | None 
             if tell:
                 tell("reading", len(texts), None)
         if not texts:
-            raise BadConfig(f"{path}: the texts have no tokens; name a folder or file that holds some")
+            raise BadConfig(
+                f"{path}: the texts have no tokens; name a folder or file that holds some"
+            )
         vocab = 1 + max(int(text.max()) for text in texts)
         end = np.array([vocab], np.uint32)
         tokens = np.concatenate([ids for text in texts for ids in (text, end)])
         tokens = tokens.astype(np.uint16) if vocab < 2**16 else tokens
         suffixes = order(tokens, DEPTH, tell)
         suffixes = suffixes.astype(np.int32) if len(tokens) < 2**31 else suffixes
-        about = {"foretell_datastore": VERSION, "vocab": str(vocab), "documents": str(len(texts)),
-                 "tokenizer": fingerprint(decode, vocab) if decode else ""}  # fmt: skip
+        about = {
+            "foretell_datastore": VERSION,
+            "vocab": str(vocab),
+            "documents": str(len(texts)),
+            "tokenizer": fingerprint(decode, vocab) if decode else "",
+        }
         about["sha256"] = checksum(about, tokens, suffixes)
         save_file({"tokens": tokens, "suffixes": suffixes}, part, about)
         part.chmod(mode)  # safetensors makes files that others cannot read
@@ -175,7 +219,9 @@ def build(path: Path, documents: Iterable[Sequence[int]], decode: Decode | None 
 
 
 def checksum(about: dict[str, str], *arrays: np.ndarray) -> str:
-    """Of what the header says, its checksum left out, and of the arrays' shapes, types and entries."""
+    """Of what the header says, its checksum left out, and of the arrays' shapes, types and
+    entries.
+    """
     said = {name: value for name, value in about.items() if name != "sha256"}
     kinds = [[str(a.dtype), list(a.shape)] for a in arrays]
     digest = hashlib.sha256(json.dumps([said, kinds], sort_keys=True).encode())
@@ -187,11 +233,14 @@ def checksum(about: dict[str, str], *arrays: np.ndarray) -> str:
 
 # --- opening
 
-_opened: WeakValueDictionary[tuple[str, int, int], Datastore] = WeakValueDictionary()  # it takes a while for large ones
+_opened: WeakValueDictionary[tuple[str, int, int], Datastore] = (
+    WeakValueDictionary()
+)  # it takes a while for large ones
 
 
 def load(path: str | Path) -> Datastore:
-    """Maps the file and checks all of it; one that is in use already and unchanged is not read again.
+    """Maps the file and checks all of it; one that is in use already and unchanged is not read
+    again.
 
     Raises BadFile that names the file, what is wrong and the cure.
     """
@@ -214,10 +263,15 @@ def _read(path: Path) -> Datastore:
         with safe_open(path, "np") as opened:  # checks the header against the file's length
             about = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise bad(f"damaged, cut off or no safetensors file ({' '.join(str(error).split())})") from None
+        raise bad(
+            f"damaged, cut off or no safetensors file ({' '.join(str(error).split())})"
+        ) from None
     if (version := about.get("foretell_datastore")) != VERSION:
-        raise bad("a safetensors file, but not a datastore" if version is None
-                  else f"a datastore in format {version}, and this is read: {VERSION}")  # fmt: skip
+        raise bad(
+            "a safetensors file, but not a datastore"
+            if version is None
+            else f"a datastore in format {version}, and this is read: {VERSION}"
+        )
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -236,8 +290,15 @@ def _read(path: Path) -> Datastore:
         vocab, documents, mark = int(about["vocab"]), int(about["documents"]), about["tokenizer"]
     except (KeyError, ValueError):
         raise bad("damaged: its header lacks `vocab`, `documents` or `tokenizer`") from None
-    # A checksum says who wrote it did not err in writing; a draft must keep to the arrays whoever wrote them.
-    inside = len(suffixes) == len(tokens) and int(suffixes.min()) >= 0 and int(suffixes.max()) < len(tokens)
+    # A checksum says who wrote it did not err in writing; a draft must keep to the arrays whoever
+    # wrote them.
+    inside = (
+        len(suffixes) == len(tokens)
+        and int(suffixes.min()) >= 0
+        and int(suffixes.max()) < len(tokens)
+    )
     if not inside or not int(tokens.max()) == vocab == int(tokens[-1]):
-        raise bad("damaged: its suffixes lie outside its tokens, or its tokens outside its vocabulary")
+        raise bad(
+            "damaged: its suffixes lie outside its tokens, or its tokens outside its vocabulary"
+        )
     return Datastore(path, tokens, suffixes, vocab, mark, documents)

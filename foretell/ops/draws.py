@@ -1,4 +1,6 @@
-"""Tokens drawn from laws by given uniform numbers, one by one or all of a tree at once: the same tokens either way."""
+"""Tokens drawn from laws by given uniform numbers, one by one or all of a tree at once: the same
+tokens either way.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ import torch
 from foretell.ops.rows import firsts
 
 if TYPE_CHECKING:
-    from foretell.rng import Door
-    from foretell.sampling import Target
+    from foretell.core.rng import Door
+    from foretell.core.sampling import Target
 
 
 def apart(rows: torch.Tensor) -> bool:
-    """Whether they lie on a device whose every answer is waited for: there all at once is quicker than some in turn."""
+    """Whether they lie on a device whose every answer is waited for: there all at once is quicker
+    than some in turn.
+    """
     return rows.device.type != "cpu"
 
 
@@ -38,10 +42,11 @@ def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
 
 
 def ahead(target: Target, door: Door, position: int, depths: Sequence[int]) -> list[int] | None:
-    """The tokens after all nodes of a tree, where they are found sooner together; None: one by one, as they are needed.
+    """The tokens after all nodes of a tree, where they are found sooner together; None: one by one,
+    as they are needed.
 
-    `position`, `depths`: as in verify.walk. The door for every outcome must not be asked for what is not needed: its
-    draws are no function of a uniform number.
+    `position`, `depths`: as in verify.walk. The door for every outcome must not be asked for what
+    is not needed: its draws are no function of a uniform number.
     """
     sampler, uniform = target.sampler, getattr(door, "uniform", None)
     if sampler.plain and sampler.greedy:

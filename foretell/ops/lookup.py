@@ -1,4 +1,6 @@
-"""Where the last few tokens of a text stood before: an index of n-grams, kept up to date in constant time a token."""
+"""Where the last few tokens of a text stood before: an index of n-grams, kept up to date in
+constant time a token.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Sequence
 
 
 def copied(tokens: Sequence[int], place: int, size: int) -> list[int]:
-    """The `size` tokens from `place` on; a copy that reaches the text's end goes on into itself, as in LZ77."""
+    """The `size` tokens from `place` on; a copy that reaches the text's end goes on into itself, as
+    in LZ77.
+    """
     found = list(tokens[place : place + size])
     if len(found) < size:
         found = (found * -(-size // len(found)))[:size]
@@ -14,15 +18,18 @@ def copied(tokens: Sequence[int], place: int, size: int) -> list[int]:
 
 
 class Index:
-    """For every n-gram of `least` to `n` tokens the position behind its most recent (or first) occurrence.
+    """For every n-gram of `least` to `n` tokens the position behind its most recent (or first)
+    occurrence.
 
-    An n-gram at the very end has nothing behind it yet; it is taken in with the next token. With `every`, the
-    positions behind all occurrences are remembered: each leads to the one before it.
+    An n-gram at the very end has nothing behind it yet; it is taken in with the next token. With
+    `every`, the positions behind all occurrences are remembered: each leads to the one before it.
     """
 
     def __init__(self, n: int, first: bool = False, least: int = 1, every: bool = False):
         self.places: list[dict[tuple[int, ...], int]] = [{} for _ in range(n)]
-        self.older: list[dict[int, int]] = [{} for _ in range(n)]  # position -> the one before it, of the same n-gram
+        self.older: list[dict[int, int]] = [
+            {} for _ in range(n)
+        ]  # position -> the one before it, of the same n-gram
         self.first, self.least, self.every, self.done = first, least, every, 0
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -41,14 +48,18 @@ class Index:
         return self.places[n - 1].get(tuple(tokens[-n:]), -1) if n <= len(tokens) else -1
 
     def longest(self, tokens: Sequence[int], least: int = 1) -> tuple[int, int]:
-        """(position, n) of the longest of the last n, ..., `least` tokens that stood before, or (-1, 0)."""
+        """(position, n) of the longest of the last n, ..., `least` tokens that stood before, or
+        (-1, 0).
+        """
         for n in range(len(self.places), least - 1, -1):
             if (place := self.find(tokens, n)) >= 0:
                 return place, n
         return -1, 0
 
     def all(self, tokens: Sequence[int], n: int, most: int) -> list[int]:
-        """The positions behind the `most` most recent occurrences of the last `n` of `tokens`, the newest first."""
+        """The positions behind the `most` most recent occurrences of the last `n` of `tokens`, the
+        newest first.
+        """
         assert self.every and not self.first, "only an index of every place knows them"
         found, place = list[int](), self.find(tokens, n)
         while place >= 0 and len(found) < most:

@@ -9,27 +9,39 @@ from typing import Any
 import numpy as np
 import torch
 
-OUTPUTS, LARGE = 16, 1 << 21  # blocks of logits whose memory is kept for later ones, and the bytes one may have
-MANY = 1 << 19  # entries of a block from which looking for the best groups first is faster than one call
+OUTPUTS, LARGE = (
+    16,
+    1 << 21,
+)  # blocks of logits whose memory is kept for later ones, and the bytes one may have
+MANY = (
+    1 << 19
+)  # entries of a block from which looking for the best groups first is faster than one call
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
     """The best token of each row (n, V), ties to the lowest id."""
-    # On a CPU numpy is quicker, and wakes no threads that would stand in the way of the next forward.
+    # On a CPU numpy is quicker, and wakes no threads that would stand in the way of the next
+    # forward.
     values = rows.numpy() if rows.device.type == "cpu" else rows
     best: list[int] = values.argmax(-1).tolist()
     return best
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory without NaN, which no mask would hide. On a CPU it is not touched before it is used."""
+    """Memory without NaN, which no mask would hide. On a CPU it is not touched before it is
+    used.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(
+        dtype
+    )
 
 
 class Lent:
-    """Memory of rows of logits (k, V), lent again when nobody holds them any more. New memory would take time."""
+    """Memory of rows of logits (k, V), lent again when nobody holds them any more. New memory would
+    take time.
+    """
 
     def __init__(self, make: Callable[[np.ndarray], Any] = lambda memory: None):
         """`make(memory)` is what a runtime wants to have of it besides."""
@@ -37,8 +49,13 @@ class Lent:
         self.blocks: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []
 
     def take(self, count: int, width: int) -> tuple[np.ndarray, Any]:
-        """(count, width) numbers, which live as long as any tensor made of them, and what `make` said of them."""
-        i = next((i for i, (m, _, held) in enumerate(self.blocks) if held() is None and len(m) == count), -1)
+        """(count, width) numbers, which live as long as any tensor made of them, and what `make`
+        said of them.
+        """
+        i = next(
+            (i for i, (m, _, held) in enumerate(self.blocks) if held() is None and len(m) == count),
+            -1,
+        )
         if i < 0:
             memory = np.empty((count, width), np.float32)
             made = self.make(memory)
@@ -51,10 +68,11 @@ class Lent:
 
 
 def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V)) each.
+    """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
+    each.
 
-    They lie in the k groups of neighbours with the largest maxima, so that a large block is read once and little of it
-    is sorted. Which of equal values come first is not said.
+    They lie in the k groups of neighbours with the largest maxima, so that a large block is read
+    once and little of it is sorted. Which of equal values come first is not said.
     """
     count, width = rows.shape
     group = 64 if width < 1 << 14 else 128

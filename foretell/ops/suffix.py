@@ -1,10 +1,11 @@
-"""How often every string of up to `depth` tokens stands in some growing texts, and what follows it: a suffix trie.
+"""How often every string of up to `depth` tokens stands in some growing texts, and what follows it:
+a suffix trie.
 
-A suffix stands in the trie at its start's position. A leaf holds the positions of the few suffixes that begin alike,
-and only where more than LEAF do is a level of nodes made; so the trie is as small as a compressed one, and a new token
-costs one step for each of the text's last strings that are that frequent, mostly one to four. Whatever is rarer is
-counted by looking at the texts. The oldest positions can be forgotten one by one, and the counts stay those of what is
-left.
+A suffix stands in the trie at its start's position. A leaf holds the positions of the few suffixes
+that begin alike, and only where more than LEAF do is a level of nodes made; so the trie is as small
+as a compressed one, and a new token costs one step for each of the text's last strings that are
+that frequent, mostly one to four. Whatever is rarer is counted by looking at the texts. The oldest
+positions can be forgotten one by one, and the counts stay those of what is left.
 """
 
 from __future__ import annotations
@@ -19,12 +20,21 @@ from foretell.ops.lookup import copied
 LEAF = 8  # positions in a leaf above which it becomes a node
 BITS = 32  # a position is its text's key, then the place in that text in this many bits
 MASK = (1 << BITS) - 1
-BYTES = {"tokens": 46, "leaves": 155, "nodes": 560, "texts": 400}  # what one takes in CPython, measured
-Place = tuple["Node | list[int]", int]  # all places where a string stands: its node or positions, and its length
+BYTES = {
+    "tokens": 46,
+    "leaves": 155,
+    "nodes": 560,
+    "texts": 400,
+}  # what one takes in CPython, measured
+Place = tuple[
+    "Node | list[int]", int
+]  # all places where a string stands: its node or positions, and its length
 
 
 class Node:
-    """A string that more than LEAF suffixes began with, `ends` of them at the end of a text. `last`: the newest."""
+    """A string that more than LEAF suffixes began with, `ends` of them at the end of a text.
+    `last`: the newest.
+    """
 
     __slots__ = ("count", "ends", "last", "inner", "leaves")
 
@@ -35,7 +45,9 @@ class Node:
 
 
 class Text:
-    """A text under way. `active[m - 1]`: the node of its last m tokens, as far down as there are nodes."""
+    """A text under way. `active[m - 1]`: the node of its last m tokens, as far down as there are
+    nodes.
+    """
 
     __slots__ = ("key", "tokens", "first", "active")
 
@@ -46,7 +58,8 @@ class Text:
 
 
 class Suffixes:
-    """Strings are counted up to `depth` tokens; `limit`: bytes above which the oldest tokens are forgotten, 0: never.
+    """Strings are counted up to `depth` tokens; `limit`: bytes above which the oldest tokens are
+    forgotten, 0: never.
 
     `vocab`: token ids that may be restored are below it.
     """
@@ -66,7 +79,9 @@ class Suffixes:
         return sum(BYTES[kind] * size for kind, size in self.sizes.items())
 
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
-        """Appends to the text, which is a new one or one of this trie (if it was forgotten, it starts again)."""
+        """Appends to the text, which is a new one or one of this trie (if it was forgotten, it
+        starts again).
+        """
         if self.texts.get(text.key) is not text:
             text.key, text.tokens, text.first, text.active = self.keys, array("i"), 0, []
             self.texts[text.key] = text
@@ -155,10 +170,14 @@ class Suffixes:
             place = kid, place[1] + 1
         return found
 
-    def alike(self, place: Place, most: int, own: Text | None = None, match: int = 0) -> Sequence[int]:
-        """At most so many tokens that follow alike wherever a rare string stands; none for a frequent one.
+    def alike(
+        self, place: Place, most: int, own: Text | None = None, match: int = 0
+    ) -> Sequence[int]:
+        """At most so many tokens that follow alike wherever a rare string stands; none for a
+        frequent one.
 
-        `own`: the text whose last `match` tokens the string begins with; what reaches its end goes on into itself.
+        `own`: the text whose last `match` tokens the string begins with; what reaches its end goes
+        on into itself.
         """
         thing, depth = place
         if isinstance(thing, Node):
@@ -168,19 +187,28 @@ class Suffixes:
             text, at = self.texts[position >> BITS], (position & MASK) + depth
             part = text.tokens[at : at + most]
             if text is own and len(part) < most:
-                part = array("i", copied(text.tokens, at - depth + match, depth - match + most)[depth - match :])
+                part = array(
+                    "i",
+                    copied(text.tokens, at - depth + match, depth - match + most)[depth - match :],
+                )
             parts.append(part)
         first, last = min(parts), max(parts)
         if first == last:
             return first
-        return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+        return first[
+            : next(
+                (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+            )
+        ]
 
-    def after(self, place: Place, share: float = 0.0, own: Text | None = None,
-              match: int = 0) -> tuple[int, list[tuple[int, int, int, Node | list[int]]]]:  # fmt: skip
-        """How often anything follows, and (count, newest position, token, what begins so) of what does, best first.
+    def after(
+        self, place: Place, share: float = 0.0, own: Text | None = None, match: int = 0
+    ) -> tuple[int, list[tuple[int, int, int, Node | list[int]]]]:
+        """How often anything follows, and (count, newest position, token, what begins so) of what
+        does, best first.
 
-        Only tokens that follow in `share` of these cases. The most frequent is best, of equals the one that stood last.
-        `own`, `match`: see alike.
+        Only tokens that follow in `share` of these cases. The most frequent is best, of equals the
+        one that stood last. `own`, `match`: see alike.
         """
         thing, depth = place
         found: list[tuple[int, int, int, Node | list[int]]]
@@ -188,7 +216,11 @@ class Suffixes:
         if isinstance(thing, Node):
             total = thing.count - thing.ends
             least = share * total
-            found = [(kid.count, kid.last, token, kid) for token, kid in thing.inner.items() if kid.count >= least]
+            found = [
+                (kid.count, kid.last, token, kid)
+                for token, kid in thing.inner.items()
+                if kid.count >= least
+            ]
             leaves = thing.leaves if least <= LEAF or depth + 1 == self.depth else {}
         else:
             found, leaves, total = [], {}, 0
@@ -207,14 +239,20 @@ class Suffixes:
                 else:
                     leaf.append(position)
             least = share * total
-        found += [(len(leaf), max(leaf), token, leaf) for token, leaf in leaves.items() if len(leaf) >= least]
+        found += [
+            (len(leaf), max(leaf), token, leaf)
+            for token, leaf in leaves.items()
+            if len(leaf) >= least
+        ]
         found.sort(reverse=True)
         return total, found
 
     def matches(self, text: Text, longest: int) -> Iterator[tuple[int, int, Place]]:
-        """(m, count, place) of the text's last m <= `longest` <= depth tokens that stand elsewhere too, longest first.
+        """(m, count, place) of the text's last m <= `longest` <= depth tokens that stand elsewhere
+        too, longest first.
 
-        `count`: how often elsewhere. Of the lengths that stand in the same places only the longest is given.
+        `count`: how often elsewhere. Of the lengths that stand in the same places only the longest
+        is given.
         """
         size = len(text.tokens)
         longest, known, before = min(longest, size - text.first), len(text.active), 0
@@ -231,7 +269,9 @@ class Suffixes:
                 yield m, before, (node, m)
 
     def _ends(self, text: Text, least: int, longest: int) -> list[tuple[int, int]]:
-        """(length, position behind it) of all that matches `least` or more of the text's last tokens, a rare string."""
+        """(length, position behind it) of all that matches `least` or more of the text's last
+        tokens, a rare string.
+        """
         tokens, size = text.tokens, len(text.tokens)
         node, start, found = self.root, size - least, []
         while tokens[start] in node.inner:
@@ -240,27 +280,46 @@ class Suffixes:
         newest = tokens[size - least :]
         for position in node.leaves[tokens[start]]:
             other, begin = self.texts[position >> BITS], position & MASK
-            if (other is text and begin == size - least) or other.tokens[begin : begin + least] != newest:
+            if (other is text and begin == size - least) or other.tokens[
+                begin : begin + least
+            ] != newest:
                 continue
             room = min(longest - least, begin - other.first, size - least - text.first)
-            if room and other.tokens[begin - room : begin] == tokens[size - least - room : size - least]:
+            if (
+                room
+                and other.tokens[begin - room : begin] == tokens[size - least - room : size - least]
+            ):
                 length = least + room
             else:
                 length = least
-                while length < least + room and other.tokens[begin + least - length - 1] == tokens[size - length - 1]:
+                while (
+                    length < least + room
+                    and other.tokens[begin + least - length - 1] == tokens[size - length - 1]
+                ):
                     length += 1
             found.append((length, position + least))
         return found
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """`tokens` (all, int32): the texts one after another, oldest first; `sizes` (texts, int64): their lengths."""
+        """`tokens` (all, int32): the texts one after another, oldest first; `sizes` (texts, int64):
+        their lengths.
+        """
         kept = [text.tokens[text.first :] for text in self.texts.values()]
         flat = array("i", b"".join(part.tobytes() for part in kept))
-        tokens = torch.frombuffer(flat, dtype=torch.int32).clone() if flat else torch.zeros(0, dtype=torch.int32)
-        return {"tokens": tokens, "sizes": torch.tensor([len(part) for part in kept], dtype=torch.int64)}
+        tokens = (
+            torch.frombuffer(flat, dtype=torch.int32).clone()
+            if flat
+            else torch.zeros(0, dtype=torch.int32)
+        )
+        return {
+            "tokens": tokens,
+            "sizes": torch.tensor([len(part) for part in kept], dtype=torch.int64),
+        }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Holds these texts instead, the newest of them that fit. Raises ValueError where the tensors are none."""
+        """Holds these texts instead, the newest of them that fit. Raises ValueError where the
+        tensors are none.
+        """
         if set(tensors) != {"tokens", "sizes"}:
             raise ValueError(f"tensors {sorted(tensors)}: a suffix store has 'sizes' and 'tokens'")
         for name, kind in (("tokens", torch.int32), ("sizes", torch.int64)):
@@ -270,9 +329,13 @@ class Suffixes:
                 )
         tokens, sizes = tensors["tokens"].tolist(), tensors["sizes"].tolist()
         if min(sizes, default=1) < 1 or sum(sizes) != len(tokens):
-            raise ValueError(f"sizes: {len(sizes)} lengths of at least 1 must add up to the {len(tokens)} tokens")
+            raise ValueError(
+                f"sizes: {len(sizes)} lengths of at least 1 must add up to the {len(tokens)} tokens"
+            )
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab:
-            raise ValueError(f"tokens: from {min(tokens)} to {max(tokens)}, not all of 0 to {self.vocab - 1}")
+            raise ValueError(
+                f"tokens: from {min(tokens)} to {max(tokens)}, not all of 0 to {self.vocab - 1}"
+            )
         self._clear()
         start = 0
         for size in sizes:

@@ -24,11 +24,12 @@ def torch_threads(n: int) -> Iterator[None]:
 
 
 def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An engine's step, without gradients, in which torch wakes no threads beside those of another executor.
+    """An engine's step, without gradients, in which torch wakes no threads beside those of another
+    executor.
 
-    They would go on spinning after the smallest parallel operation, for some ten milliseconds, on the cores that the
-    executor's forwards need: that made these up to twice as slow. What torch computes in such an executor's place has
-    all of them again.
+    They would go on spinning after the smallest parallel operation, for some ten milliseconds, on
+    the cores that the executor's forwards need: that made these up to twice as slow. What torch
+    computes in such an executor's place has all of them again.
     """
 
     @wraps(step)

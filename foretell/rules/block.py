@@ -1,10 +1,11 @@
 """Accepts the longest block of a drawn chain whose joint ratio passes, rather than token by token.
 
-The ratios of the tokens are multiplied along the chain, capped at 1; each prefix gets its own coin, and the longest
-prefix whose coin falls right is accepted, so an unlucky token in the middle can be made good by what follows it. Never
-accepts fewer tokens in expectation than `sequential`.
+The ratios of the tokens are multiplied along the chain, capped at 1; each prefix gets its own coin,
+and the longest prefix whose coin falls right is accepted, so an unlucky token in the middle can be
+made good by what follows it. Never accepts fewer tokens in expectation than `sequential`.
 
-Paper: Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami, Suresh, Block Verification Accelerates Speculative Decoding, arXiv:2403.10444
+Paper: Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami, Suresh, Block Verification Accelerates
+Speculative Decoding, arXiv:2403.10444
 Guarantee: exact
 Cost: none beyond the rows of the chain
 Needs: a chain of drawn tokens
@@ -16,11 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.rng import Door
-from foretell.sampling import Target
-from foretell.tree import TokenTree
-from foretell.types import Outcome
-from foretell.verify import TINY, Rule
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.core.verify import TINY, Rule
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Block(Rule):
         for i in range(1, size + 1):
             token = tree.tokens[i]
             share = float(drafts[i - 1][token])
-            ratio.append(min(1.0, ratio[-1] * float(laws[i - 1][token]) / share) if share > 0 else 0.0)
+            ratio.append(
+                min(1.0, ratio[-1] * float(laws[i - 1][token]) / share) if share > 0 else 0.0
+            )
         for i in range(1, size + 1):
             chance = ratio[i]
             if i < size:
@@ -53,4 +56,6 @@ class Block(Rule):
             rest = (ratio[accepted] * p - drafts[accepted]).clamp_min(0)
             p = rest / rest.sum() if float(rest.sum()) > TINY else p
         tested = [(i, i <= accepted) for i in range(1, min(size, accepted + 1) + 1)]
-        return Outcome(list(range(1, accepted + 1)), rng.sample(p, "target", position + accepted), tested)
+        return Outcome(
+            list(range(1, accepted + 1)), rng.sample(p, "target", position + accepted), tested
+        )

@@ -1,9 +1,11 @@
 """k-sequential selection: k independent drafts are each accepted with min(1, p / (r q)), r as small as is valid.
 
-Where `sequential` lowers p after each refusal, here every try faces the same threshold, and the residual law makes up
-for all of them at once. The drafts that begin with the accepted token go on together.
+Where `sequential` lowers p after each refusal, here every try faces the same threshold, and the
+residual law makes up for all of them at once. The drafts that begin with the accepted token go on
+together.
 
-Paper: Sun, Suresh, Ro, Beirami, Jain, Yu, SpecTr: Fast Speculative Decoding via Optimal Transport, arXiv:2310.15141
+Paper: Sun, Suresh, Ro, Beirami, Jain, Yu, SpecTr: Fast Speculative Decoding via Optimal Transport,
+arXiv:2310.15141
 Guarantee: exact
 Cost: O(V) a node, 60 bisection steps
 Needs: children drawn independently from one law
@@ -17,11 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.rng import Door
-from foretell.sampling import Target
-from foretell.tree import TokenTree
-from foretell.types import Outcome
-from foretell.verify import TINY, Rule
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.core.verify import TINY, Rule
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ class Kseq(Rule):
     needs = "children drawn independently from one law"
 
     def accepts(self, tree: TokenTree) -> bool:
-        return all(len({id(tree.laws[c]) for c in t}) <= 1 and all(tree.laws[c] for c in t) for t in tree.tries)
+        return all(
+            len({id(tree.laws[c]) for c in t}) <= 1 and all(tree.laws[c] for c in t)
+            for t in tree.tries
+        )
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         node, tries, outcome = 0, 0, Outcome([], -1)
@@ -51,7 +56,9 @@ class Kseq(Rule):
                 for child in children:
                     token = tree.tokens[child]
                     tries += 1
-                    taken = rng.accept(float(p[token]) / (high * float(q[token])), "accept", position, tries)
+                    taken = rng.accept(
+                        float(p[token]) / (high * float(q[token])), "accept", position, tries
+                    )
                     outcome.tested.append((child, taken))
                     if taken:
                         accepted = child

@@ -1,9 +1,10 @@
 """Tries a node's children in order: x from law q passes with min(1, p(x)/q(x)), else p becomes (p - q)+, renormalised.
 
-Recursive rejection sampling. Exact for chains, deterministic trees, trees drawn with or without replacement and
-mixtures, because every node carries the law its token was drawn from.
+Recursive rejection sampling. Exact for chains, deterministic trees, trees drawn with or without
+replacement and mixtures, because every node carries the law its token was drawn from.
 
-Paper: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; Miao et al. (SpecInfer), arXiv:2305.09781
+Paper: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; Miao et al. (SpecInfer),
+arXiv:2305.09781
 Guarantee: exact
 Cost: none
 Needs: any tree
@@ -15,11 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.rng import Door
-from foretell.sampling import Target
-from foretell.tree import TokenTree
-from foretell.types import Outcome
-from foretell.verify import Rule, sequential
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.core.verify import Rule, sequential
 
 
 @dataclass(frozen=True)

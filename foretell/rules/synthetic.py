@@ -1,11 +1,13 @@
 """Accepts drafts by a coin: for trying schedules, sizes and machines with an acceptance of one's choice.
 
-The first child of a node is accepted with chance `rate`, each further one with `fall` times the chance of the one before
-it, whatever the target says; the token after the path is the target's. So the speed of a method can be measured for an
-acceptance that no model at hand has: `draft:length=6,rule=synthetic,rate=0.9`. The text is worthless.
+The first child of a node is accepted with chance `rate`, each further one with `fall` times the
+chance of the one before it, whatever the target says; the token after the path is the target's. So
+the speed of a method can be measured for an acceptance that no model at hand has:
+`draft:length=6,rule=synthetic,rate=0.9`. The text is worthless.
 
 Paper: none, it is a measuring device
-Guarantee: lossy: the text is made of whatever was drafted, at temperature 0 too; only its speed means something
+Guarantee: lossy: the text is made of whatever was drafted, at temperature 0 too; only its speed
+means something
 Cost: none
 Needs: any tree
 Trains: nothing
@@ -16,12 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.core.verify import Rule
 from foretell.errors import BadConfig
-from foretell.rng import Door
-from foretell.sampling import Target
-from foretell.tree import TokenTree
-from foretell.types import Outcome
-from foretell.verify import Rule
 
 
 @dataclass(frozen=True)
@@ -54,5 +56,9 @@ class Synthetic(Rule):
             if node == before:
                 break
         greedy = target.sampler.greedy
-        token = target.best(node) if greedy else rng.sample(target.p(node), "target", position + tree.depths[node])
+        token = (
+            target.best(node)
+            if greedy
+            else rng.sample(target.p(node), "target", position + tree.depths[node])
+        )
         return Outcome(outcome.path, token, outcome.tested)

@@ -1,14 +1,18 @@
 """Accepts a draft that is likely enough given how uncertain the target is, not only what the target would have drawn.
 
-A token x passes where p(x) > min(epsilon, delta exp(-H(p))). Of all paths of passing tokens the longest wins, the
-likelier among equals; the token after it is drawn from the target. At temperature 0 it is the greedy walk.
+A token x passes where p(x) > min(epsilon, delta exp(-H(p))). Of all paths of passing tokens the
+longest wins, the likelier among equals; the token after it is drawn from the target. At temperature
+0 it is the greedy walk.
 
 Paper: Cai, Li, Geng, Peng, Lee, Chen, Dao, Medusa, arXiv:2401.10774, section 3.3.1
-Guarantee: lossy: tokens the target would seldom draw are accepted, so texts are likelier than the target's own
+Guarantee: lossy: tokens the target would seldom draw are accepted, so texts are likelier than the
+target's own
 Cost: none
 Needs: any tree
 Trains: nothing
-Differs: the token after the path is drawn from the full law, where the reference takes the argmax in its fast mode
+Differs:
+- the token after the path is drawn from the full law, where the reference takes the argmax in its
+fast mode
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ from dataclasses import dataclass
 
 import torch
 
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.core.verify import Rule
 from foretell.errors import BadConfig
-from foretell.rng import Door
-from foretell.sampling import Target
-from foretell.tree import TokenTree
-from foretell.types import Outcome
-from foretell.verify import Rule
 
 
 @dataclass(frozen=True)
@@ -56,4 +60,6 @@ class Typical(Rule):
                         scores[child] = scores[node] + math.log(chance)
         best = max(scores, key=lambda n: (tree.depths[n], scores[n], -n))
         p = laws[best] if best in laws else target.p(best)
-        return Outcome(tree.path(best), rng.sample(p, "target", position + tree.depths[best]), tested)
+        return Outcome(
+            tree.path(best), rng.sample(p, "target", position + tree.depths[best]), tested
+        )

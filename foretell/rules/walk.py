@@ -1,7 +1,8 @@
 """Samples the target at every row and follows the child that equals the sample.
 
-The token at a position is decided by one draw that is keyed by the position alone, so whatever was drafted, the tokens
-are those that plain decoding gives with the same seed. Optimal for deterministic trees.
+The token at a position is decided by one draw that is keyed by the position alone, so whatever was
+drafted, the tokens are those that plain decoding gives with the same seed. Optimal for
+deterministic trees.
 
 Paper: folklore; compare Leviathan, Kalman, Matias, arXiv:2211.17192, appendix
 Guarantee: exact
@@ -15,11 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.rng import Door
-from foretell.sampling import Target
-from foretell.tree import TokenTree
-from foretell.types import Outcome
-from foretell.verify import Rule, walk
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.core.verify import Rule, walk
 
 
 @dataclass(frozen=True)

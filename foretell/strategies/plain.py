@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.engine import Context
-from foretell.sampling import Target
-from foretell.strategy import Strategy
-from foretell.tree import TokenTree
-from foretell.types import Ask, Commit, Kept, Reply, Steps
-from foretell.verify import walk
+from foretell.core.engine import Context
+from foretell.core.sampling import Target
+from foretell.core.strategy import Strategy
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Kept, Reply, Steps
+from foretell.core.verify import walk
 
 
 @dataclass(frozen=True)

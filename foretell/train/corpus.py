@@ -1,9 +1,11 @@
-"""Text for training: where it comes from, how it is cut into training and held-out parts, and its tokens on disk.
+"""Text for training: where it comes from, how it is cut into training and held-out parts, and its
+tokens on disk.
 
-This file knows texts, the tokenizer and two flat files of uint16 token ids. It knows nothing about models.
-A source is `stdlib` or `stdlib-tests` (the Python sources of the running interpreter), a folder, a `.jsonl` file whose
-rows have `text`, or a plain text file; `SOURCE*3` repeats it three times. Whole documents are held out, chosen by the
-hash of their name, so that the choice survives a rebuild on another machine.
+This file knows texts, the tokenizer and two flat files of uint16 token ids. It knows nothing about
+models. A source is `stdlib` or `stdlib-tests` (the Python sources of the running interpreter), a
+folder, a `.jsonl` file whose rows have `text`, or a plain text file; `SOURCE*3` repeats it three
+times. Whole documents are held out, chosen by the hash of their name, so that the choice survives a
+rebuild on another machine.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from foretell.errors import BadConfig
 END = "<|endoftext|>"
 SPECIALS = [END, "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>", "<|r0|>", "<|r1|>"]
 SUFFIXES = {".py", ".rst", ".md", ".txt"}
-# Words with their leading space, single digits, runs of punctuation with the line end, indentation in one piece.
+# Words with their leading space, single digits, runs of punctuation with the line end, indentation
+# in one piece.
 SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -34,18 +37,28 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
         for path in sorted(root.rglob("*.py")):
             parts = set(path.relative_to(root).parts)
             tests = bool({"test", "tests", "idle_test"} & parts)
-            if not {"site-packages", "lib2to3", "pydoc_data"} & parts and tests == (source == "stdlib-tests"):
-                yield f"stdlib/{path.relative_to(root).as_posix()}", path.read_text("utf-8", errors="replace")
+            if not {"site-packages", "lib2to3", "pydoc_data"} & parts and tests == (
+                source == "stdlib-tests"
+            ):
+                yield (
+                    f"stdlib/{path.relative_to(root).as_posix()}",
+                    path.read_text("utf-8", errors="replace"),
+                )
         return
     path = Path(source)
     if not path.exists():
-        raise BadConfig(f"--text {source}: no such file or folder (use `stdlib`, a folder, a .jsonl or a text file)")
+        raise BadConfig(
+            f"--text {source}: no such file or folder (use `stdlib`, a folder, a .jsonl or a text file)"
+        )
     if path.is_dir():
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
             if file.suffix == ".jsonl":
                 yield from documents(str(file))
             elif file.suffix in SUFFIXES:
-                yield f"{path.name}/{file.relative_to(path)}", file.read_text("utf-8", errors="replace")
+                yield (
+                    f"{path.name}/{file.relative_to(path)}",
+                    file.read_text("utf-8", errors="replace"),
+                )
     elif path.suffix == ".jsonl":
         with path.open("rb") as lines:
             for number, line in enumerate(lines):
@@ -60,8 +73,13 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
                         f"--text {source}: line {number + 1} is no JSON ({error.msg}); mend or remove it"
                     ) from None
                 if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                    raise BadConfig(f"--text {source}: line {number + 1} has no field `text` that is a text")
-                yield f"{row.get('source', path.stem)}/{row.get('path', row.get('title', number))}", row["text"]
+                    raise BadConfig(
+                        f"--text {source}: line {number + 1} has no field `text` that is a text"
+                    )
+                yield (
+                    f"{row.get('source', path.stem)}/{row.get('path', row.get('title', number))}",
+                    row["text"],
+                )
     else:
         yield path.name, path.read_text("utf-8", errors="replace")
 
@@ -72,7 +90,9 @@ def held_out(name: str, share: float) -> bool:
 
 
 def without_boilerplate(text: str, seen: Counter[int], limit: int = 2) -> str:
-    """Drops long paragraphs that already stood in `limit` earlier documents (templates, licence headers)."""
+    """Drops long paragraphs that already stood in `limit` earlier documents (templates, licence
+    headers).
+    """
     kept = []
     for part in text.split("\n\n"):
         key = hash(part.strip())
@@ -104,16 +124,24 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def prepare(
-    out: Path, sources: list[str], vocab_size: int, share: float = 0.01, tokenizer: Path | None = None
+    out: Path,
+    sources: list[str],
+    vocab_size: int,
+    share: float = 0.01,
+    tokenizer: Path | None = None,
 ) -> dict[str, object]:
-    """Writes tokenizer.json, train.bin, heldout.bin (uint16), heldout.jsonl, corpus.json to `out`; returns the last."""
+    """Writes tokenizer.json, train.bin, heldout.bin (uint16), heldout.jsonl, corpus.json to `out`;
+    returns the last.
+    """
     out.mkdir(parents=True, exist_ok=True)
     record = out / "corpus.json"
     if record.exists():
         done: dict[str, object] = json.loads(record.read_text())
         if done["sources"] == sources and done["vocab_size"] == vocab_size:
             return done
-        raise BadConfig(f"{out} holds a corpus made from {done['sources']}; choose another --out or delete it")
+        raise BadConfig(
+            f"{out} holds a corpus made from {done['sources']}; choose another --out or delete it"
+        )
     seen: Counter[int] = Counter()
     train: list[tuple[str, int]] = []
     kept: list[tuple[str, str]] = []

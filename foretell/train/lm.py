@@ -1,9 +1,11 @@
-"""Trains a small Llama-style language model on text, or distils one from a teacher: `foretell train lm`.
+"""Trains a small Llama-style language model on text, or distils one from a teacher: `foretell train
+lm`.
 
-This file knows optimisers, schedules and checkpoints; `corpus.py` knows the texts. Matrices of the layers are trained
-with Muon (Jordan et al. 2024), embeddings and norms with AdamW; the rate is constant and then falls linearly to zero.
-A run folder can be interrupted at any time and continued by the same command: weights and optimiser state are kept as
-safetensors, and the batch of step i depends on i and the seed alone.
+This file knows optimisers, schedules and checkpoints; `corpus.py` knows the texts. Matrices of the
+layers are trained with Muon (Jordan et al. 2024), embeddings and norms with AdamW; the rate is
+constant and then falls linearly to zero. A run folder can be interrupted at any time and continued
+by the same command: weights and optimiser state are kept as safetensors, and the batch of step i
+depends on i and the seed alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from foretell.errors import BadConfig
 from foretell.train.corpus import END, prepare
@@ -55,9 +62,17 @@ class TrainLM:
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise BadConfig(f"hidden={self.hidden} must divide by heads={self.heads}, that by kv_heads={self.kv_heads}")
-        if self.batch % self.micro or self.micro % self.context or self.context % self.short_context:
-            raise BadConfig("batch must be a multiple of micro, micro of context, context of short_context")
+            raise BadConfig(
+                f"hidden={self.hidden} must divide by heads={self.heads}, that by kv_heads={self.kv_heads}"
+            )
+        if (
+            self.batch % self.micro
+            or self.micro % self.context
+            or self.context % self.short_context
+        ):
+            raise BadConfig(
+                "batch must be a multiple of micro, micro of context, context of short_context"
+            )
 
     @property
     def steps(self) -> int:
@@ -67,12 +82,23 @@ class TrainLM:
 def build(config: TrainLM, end: int) -> LlamaForCausalLM:
     """A random Llama with tied embeddings, float32."""
     torch.manual_seed(config.seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.hidden, intermediate_size=config.intermediate,
-        num_hidden_layers=config.layers, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
-        max_position_embeddings=config.context, tie_word_embeddings=True, rms_norm_eps=1e-5,
-        bos_token_id=end, eos_token_id=end, pad_token_id=end + 1, attn_implementation="sdpa",
-    ))  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden,
+            intermediate_size=config.intermediate,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.context,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+            bos_token_id=end,
+            eos_token_id=end,
+            pad_token_id=end + 1,
+            attn_implementation="sdpa",
+        )
+    )
 
 
 def batch_of(data: np.ndarray, length: int, count: int, seed: int) -> torch.Tensor:
@@ -88,7 +114,9 @@ def rate(step: int, config: TrainLM) -> float:
 
 
 def evaluate(model: torch.nn.Module, corpus: Path, length: int = 1024) -> dict[str, float]:
-    """Bits per byte of the held-out documents in windows of `length` tokens, by the first part of their names."""
+    """Bits per byte of the held-out documents in windows of `length` tokens, by the first part of
+    their names.
+    """
     data = np.fromfile(corpus / "heldout.bin", dtype=np.uint16)
     names, sizes = [], []
     for line in (corpus / "heldout.jsonl").read_text("utf-8").splitlines():
@@ -113,8 +141,12 @@ def evaluate(model: torch.nn.Module, corpus: Path, length: int = 1024) -> dict[s
     return {key: round(value / totals[key], 4) for key, value in sorted(bits.items())}
 
 
-def loss_of(model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.Tensor) -> torch.Tensor:
-    """Cross entropy with the text, or with a teacher half of that and half the KL from its law (token mean)."""
+def loss_of(
+    model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.Tensor
+) -> torch.Tensor:
+    """Cross entropy with the text, or with a teacher half of that and half the KL from its law
+    (token mean).
+    """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=ids[:, :-1]).logits
     text = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
@@ -122,8 +154,12 @@ def loss_of(model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.
         return text
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         goal = teacher(input_ids=ids[:, :-1]).logits
-    kl = F.kl_div(logits.flatten(0, 1).float().log_softmax(-1), goal.flatten(0, 1).float().log_softmax(-1),
-                  log_target=True, reduction="batchmean")  # fmt: skip
+    kl = F.kl_div(
+        logits.flatten(0, 1).float().log_softmax(-1),
+        goal.flatten(0, 1).float().log_softmax(-1),
+        log_target=True,
+        reduction="batchmean",
+    )
     return 0.1 * text + 0.9 * kl
 
 
@@ -141,14 +177,20 @@ class Run:
         chosen = {id(p) for p in self.matrices}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
         self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(self.matrices, lr=config.matrix_rate, momentum=0.95, weight_decay=0.05),
+            torch.optim.Muon(
+                self.matrices, lr=config.matrix_rate, momentum=0.95, weight_decay=0.05
+            ),
             torch.optim.AdamW(others, lr=config.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         settings = folder / "train.json"
         if settings.exists():
             before = json.loads(settings.read_text())
-            if {**before, "tokens": 0} != {**asdict(config), "tokens": 0} or before["tokens"] > config.tokens:
-                raise BadConfig(f"{folder} holds a run with other settings; repeat them, or choose another --out")
+            if {**before, "tokens": 0} != {**asdict(config), "tokens": 0} or before[
+                "tokens"
+            ] > config.tokens:
+                raise BadConfig(
+                    f"{folder} holds a run with other settings; repeat them, or choose another --out"
+                )
         settings.write_text(json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
@@ -158,8 +200,14 @@ class Run:
         tensors |= {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
         for which, optimiser in enumerate(self.optimisers):
             for index, state in optimiser.state_dict()["state"].items():
-                tensors |= {f"optimiser.{which}.{index}.{k}": v for k, v in state.items() if torch.is_tensor(v)}
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, self.folder / "state.part")
+                tensors |= {
+                    f"optimiser.{which}.{index}.{k}": v
+                    for k, v in state.items()
+                    if torch.is_tensor(v)
+                }
+        save_file(
+            {k: v.contiguous().clone() for k, v in tensors.items()}, self.folder / "state.part"
+        )
         os.replace(self.folder / "state.part", self.folder / "state.safetensors")
 
     def restore(self) -> None:
@@ -176,14 +224,18 @@ class Run:
                     state.setdefault(int(index), {})[name] = value
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
-    def advance(self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of) -> float:
+    def advance(
+        self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of
+    ) -> float:
         """One optimiser step; returns its mean loss (nats per token)."""
         c = self.config
         length = c.context if self.step >= (1 - c.long_share) * c.steps else c.short_context
         parts = c.batch // c.micro
         total = 0.0
         for part in range(parts):
-            ids = batch_of(data, length, c.micro // length, seed=(c.seed * 1_000_003 + self.step) * 64 + part)
+            ids = batch_of(
+                data, length, c.micro // length, seed=(c.seed * 1_000_003 + self.step) * 64 + part
+            )
             loss = loss_of(self.model, teacher, ids) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
@@ -198,19 +250,27 @@ class Run:
 
 
 def export(model: LlamaForCausalLM, corpus: Path, folder: Path) -> None:
-    """Writes a folder that `foretell.load` and transformers open: bfloat16 safetensors, config, tokenizer."""
+    """Writes a folder that `foretell.load` and transformers open: bfloat16 safetensors, config,
+    tokenizer.
+    """
     keep = {n: p.detach().clone() for n, p in model.state_dict().items()}
     model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
     model.to(torch.float32).load_state_dict(keep)
     PreTrainedTokenizerFast(
-        tokenizer_file=str(corpus / "tokenizer.json"), bos_token=END, eos_token=END, pad_token="<|pad|>",
-        model_max_length=model.config.max_position_embeddings, clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_file=str(corpus / "tokenizer.json"),
+        bos_token=END,
+        eos_token=END,
+        pad_token="<|pad|>",
+        model_max_length=model.config.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
 
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Filled by the first Ctrl-C, so that a step is finished and kept; a second one ends the run at once."""
+    """Filled by the first Ctrl-C, so that a step is finished and kept; a second one ends the run at
+    once.
+    """
     caught: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -227,41 +287,73 @@ def interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def train(corpus: Path, out: Path, config: TrainLM, sources: list[str], teacher: str | None = None,
-          save_every: float = 300.0, compiled: bool = True, quiet: bool = False,
-          init: str | None = None) -> dict[str, object]:  # fmt: skip
-    """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes the report.
+def train(
+    corpus: Path,
+    out: Path,
+    config: TrainLM,
+    sources: list[str],
+    teacher: str | None = None,
+    save_every: float = 300.0,
+    compiled: bool = True,
+    quiet: bool = False,
+    init: str | None = None,
+) -> dict[str, object]:
+    """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes
+    the report.
 
-    `init`: folder of a model of the same shape to begin with. Its tokenizer, or the teacher's, codes the texts.
+    `init`: folder of a model of the same shape to begin with. Its tokenizer, or the teacher's,
+    codes the texts.
     """
     relative = Path(init or teacher or "") / "tokenizer.json"
-    info = prepare(corpus, sources, config.vocab_size, tokenizer=relative if relative.is_file() else None)
+    info = prepare(
+        corpus, sources, config.vocab_size, tokenizer=relative if relative.is_file() else None
+    )
     out.mkdir(parents=True, exist_ok=True)
     data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
-    master = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval() if teacher else None
+    master = (
+        AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
+        if teacher
+        else None
+    )
     run = Run(out, config, end=0)
     if init and not run.step:
         try:
-            run.model.load_state_dict(AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32).state_dict())
+            run.model.load_state_dict(
+                AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32).state_dict()
+            )
         except (RuntimeError, OSError, ValueError) as error:
-            raise BadConfig(f"init={init}: cannot begin with it ({str(error).splitlines()[0]})") from error
+            raise BadConfig(
+                f"init={init}: cannot begin with it ({str(error).splitlines()[0]})"
+            ) from error
     size = sum(p.numel() for p in run.model.parameters())
     saved = start = time.monotonic()
     first = run.step
     objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     console = Console(stderr=True)
     bars = Progress(*columns, console=console, disable=quiet)
     with bars as progress, (out / "log.jsonl").open("a") as log, interrupts() as stop:
-        bar = progress.add_task(f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step)
+        bar = progress.add_task(
+            f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step
+        )
         while run.step < config.steps:
             if stop:
                 run.save()
                 raise KeyboardInterrupt
             loss = run.advance(data, master, objective)
             speed = (run.step - first) * config.batch / (time.monotonic() - start)
-            progress.update(bar, completed=run.step, description=f"loss {loss:.3f}  {speed:,.0f} tok/s")
-            log.write(json.dumps({"step": run.step, "loss": round(loss, 4), "tokens_per_s": round(speed)}) + "\n")
+            progress.update(
+                bar, completed=run.step, description=f"loss {loss:.3f}  {speed:,.0f} tok/s"
+            )
+            log.write(
+                json.dumps({"step": run.step, "loss": round(loss, 4), "tokens_per_s": round(speed)})
+                + "\n"
+            )
             log.flush()
             if time.monotonic() - saved > save_every:
                 run.save()

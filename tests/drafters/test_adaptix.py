@@ -1,4 +1,6 @@
-"""Adaptix: the weights its map learns and the trees its search finds; its exactness is in test_laws.py."""
+"""Adaptix: the weights its map learns and the trees its search finds; its exactness is in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.adaptix import DOUBT, GAIN, KEEP, MOST, Adaptix, Map, explore
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Outcome, Reply, Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = ["adaptix:search=false", "adaptix:depth=2,rounds=5,paths=3"]
@@ -30,8 +32,13 @@ VOCAB = 8
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
 
-def context(drafter: Adaptix, prompt: Sequence[int], new: int = 40, engine: Engine | None = None,
-            tenant: str = "") -> Context:  # fmt: skip
+def context(
+    drafter: Adaptix,
+    prompt: Sequence[int],
+    new: int = 40,
+    engine: Engine | None = None,
+    tenant: str = "",
+) -> Context:
     engine = engine or Engine({"target": Toy(VOCAB)})
     request = Request(prompt, Speculative(drafter), Sampling(max_new_tokens=new), tenant=tenant)
     return Context(engine, request).scoped(drafter)
@@ -83,8 +90,14 @@ def test_a_step_longer_than_the_window_is_learnt_whole() -> None:
     state = drafter.start(ctx)
     fresh = [i % 6 for i in range(30)]
     ctx.tokens.extend(fresh)
-    drafter.observe(ctx, state, Step(TokenTree(6), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), fresh))
-    assert (7, 6) in state.rows and (6, 0) in state.rows and state.rows[0, 1] == pytest.approx({2: 5 * GAIN})
+    drafter.observe(
+        ctx, state, Step(TokenTree(6), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), fresh)
+    )
+    assert (
+        (7, 6) in state.rows
+        and (6, 0) in state.rows
+        and state.rows[0, 1] == pytest.approx({2: 5 * GAIN})
+    )
 
 
 def test_of_too_many_successors_the_lightest_is_forgotten() -> None:
@@ -97,8 +110,13 @@ def test_of_too_many_successors_the_lightest_is_forgotten() -> None:
     assert 50 not in store.rows[1, 2], "now this was the lightest"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=60), st.integers(0, 4000))
-def test_it_stays_within_its_bytes_and_forgets_what_was_met_longest_ago(grams: list[Any], limit: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=60),
+    st.integers(0, 4000),
+)
+def test_it_stays_within_its_bytes_and_forgets_what_was_met_longest_ago(
+    grams: list[Any], limit: int
+) -> None:
     store, wide = Map(VOCAB, limit), Map(VOCAB, 1 << 30)
     for a, b, c in grams:
         store.learn((a, b), c, GAIN)
@@ -125,7 +143,9 @@ def test_saved_and_restored_it_goes_on_as_before(text: list[int], limit: int) ->
     store.read(text)
     store.meet(text[-16:])
     other.restore(store.tensors())
-    assert list(other.rows.items()) == list(store.rows.items())[-len(other.rows) :] or not store.rows
+    assert (
+        list(other.rows.items()) == list(store.rows.items())[-len(other.rows) :] or not store.rows
+    )
     assert other.nbytes <= limit or len(other.rows) <= 1
     other.limit = 1 << 20
     if len(other.rows) == len(store.rows):
@@ -134,16 +154,26 @@ def test_saved_and_restored_it_goes_on_as_before(text: list[int], limit: int) ->
         assert list(other.rows.items()) == list(store.rows.items()) and other.nbytes == store.nbytes
 
 
-@pytest.mark.parametrize(("name", "change", "complaint"), [
-    ("trigrams", None, "trigrams is missing"), ("weights", None, "weights is missing"),
-    ("weights", lambda x: x.float(), "weights .*not torch.float64"),
-    ("trigrams", lambda x: x.int(), "trigrams .*not torch.int64"),
-    ("weights", lambda x: x[:1], "trigrams .*shape"), ("trigrams", lambda x: x[:, :2], "not of shape"),
-    ("trigrams", lambda x: x + 6, "beyond the vocabulary"), ("trigrams", lambda x: x - 9, "beyond the vocabulary"),
-    ("weights", lambda x: x * torch.nan, "not all above 0"), ("weights", lambda x: x * 0, "not all above 0"),
-    ("weights", lambda x: x + MOST, "at most"), ("trigrams", lambda x: x[:1].expand(3, -1), "one twice"),
-])  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(name: str, change: Any, complaint: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("trigrams", None, "trigrams is missing"),
+        ("weights", None, "weights is missing"),
+        ("weights", lambda x: x.float(), "weights .*not torch.float64"),
+        ("trigrams", lambda x: x.int(), "trigrams .*not torch.int64"),
+        ("weights", lambda x: x[:1], "trigrams .*shape"),
+        ("trigrams", lambda x: x[:, :2], "not of shape"),
+        ("trigrams", lambda x: x + 6, "beyond the vocabulary"),
+        ("trigrams", lambda x: x - 9, "beyond the vocabulary"),
+        ("weights", lambda x: x * torch.nan, "not all above 0"),
+        ("weights", lambda x: x * 0, "not all above 0"),
+        ("weights", lambda x: x + MOST, "at most"),
+        ("trigrams", lambda x: x[:1].expand(3, -1), "one twice"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
+    name: str, change: Any, complaint: str
+) -> None:
     store, other = Map(VOCAB, 1 << 20), Map(VOCAB, 1 << 20)
     store.read([1, 2, 3, 1, 2, 4])
     tensors = {k: v[:3] for k, v in store.tensors().items()}
@@ -159,20 +189,26 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(name: str, chang
 def test_more_successors_than_are_kept_are_refused() -> None:
     grams = torch.tensor([[1, 2, token] for token in range(KEEP + 1)])
     with pytest.raises(ValueError, match="more than 12"):
-        Map(99, 1 << 20).restore({"trigrams": grams, "weights": torch.ones(KEEP + 1, dtype=torch.float64)})
+        Map(99, 1 << 20).restore(
+            {"trigrams": grams, "weights": torch.ones(KEEP + 1, dtype=torch.float64)}
+        )
 
 
 def test_the_map_is_shared_in_a_tenant_and_not_beyond() -> None:
     engine, drafter = Engine({"target": Toy(VOCAB)}), Adaptix()
-    a, b, c = (drafter.start(context(drafter, [i, 1, 2], 9, engine, t)) for i, t in ((3, "x"), (4, "x"), (5, "y")))
+    a, b, c = (
+        drafter.start(context(drafter, [i, 1, 2], 9, engine, t))
+        for i, t in ((3, "x"), (4, "x"), (5, "y"))
+    )
     assert a is b and a is not c and set(a.rows) == {(3, 1), (4, 1)} and set(c.rows) == {(5, 1)}
 
 
 # --- the search
 
 
-def twin(rows: dict[tuple[int, int], dict[int, float]], pair: tuple[int, int], depth: int,
-         rounds: int) -> dict[tuple[int, ...], int]:  # fmt: skip
+def twin(
+    rows: dict[tuple[int, int], dict[int, float]], pair: tuple[int, int], depth: int, rounds: int
+) -> dict[tuple[int, ...], int]:
     """Visits of every path that the search knows, by recursion over paths of tokens."""
     visits: dict[tuple[int, ...], int] = {(): 0}
     score: dict[tuple[int, ...], float] = {(): 0.0}
@@ -185,7 +221,12 @@ def twin(rows: dict[tuple[int, int], dict[int, float]], pair: tuple[int, int], d
         n, total = visits[path], visits[path[:-1]]
         if not n:
             return math.inf
-        bonus = (32 + math.log((total + 8 + 1) / 8)) * row(path[:-1])[path[-1]] * math.sqrt(total) / (1 + n)
+        bonus = (
+            (32 + math.log((total + 8 + 1) / 8))
+            * row(path[:-1])[path[-1]]
+            * math.sqrt(total)
+            / (1 + n)
+        )
         return score[path] / n + bonus
 
     for _ in range(rounds):
@@ -213,14 +254,18 @@ def twin(rows: dict[tuple[int, int], dict[int, float]], pair: tuple[int, int], d
     return visits
 
 
-maps = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 3)),
-                       st.dictionaries(st.integers(0, 3), st.integers(1, 75).map(lambda n: n * GAIN), min_size=1),
-                       max_size=12)  # fmt: skip
+maps = st.dictionaries(
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.dictionaries(st.integers(0, 3), st.integers(1, 75).map(lambda n: n * GAIN), min_size=1),
+    max_size=12,
+)
 
 
 @settings(max_examples=50)
 @given(maps, st.integers(1, 5), st.integers(1, 60), st.integers(1, 12), st.integers(1, 30))
-def test_the_search_proposes_what_it_visited_most(rows: Any, depth: int, rounds: int, paths: int, size: int) -> None:
+def test_the_search_proposes_what_it_visited_most(
+    rows: Any, depth: int, rounds: int, paths: int, size: int
+) -> None:
     store = made(rows)
     tree = explore(store, (0, 1), size, depth, rounds, paths)
     tree.check()
@@ -248,16 +293,27 @@ def test_the_search_proposes_what_it_visited_most(rows: Any, depth: int, rounds:
     assert found == pytest.approx(value)
     assert tree.values[1:] == pytest.approx(sorted(value.values(), reverse=True)[: size - 1])
     assert max(tree.depths) <= depth and set(tree.sources[1:]) <= {"adaptix"}
-    assert all(child >= n and tree.values[child] < tree.values[n] for n, t in enumerate(tree.tries) for child in t)
+    assert all(
+        child >= n and tree.values[child] < tree.values[n]
+        for n, t in enumerate(tree.tries)
+        for child in t
+    )
 
 
 def test_the_search_goes_where_the_weights_are_and_is_the_same_every_time() -> None:
-    rows = {(0, 1): {2: 0.05, 3: 3.0, 4: 0.4}, (1, 3): {5: 2.0, 6: 0.1}, (3, 5): {7: 1.0}, (5, 7): {8: 1.0}}
+    rows = {
+        (0, 1): {2: 0.05, 3: 3.0, 4: 0.4},
+        (1, 3): {5: 2.0, 6: 0.1},
+        (3, 5): {7: 1.0},
+        (5, 7): {8: 1.0},
+    }
     trees = [explore(made(rows), (0, 1), 99, 4, 150, 24) for _ in range(2)]
     tree = trees[0]
     assert tree.tokens == trees[1].tokens and tree.values == trees[1].values
     assert [tree.tokens[t] for t in tree.tries[0]] == [3, 4, 2], "the likeliest first"
-    assert [3, 5, 7, 8] in [tree.words(n) for n in range(len(tree))], "the last one is the best successor of the third"
+    assert [3, 5, 7, 8] in [tree.words(n) for n in range(len(tree))], (
+        "the last one is the best successor of the third"
+    )
     state = random.getstate()
     explore(made(rows), (0, 1), 99, 4, 150, 24)
     assert random.getstate() == state, "nobody else's random numbers are touched"
@@ -289,7 +345,9 @@ def test_budget_depth_and_short_texts_bound_the_tree(search: bool) -> None:
                 tree.check()
                 assert len(tree) <= budget and max(tree.depths) <= min(new - 1, drafter.depth)
                 assert (len(tree) > 1) == (budget > 1 and new > 1)
-                following = {(a, b, c) for a, b, c in zip(prompt, prompt[1:], prompt[2:], strict=False)}
+                following = {
+                    (a, b, c) for a, b, c in zip(prompt, prompt[1:], prompt[2:], strict=False)
+                }
                 for n in range(1, len(tree)):
                     assert tuple([*prompt, *tree.words(n)][-3:]) in following
     for short in ([1], [1, 2]):
@@ -305,10 +363,18 @@ def test_it_speeds_up_a_text_that_repeats(search: bool) -> None:
     assert live.ctx.stats.mat > 1.5
 
 
-@pytest.mark.parametrize(("field", "value", "allowed"), [
-    ("depth", 0, "between 1 and 64"), ("depth", 65, "between 1 and 64"), ("rounds", 0, "between 1 and 100000"),
-    ("paths", 0, "between 1 and 1024"), ("megabytes", 0, "between 1 and 1048576"),
-])  # fmt: skip
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int, allowed: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("depth", 0, "between 1 and 64"),
+        ("depth", 65, "between 1 and 64"),
+        ("rounds", 0, "between 1 and 100000"),
+        ("paths", 0, "between 1 and 1024"),
+        ("megabytes", 0, "between 1 and 1048576"),
+    ],
+)
+def test_a_bad_value_is_told_with_field_value_and_range(
+    field: str, value: int, allowed: str
+) -> None:
     with pytest.raises(BadConfig, match=f"adaptix:{field}={value}: must be {allowed}"):
         Adaptix(**{field: value})

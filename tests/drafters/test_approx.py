@@ -1,4 +1,6 @@
-"""Copying along lags with mismatches: what is drafted, learnt and gained; its exactness is in test_laws.py."""
+"""Copying along lags with mismatches: what is drafted, learnt and gained; its exactness is in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +13,37 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.approx import TOP, Approx, State
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Outcome, Reply, Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = ["approx:k=0,votes=0,floor=0", "approx:votes=1,floor=0"]
 EXACT = Approx(k=0, votes=0, floor=0)
 
 
-def context(prompt: list[int], new: int = 100, vocab: int = 8, stops: tuple[int, ...] = ()) -> Context:
+def context(
+    prompt: list[int], new: int = 100, vocab: int = 8, stops: tuple[int, ...] = ()
+) -> Context:
     sampling = Sampling(max_new_tokens=new, stop_token_ids=stops)
     return Context(Engine({"target": Toy(vocab)}), Request(prompt, Speculative(Approx()), sampling))
 
 
-def step(drafter: Approx, ctx: Context, state: State, budget: int, rest: list[int]) -> tuple[TokenTree, Step]:
+def step(
+    drafter: Approx, ctx: Context, state: State, budget: int, rest: list[int]
+) -> tuple[TokenTree, Step]:
     """Drafts, and lets `rest`, what truly follows, decide what is accepted."""
-    tree, node, path, tested = drafter.propose(ctx, state, budget), 0, list[int](), list[tuple[int, bool]]()
+    tree, node, path, tested = (
+        drafter.propose(ctx, state, budget),
+        0,
+        list[int](),
+        list[tuple[int, bool]](),
+    )
     while len(path) + 1 < len(rest):
         child = tree.child(node, rest[len(path)])
         tested += [(n, n == child) for n in tree.tries[node]]
@@ -87,7 +98,9 @@ def chance(run: int, matches: int) -> float:
     return 0.98 - 0.98 / (1 + (min(run, 32) / 3) ** 2) / (1 + (min(matches, 32) / 16) ** 4)
 
 
-def twin(text: list[int], drafter: Approx, size: int, depth: int) -> list[tuple[tuple[int, ...], float]]:
+def twin(
+    text: list[int], drafter: Approx, size: int, depth: int
+) -> list[tuple[tuple[int, ...], float]]:
     """(path, value) of the nodes drafted by a state that has learnt nothing, best first."""
     lags = []
     by_run = max(range(1, len(text) + 1), key=lambda lag: (run_of(text, lag), -lag))
@@ -113,8 +126,16 @@ def twin(text: list[int], drafter: Approx, size: int, depth: int) -> list[tuple[
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-@given(TEXT, st.sampled_from([0, 24, 30, 31]), st.sampled_from([0, 0.05, 0.3]), st.integers(0, 20), st.integers(0, 9))
-def test_the_likeliest_tokens_of_both_lags(text: list[int], k: int, floor: float, size: int, depth: int) -> None:
+@given(
+    TEXT,
+    st.sampled_from([0, 24, 30, 31]),
+    st.sampled_from([0, 0.05, 0.3]),
+    st.integers(0, 20),
+    st.integers(0, 9),
+)
+def test_the_likeliest_tokens_of_both_lags(
+    text: list[int], k: int, floor: float, size: int, depth: int
+) -> None:
     drafter = Approx(k=k, floor=floor)
     ctx = context(text)
     ctx.limit = len(text) + depth + 1
@@ -149,8 +170,12 @@ def test_a_replaced_token_does_not_end_the_copy() -> None:
 # --- renaming
 
 
-def voted(drafter: Approx, pairs: list[tuple[int, int]], stops: tuple[int, ...] = ()) -> dict[int, int]:
-    """Names after a copy in which token a is b, for (a, b) in turn, each between tokens that stay the same."""
+def voted(
+    drafter: Approx, pairs: list[tuple[int, int]], stops: tuple[int, ...] = ()
+) -> dict[int, int]:
+    """Names after a copy in which token a is b, for (a, b) in turn, each between tokens that stay
+    the same.
+    """
     filler = iter(range(1000, 3000))
     blocks = [[next(filler), next(filler), a, next(filler), next(filler)] for a, _ in pairs]
     lead = [next(filler) for _ in range(30)]
@@ -181,7 +206,9 @@ def test_a_token_that_also_stays_as_it_is_goes_by_majority() -> None:
 
 
 def test_ends_are_never_renamed() -> None:
-    assert voted(Approx(), [(5, 7)] * 3, stops=(5,)) == {} == voted(Approx(), [(5, 7)] * 3, stops=(7,))
+    assert (
+        voted(Approx(), [(5, 7)] * 3, stops=(5,)) == {} == voted(Approx(), [(5, 7)] * 3, stops=(7,))
+    )
 
 
 def test_a_renamed_token_is_drafted_by_its_new_name() -> None:
@@ -203,14 +230,24 @@ def test_a_name_of_several_tokens_is_drafted_and_gone_on_with() -> None:
         Approx().propose(ctx, state, 9)
         ctx.branches[0] = [*ctx.tokens, token]
     tree = Approx().propose(ctx, state, 20)
-    assert [60, 61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), "its new name, and what follows"
+    assert [60, 61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), (
+        "its new name, and what follows"
+    )
     ctx.branches[0] = [*ctx.tokens, 60]
     tree = Approx().propose(ctx, state, 20)
-    assert [61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), "the rest of a name that has begun"
+    assert [61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), (
+        "the rest of a name that has begun"
+    )
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=120), st.integers(1, 30), st.lists(st.integers(1, 9)))
-def test_whatever_was_learnt_drafts_are_trees(text: list[int], start: int, pieces: list[int]) -> None:
+@given(
+    st.lists(st.integers(0, 4), min_size=2, max_size=120),
+    st.integers(1, 30),
+    st.lists(st.integers(1, 9)),
+)
+def test_whatever_was_learnt_drafts_are_trees(
+    text: list[int], start: int, pieces: list[int]
+) -> None:
     drafter, ctx = Approx(votes=1, floor=0), context(text[: min(start, len(text))], new=400)
     state, done = drafter.start(ctx), len(ctx.tokens)
     for piece in [*pieces, *[1] * len(text)]:
@@ -235,10 +272,14 @@ def test_it_learns_from_tested_nodes_of_both_drafts_only() -> None:
     )
     assert state.chances.cells.keys() == {(0, 20 // 4), (1, 21 // 4), (2, 2 // 4)}
     total = [sum(cell[i] for cell in state.chances.cells.values()) for i in (0, 1)]
-    assert total == [3, 2], "122 and 123 were accepted and 50 refused; what stood behind was not looked at"
+    assert total == [3, 2], (
+        "122 and 123 were accepted and 50 refused; what stood behind was not looked at"
+    )
     assert not state.copies, "what has been learnt from is forgotten"
     before = {key: list(cell) for key, cell in state.chances.cells.items()}
-    drafter.observe(ctx, state, Step(TokenTree(91), Reply(torch.empty(0), {}, []), Outcome([], 1), [1]))
+    drafter.observe(
+        ctx, state, Step(TokenTree(91), Reply(torch.empty(0), {}, []), Outcome([], 1), [1])
+    )
     assert state.chances.cells == before, "a step without a draft"
 
 
@@ -247,7 +288,9 @@ def test_chances_follow_what_happens_and_stay_within_bounds() -> None:
     start = chances.of(0, 28)
     for _ in range(2000):
         chances.note(0, 28, False)
-    assert chances.of(0, 28) < 0.05 < start < 1 and chances.of(0, 31) < 0.1, "neighbours learn with it"
+    assert chances.of(0, 28) < 0.05 < start < 1 and chances.of(0, 31) < 0.1, (
+        "neighbours learn with it"
+    )
     assert chances.of(1, 28) > 0.5, "others do not"
     for _ in range(2000):
         chances.note(0, 28, True)
@@ -259,13 +302,21 @@ def test_chances_follow_what_happens_and_stay_within_bounds() -> None:
 
 
 def program(seed: int, lines: int = 160) -> list[int]:
-    """A text with the repetitions of code: few forms of line, names that come back, numbers that do not."""
+    """A text with the repetitions of code: few forms of line, names that come back, numbers that do
+    not.
+    """
     draw = random.Random(seed)
     names = [100 + int(60 * draw.random() ** 2) for _ in range(4000)]
-    forms = [[draw.choice((-1, -1, draw.randrange(20))) for _ in range(draw.randrange(4, 14))] for _ in range(40)]
+    forms = [
+        [draw.choice((-1, -1, draw.randrange(20))) for _ in range(draw.randrange(4, 14))]
+        for _ in range(40)
+    ]
     text: list[int] = []
     for _ in range(lines):
-        text += [draw.choice(names) if t < 0 else t for t in draw.choice(forms)] + [30, 40 + draw.randrange(20)]
+        text += [draw.choice(names) if t < 0 else t for t in draw.choice(forms)] + [
+            30,
+            40 + draw.randrange(20),
+        ]
     return text
 
 
@@ -284,15 +335,25 @@ def lines_edited(text: list[int], share: float) -> list[int]:
     draw = random.Random(3)
     cuts = [0, *(i + 1 for i, token in enumerate(text) if 40 <= token < 60), len(text)]
     lines = [text[a:b] for a, b in pairwise(cuts)]
-    kept = [[*line, *(draw.choice(lines) if draw.random() < share else [])] for line in lines if draw.random() > share]
+    kept = [
+        [*line, *(draw.choice(lines) if draw.random() < share else [])]
+        for line in lines
+        if draw.random() > share
+    ]
     return [token for line in kept for token in line]
 
 
 @pytest.mark.parametrize(
     ("edit", "share", "least"),
-    [(renamed, 0.15, 1.5), (renamed, 0.4, 1.5), (noisy, 0.02, 1.5), (noisy, 0.08, 1.5),
-     (lines_edited, 0.05, 0.9), (lines_edited, 0.0, 0.95)],
-)  # fmt: skip
+    [
+        (renamed, 0.15, 1.5),
+        (renamed, 0.4, 1.5),
+        (noisy, 0.02, 1.5),
+        (noisy, 0.08, 1.5),
+        (lines_edited, 0.05, 0.9),
+        (lines_edited, 0.0, 0.95),
+    ],
+)
 def test_against_exact_lookup_at_the_same_number_of_nodes(
     edit: Callable[[list[int], float], list[int]], share: float, least: float
 ) -> None:
@@ -304,15 +365,23 @@ def test_against_exact_lookup_at_the_same_number_of_nodes(
 
 
 def test_a_text_that_repeats_is_copied() -> None:
-    live = laws.generate(Speculative(Approx(), nodes=8), [1, 2, 3, 4] * 3, laws.Setting(Sampling(max_new_tokens=40)),
-                         {"target": Toy(8, copy=4.0)})  # fmt: skip
+    live = laws.generate(
+        Speculative(Approx(), nodes=8),
+        [1, 2, 3, 4] * 3,
+        laws.Setting(Sampling(max_new_tokens=40)),
+        {"target": Toy(8, copy=4.0)},
+    )
     assert live.ctx.stats.mat > 2
 
 
 RANGES = {"k": 31, "votes": 1024, "floor": 1}
 
 
-@pytest.mark.parametrize(("field", "value"), [(name, value) for name, top in RANGES.items() for value in (-1, top + 1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, top in RANGES.items() for value in (-1, top + 1)]
+)
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"approx:{field}={value}: must be between 0 and {RANGES[field]}"):
+    with pytest.raises(
+        BadConfig, match=f"approx:{field}={value}: must be between 0 and {RANGES[field]}"
+    ):
         Approx(**{field: value})  # type: ignore[arg-type]

@@ -6,18 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.types import Sampling
 from foretell.drafters.copyspec import Copyspec
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.types import Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = ["copyspec:gamma=1,copy=2"]
 
 
 def context(prompt: list[int], new: int = 20) -> Context:
-    return Context(Engine({"target": Toy(8)}), Request(prompt, laws.build("copyspec"), Sampling(max_new_tokens=new)))
+    return Context(
+        Engine({"target": Toy(8)}),
+        Request(prompt, laws.build("copyspec"), Sampling(max_new_tokens=new)),
+    )
 
 
 def copied(tokens: list[int], gamma: int, copy: int) -> list[int]:
@@ -31,8 +34,15 @@ def copied(tokens: list[int], gamma: int, copy: int) -> list[int]:
     return []
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.integers(1, 3), st.integers(1, 6), st.integers(1, 9))
-def test_copies_what_followed_the_first_match(tokens: list[int], gamma: int, copy: int, start: int) -> None:
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=24),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(1, 9),
+)
+def test_copies_what_followed_the_first_match(
+    tokens: list[int], gamma: int, copy: int, start: int
+) -> None:
     drafter, ctx = Copyspec(gamma, copy), context(tokens[:1])
     state = drafter.start(ctx)
     for end in range(min(start, len(tokens)), len(tokens) + 1):  # the index grows with the text
@@ -56,11 +66,15 @@ def test_the_example_of_the_paper_in_small() -> None:
 
 def test_beats_plain_decoding_in_calls_where_the_text_repeats() -> None:
     setting = laws.Setting(Sampling(max_new_tokens=60))
-    live = laws.generate(laws.build("copyspec"), [1, 2, 3, 4, 1, 2, 3], setting, {"target": Toy(16, 1, copy=4.0)})
+    live = laws.generate(
+        laws.build("copyspec"), [1, 2, 3, 4, 1, 2, 3], setting, {"target": Toy(16, 1, copy=4.0)}
+    )
     assert live.ctx.stats.calls["target"] < 40 and live.ctx.stats.accepted > 20
 
 
-@pytest.mark.parametrize(("field", "value"), [("gamma", 0), ("gamma", 65), ("copy", 0), ("copy", 1025)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("gamma", 0), ("gamma", 65), ("copy", 0), ("copy", 1025)]
+)
 def test_fields_have_ranges(field: str, value: int) -> None:
     with pytest.raises(BadConfig, match=f"copyspec:{field}={value}"):
         Copyspec(**{field: value})

@@ -1,4 +1,6 @@
-"""The draft model: the trees it draws and the rows its cache keeps; its exactness is in test_laws.py."""
+"""The draft model: the trees it draws and the rows its cache keeps; its exactness is in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,21 @@ from typing import Any
 
 import pytest
 
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Reply, Sampling
 from foretell.drafters.draft import Draft
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Ask, Reply, Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = ["draft:drafts=2,length=2", "draft:confidence=0.4", "draft:length=1"]
 
 
-def drive(drafter: Draft, sampling: Sampling, budget: int = 64) -> tuple[TokenTree, list[Ask], Context]:
+def drive(
+    drafter: Draft, sampling: Sampling, budget: int = 64
+) -> tuple[TokenTree, list[Ask], Context]:
     """Runs the drafting of one step, answering each ask with rows worked out by hand."""
     toy = Toy(5, seed=2, sharpness=6.0)
     strategy = Speculative(drafter)
@@ -40,8 +44,12 @@ def drive(drafter: Draft, sampling: Sampling, budget: int = 64) -> tuple[TokenTr
 
 def test_a_greedy_chain_is_the_draft_models_own_text() -> None:
     tree, asks, _ = drive(Draft(length=4), Sampling())
-    plain = laws.generate(laws.build("plain"), [1, 2, 3], laws.Setting(Sampling(max_new_tokens=4)),
-                          {"target": Toy(5, seed=2, sharpness=6.0)})  # fmt: skip
+    plain = laws.generate(
+        laws.build("plain"),
+        [1, 2, 3],
+        laws.Setting(Sampling(max_new_tokens=4)),
+        {"target": Toy(5, seed=2, sharpness=6.0)},
+    )
     assert tree.tokens[1:] == plain.ctx.output and not tree.drawn and len(asks) == 4
     assert drive(Draft(length=4, drafts=5), Sampling())[0].tokens == tree.tokens
 
@@ -52,15 +60,24 @@ def test_several_drafts_share_their_beginnings_and_one_forward_a_level() -> None
         assert len(asks) == 3 and len(tree.tries[0]) == 4
         for node, tries in enumerate(tree.tries):
             if tries and node:
-                assert len(tries) == tree.tries[tree.parents[node]].count(node), "a chain was lost or made up"
+                assert len(tries) == tree.tries[tree.parents[node]].count(node), (
+                    "a chain was lost or made up"
+                )
             for child in tries:
                 law = tree.laws[child]
-                want = ctx.sampler.law(Toy(5, seed=2, sharpness=6.0).score([1, 2, 3], tree)[node], tree.words(node))
-                assert law is not None and law.probs.tolist() == pytest.approx(want.tolist(), abs=1e-12)
+                want = ctx.sampler.law(
+                    Toy(5, seed=2, sharpness=6.0).score([1, 2, 3], tree)[node], tree.words(node)
+                )
+                assert law is not None and law.probs.tolist() == pytest.approx(
+                    want.tolist(), abs=1e-12
+                )
 
 
 def test_confidence_ends_a_chain_before_the_draw() -> None:
-    lengths = {len(drive(Draft(length=6, confidence=0.5), Sampling(temperature=1.0, seed=s))[0]) for s in range(20)}
+    lengths = {
+        len(drive(Draft(length=6, confidence=0.5), Sampling(temperature=1.0, seed=s))[0])
+        for s in range(20)
+    }
     assert len(lengths) > 1 and max(lengths) <= 7
     assert len(drive(Draft(confidence=0.999), Sampling(temperature=1.0))[0]) == 1
 
@@ -74,14 +91,20 @@ def test_budget_and_depth_bound_the_tree() -> None:
 def test_it_stays_within_the_draft_models_context() -> None:
     strategy = laws.build("draft:length=6", nodes=40)
     models = {"target": Toy(6), "draft": Toy(6, noise=0.3, context=12, name="short")}
-    plain = laws.generate(laws.build("plain"), [1, 2], laws.Setting(Sampling(max_new_tokens=24)), models)
+    plain = laws.generate(
+        laws.build("plain"), [1, 2], laws.Setting(Sampling(max_new_tokens=24)), models
+    )
     live = laws.generate(strategy, [1, 2], laws.Setting(Sampling(max_new_tokens=24)), models)
     assert live.ctx.output == plain.ctx.output and live.ctx.stats.drafted
 
 
-@pytest.mark.parametrize(("field", "value"), [("length", 0), ("length", 257), ("drafts", 0), ("confidence", 1.0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("length", 0), ("length", 257), ("drafts", 0), ("confidence", 1.0)]
+)
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float) -> None:
-    with pytest.raises(BadConfig, match=f"draft:{field}={value}.*between|draft:{field}={value}.*at least"):
+    with pytest.raises(
+        BadConfig, match=f"draft:{field}={value}.*between|draft:{field}={value}.*at least"
+    ):
         Draft(**{field: value})
 
 
@@ -91,7 +114,13 @@ def test_a_vocabulary_padded_to_another_size_changes_no_law(size: int, rule: str
     models = {"target": Toy(3, 3, copy=0.5), "draft": Toy(size, 5, copy=0.5, name="draft")}
     setting = laws.Setting(Sampling(max_new_tokens=2, temperature=1.0))
     law = laws.enumerate_law(laws.build("draft:length=2", rule), [0, 1, 0], setting, models)
-    assert law.distance(laws.reference(models["target"], [0, 1, 0], setting)) < 1e-9 and law.accepted
-    plain = laws.generate(laws.build("plain"), [0, 1, 0], laws.Setting(Sampling(max_new_tokens=20)), models)
-    greedy = laws.generate(laws.build("draft"), [0, 1, 0], laws.Setting(Sampling(max_new_tokens=20)), models)
+    assert (
+        law.distance(laws.reference(models["target"], [0, 1, 0], setting)) < 1e-9 and law.accepted
+    )
+    plain = laws.generate(
+        laws.build("plain"), [0, 1, 0], laws.Setting(Sampling(max_new_tokens=20)), models
+    )
+    greedy = laws.generate(
+        laws.build("draft"), [0, 1, 0], laws.Setting(Sampling(max_new_tokens=20)), models
+    )
     assert greedy.ctx.output == plain.ctx.output

@@ -1,4 +1,6 @@
-"""Goose: the spine it copies, the branches it remembers, the tree of both; its exactness is in test_laws.py."""
+"""Goose: the spine it copies, the branches it remembers, the tree of both; its exactness is in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.goose import Goose, State
 from foretell.drafters.ngram import Ngram
 from foretell.drafters.token_recycling import TokenRecycling
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
+from foretell.families.toy import Toy
 from foretell.ops.candidates import ENTRY, KINDS, Store
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Outcome, Reply, Sampling
 from tests import laws
 
 SPECS = ["goose:longest=2,shortest=1,k=2,depth=2,bypass=0", "goose:shortest=1,harmonic=1,copy=3"]
@@ -30,7 +32,9 @@ LEAST = 0.01  # value below which the loops do not look on
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=24)
 
 
-def context(drafter: Goose, tokens: list[int], engine: Engine | None = None, tenant: str = "") -> Context:
+def context(
+    drafter: Goose, tokens: list[int], engine: Engine | None = None, tenant: str = ""
+) -> Context:
     request = Request(tokens, Speculative(drafter), Sampling(max_new_tokens=40), tenant=tenant)
     return Context(engine or Engine({"target": Toy(V)}), request)
 
@@ -97,7 +101,15 @@ def options(
 
 
 @settings(max_examples=60)
-@given(TEXT, st.integers(0, 99), st.integers(1, 16), st.integers(1, 8), st.booleans(), st.booleans(), st.integers(1, 3))
+@given(
+    TEXT,
+    st.integers(0, 99),
+    st.integers(1, 16),
+    st.integers(1, 8),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 3),
+)
 def test_the_tree_is_the_most_probable_one(
     tokens: list[int], seed: int, budget: int, room: int, bypass: bool, harmonic: bool, depth: int
 ) -> None:
@@ -159,10 +171,14 @@ def test_without_a_match_the_candidates_alone_make_the_tree() -> None:
     state = drafter.start(ctx)
     tree = drafter.propose(ctx, state, 50)
     rival = TokenRecycling(floor=0)
-    other = Context(Engine({"target": Toy(V)}), Request(tokens, Speculative(rival), Sampling(max_new_tokens=40)))
+    other = Context(
+        Engine({"target": Toy(V)}), Request(tokens, Speculative(rival), Sampling(max_new_tokens=40))
+    )
     want = rival.propose(other, rival.start(other), 50)
     assert not state.spine and not any(tree.matches)
-    assert [tree.tokens[t] for t in tree.tries[0]] == [want.tokens[t] for t in want.tries[0]] == [3, 2]
+    assert (
+        [tree.tokens[t] for t in tree.tries[0]] == [want.tokens[t] for t in want.tries[0]] == [3, 2]
+    )
     assert max(tree.depths) == max(want.depths) == 6
 
 
@@ -194,18 +210,31 @@ def test_widths_fall_along_the_spine_where_asked() -> None:
         node = next((t for t in tree.tries[node] if tree.matches[t]), -1)
         if node < 0:
             break
-    assert widths[:4] == [5, 3, 1, 1], widths  # 16 / 2 = 8, of which 5 are others; then 8 / i / (1 + 1/2 + 1/3 + 1/4)
+    assert widths[:4] == [5, 3, 1, 1], (
+        widths
+    )  # 16 / 2 = 8, of which 5 are others; then 8 / i / (1 + 1/2 + 1/3 + 1/4)
 
 
 @pytest.mark.parametrize("text", ["repeats", "does not"])
 def test_it_is_at_least_as_good_as_each_of_its_sources(text: str) -> None:
     prompt = [1, 2, 3, 4, 5, 1, 2, 3] if text == "repeats" else [1, 2, 3]
     mat = {}
-    for name, drafter in (("goose", Goose(shortest=1)), ("recycling", TokenRecycling()), ("spine", Ngram(5, 20))):
-        engine, lives = Engine({"target": Toy(V, 1, copy=3.0 if text == "repeats" else 0.3, sharpness=8.0)}), []
+    for name, drafter in (
+        ("goose", Goose(shortest=1)),
+        ("recycling", TokenRecycling()),
+        ("spine", Ngram(5, 20)),
+    ):
+        engine, lives = (
+            Engine({"target": Toy(V, 1, copy=3.0 if text == "repeats" else 0.3, sharpness=8.0)}),
+            [],
+        )
         for seed in range(4):
             lives.append(
-                engine.add(Request([*prompt, seed], Speculative(drafter, nodes=12), Sampling(max_new_tokens=50)))
+                engine.add(
+                    Request(
+                        [*prompt, seed], Speculative(drafter, nodes=12), Sampling(max_new_tokens=50)
+                    )
+                )
             )
             laws.finish(engine, lives[-1])
         mat[name] = 200 / sum(live.ctx.stats.steps + 1 for live in lives)
@@ -243,9 +272,9 @@ def test_every_verified_row_is_kept_for_its_token_and_its_pair_the_accepted_last
         top = done.reply.logits[node].topk(3)
         want = list(zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True))
         got = np.frombuffer(state.store.rows[key], state.store.row)[0]
-        assert got["ids"].tolist() == [t for t, _ in want] and got["scores"].tolist() == pytest.approx(
-            [s for _, s in want]
-        )
+        assert got["ids"].tolist() == [t for t, _ in want] and got[
+            "scores"
+        ].tolist() == pytest.approx([s for _, s in want])
 
 
 def test_chances_are_learnt_on_the_accepted_path_alone_also_of_what_was_cut() -> None:
@@ -257,9 +286,15 @@ def test_chances_are_learnt_on_the_accepted_path_alone_also_of_what_was_cut() ->
     drafter.propose(ctx, state, 9)
     assert state.spine == [4, 0, 1]
     store, before = state.store, copy.deepcopy(state.store)
-    drafter.observe(ctx, state, step(ctx, TokenTree(3).chain([4]), [1], 7))  # the rest of the draft was cut
-    # After 3: candidates 7 (class 7) wrong, 4 (class 5) right, the spine's 4 right; after 4: 7 right, the others wrong.
-    spines = 2 * KINDS + 0 * 6 + 2 * 1, 2 * KINDS + 1 * 6 + 2 * 0  # held for 3, a low candidate; for 4, none
+    drafter.observe(
+        ctx, state, step(ctx, TokenTree(3).chain([4]), [1], 7)
+    )  # the rest of the draft was cut
+    # After 3: candidates 7 (class 7) wrong, 4 (class 5) right, the spine's 4 right; after 4: 7
+    # right, the others wrong.
+    spines = (
+        2 * KINDS + 0 * 6 + 2 * 1,
+        2 * KINDS + 1 * 6 + 2 * 0,
+    )  # held for 3, a low candidate; for 4, none
     kinds = {7: [False, True], 5: [True, False], spines[0]: [True], spines[1]: [False]}
     for kind, chance in enumerate(store.chance):
         want = before.chance[kind]
@@ -316,13 +351,27 @@ def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago(
     assert list(small.rows) == list(store.rows)[-5:]
 
 
-@pytest.mark.parametrize(("name", "change"), [
-    ("keys", lambda t: t + V * V), ("keys", lambda t: t - 100), ("keys", lambda t: t[:-1]), ("keys", lambda t: t.int()),
-    ("keys", lambda t: t * 0), ("ids", lambda t: t + 1), ("ids", lambda t: t[:, 1:]), ("ids", lambda t: t.float()),
-    ("scores", lambda t: t * 3), ("scores", lambda t: t * torch.nan), ("scores", lambda t: t.flip(1)),
-    ("chance", lambda t: t - 2), ("chance", lambda t: t[1:]), ("seen", lambda t: t + 65), ("seen", None),
-    ("more", lambda t: torch.zeros(1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("keys", lambda t: t + V * V),
+        ("keys", lambda t: t - 100),
+        ("keys", lambda t: t[:-1]),
+        ("keys", lambda t: t.int()),
+        ("keys", lambda t: t * 0),
+        ("ids", lambda t: t + 1),
+        ("ids", lambda t: t[:, 1:]),
+        ("ids", lambda t: t.float()),
+        ("scores", lambda t: t * 3),
+        ("scores", lambda t: t * torch.nan),
+        ("scores", lambda t: t.flip(1)),
+        ("chance", lambda t: t - 2),
+        ("chance", lambda t: t[1:]),
+        ("seen", lambda t: t + 65),
+        ("seen", None),
+        ("more", lambda t: torch.zeros(1)),
+    ],
+)
 def test_a_store_that_does_not_fit_is_refused_and_changes_nothing(name: str, change: Any) -> None:
     store, fresh = Store(V, 3, 1), Store(V, 3, 1)
     learnt(store, 1)
@@ -342,15 +391,24 @@ def test_a_store_that_does_not_fit_is_refused_and_changes_nothing(name: str, cha
 def test_the_store_is_shared_in_a_tenant_and_not_beyond() -> None:
     engine, drafter = Engine({"target": Toy(V)}), Goose()
     a, b, c = (
-        drafter.start(context(drafter, [i, i + 1], engine, tenant)) for i, tenant in ((1, "x"), (3, "x"), (5, "y"))
+        drafter.start(context(drafter, [i, i + 1], engine, tenant))
+        for i, tenant in ((1, "x"), (3, "x"), (5, "y"))
     )
     assert a.store is b.store and a.store is not c.store and set(c.store.rows) == {5}
     assert set(a.store.rows) == {1, 3}
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("longest", 0), ("shortest", 6), ("copy", 0), ("k", 65), ("depth", 0), ("megabytes", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("longest", 0),
+        ("shortest", 6),
+        ("copy", 0),
+        ("k", 65),
+        ("depth", 0),
+        ("megabytes", 0),
+    ],
+)
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"goose:{field}={value}: must be between .* and "):
         Goose(**{field: value})

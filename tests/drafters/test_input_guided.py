@@ -1,4 +1,6 @@
-"""Copying from a given source: where the pointer goes and what is drafted; its exactness is in test_laws.py."""
+"""Copying from a given source: where the pointer goes and what is drafted; its exactness is in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell import cli
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.input_guided import AHEAD, InputGuided
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.types import Outcome, Reply, Sampling
+from foretell.families.toy import Toy
 from tests import laws, tiny
 
 SPECS = ["input-guided:source=1 2 0 1 0 2 1 1 2,k=4", "input-guided:nearest=no"]
 
 
 def context(drafter: InputGuided, prompt: list[int], new: int = 40, vocab: int = 8) -> Context:
-    return Context(Engine({"target": Toy(vocab)}), Request(prompt, Speculative(drafter), Sampling(max_new_tokens=new)))
+    return Context(
+        Engine({"target": Toy(vocab)}),
+        Request(prompt, Speculative(drafter), Sampling(max_new_tokens=new)),
+    )
 
 
 def places(source: list[int], tail: list[int]) -> list[int]:
@@ -44,7 +49,9 @@ def only(source: list[int], text: list[int], n: int) -> int:
 
 
 def nearest(source: list[int], text: list[int], n: int, last: int) -> int:
-    """The longest n-gram nearest to last + 1; a single token only close behind it; else that very place."""
+    """The longest n-gram nearest to last + 1; a single token only close behind it; else that very
+    place.
+    """
     for size in range(min(n, len(text)), 0, -1):
         found = places(source, text[-size:])
         if size == 1 and last >= 0:
@@ -54,7 +61,9 @@ def nearest(source: list[int], text: list[int], n: int, last: int) -> int:
     return last + 1 if 0 <= last < len(source) - 1 else -1
 
 
-def twin(source: list[int], prompt: list[int], output: list[int], drafter: InputGuided) -> list[int]:
+def twin(
+    source: list[int], prompt: list[int], output: list[int], drafter: InputGuided
+) -> list[int]:
     """What is drafted after `output`, worked out from the start of it."""
     at, last = (0, 0) if drafter.source else (-1, -1)
     text = prompt[:] if drafter.source else prompt[:-1]
@@ -64,16 +73,34 @@ def twin(source: list[int], prompt: list[int], output: list[int], drafter: Input
             at += 1
             continue
         last = at if at >= 0 else last
-        at = nearest(source, text, drafter.n, last) if drafter.nearest else only(source, text, drafter.n)
+        at = (
+            nearest(source, text, drafter.n, last)
+            if drafter.nearest
+            else only(source, text, drafter.n)
+        )
     return source[at:] if at >= 0 else []
 
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=20)
 
 
-@given(TEXT, TEXT, st.lists(st.integers(0, 3), max_size=20), st.integers(1, 4), st.booleans(), st.booleans(), st.data())
+@given(
+    TEXT,
+    TEXT,
+    st.lists(st.integers(0, 3), max_size=20),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
 def test_drafts_what_stands_behind_the_pointer(
-    source: list[int], prompt: list[int], output: list[int], n: int, near: bool, given: bool, data: st.DataObject
+    source: list[int],
+    prompt: list[int],
+    output: list[int],
+    n: int,
+    near: bool,
+    given: bool,
+    data: st.DataObject,
 ) -> None:
     drafter = InputGuided(tuple(source) if given else (), n, nearest=near)
     ctx = context(drafter, prompt)
@@ -83,14 +110,25 @@ def test_drafts_what_stands_behind_the_pointer(
         ctx.branches[0] = prompt + output[:end]
         tree = drafter.propose(ctx, state, 50)
     tree.check()
-    assert tree.is_chain and tree.tokens[1:] == twin(source if given else prompt, prompt, output, drafter)
+    assert tree.is_chain and tree.tokens[1:] == twin(
+        source if given else prompt, prompt, output, drafter
+    )
     assert all(m >= 1 for m in tree.matches[1:]) and set(tree.sources[1:]) <= {"input-guided"}
-    assert all(0 < value < above for above, value in zip(tree.values, tree.values[1:], strict=False))
+    assert all(
+        0 < value < above for above, value in zip(tree.values, tree.values[1:], strict=False)
+    )
 
 
 def test_the_first_draft_is_the_sources_beginning() -> None:
     ctx, drafter = context(InputGuided(), [7], new=6), InputGuided((1, 2, 3, 4, 5, 6))
-    assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [7, 1, 2, 3, 4, 5]  # the sixth is not drafted
+    assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [
+        7,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]  # the sixth is not drafted
     assert drafter.propose(ctx, drafter.start(ctx), 3).tokens == [7, 1, 2]
     assert drafter.propose(ctx, drafter.start(ctx), 1).tokens == [7]
     ctx.limit = 2
@@ -120,7 +158,9 @@ def test_the_pointer_after_a_difference(near: bool, output: list[int], draft: li
     assert drafter.propose(ctx, state, 50).tokens[1:] == draft
 
 
-def tokens_a_step(drafter: InputGuided, prompt: list[int], answer: list[int], budget: int = 33) -> float:
+def tokens_a_step(
+    drafter: InputGuided, prompt: list[int], answer: list[int], budget: int = 33
+) -> float:
     """The drafter driven without a model: a given answer decides what is accepted."""
     ctx = context(drafter, prompt, len(answer), vocab=512)
     state, steps = drafter.start(ctx), 0
@@ -130,28 +170,43 @@ def tokens_a_step(drafter: InputGuided, prompt: list[int], answer: list[int], bu
             path.append(node)
         kept = rest[: len(path) + 1]
         ctx.branches[0] += kept
-        drafter.observe(ctx, state, Step(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1]), kept))
+        drafter.observe(
+            ctx, state, Step(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1]), kept)
+        )
         steps += 1
     return len(answer) / steps
 
 
 def test_an_edited_text_is_copied_in_few_steps() -> None:
     draw = random.Random(5)
-    source = [draw.choice(range(200)) if draw.random() < 0.5 else draw.choice(range(8)) for _ in range(1500)]
+    source = [
+        draw.choice(range(200)) if draw.random() < 0.5 else draw.choice(range(8))
+        for _ in range(1500)
+    ]
     edits = [draw.random() for _ in source]
-    answer = [x for t, e in zip(source, edits, strict=True) for x in ([511] if e < 0.02 else [] if e > 0.98 else [t])]
+    answer = [
+        x
+        for t, e in zip(source, edits, strict=True)
+        for x in ([511] if e < 0.02 else [] if e > 0.98 else [t])
+    ]
     near, paper = InputGuided(tuple(source)), InputGuided(tuple(source), nearest=False)
     assert tokens_a_step(paper, [510], source) > 30, "an unchanged text is one copy"
     ours, theirs = tokens_a_step(near, [510], answer), tokens_a_step(paper, [510], answer)
     assert theirs > 4 and ours > 1.2 * theirs
-    assert tokens_a_step(InputGuided(), [*source, 510], answer) > 0.9 * ours, "the prompt as the source"
+    assert tokens_a_step(InputGuided(), [*source, 510], answer) > 0.9 * ours, (
+        "the prompt as the source"
+    )
 
 
 def test_with_a_model_that_follows_the_source() -> None:
     models = {"target": Toy(8, copy=4.0)}
     prompt = [1, 2, 3, 4, 5, 6, 7] * 3
-    live = laws.generate(Speculative(InputGuided((1, 2, 3, 4, 5, 6, 7) * 4), nodes=8), prompt,
-                         laws.Setting(Sampling(max_new_tokens=24)), models)  # fmt: skip
+    live = laws.generate(
+        Speculative(InputGuided((1, 2, 3, 4, 5, 6, 7) * 4), nodes=8),
+        prompt,
+        laws.Setting(Sampling(max_new_tokens=24)),
+        models,
+    )
     assert live.ctx.stats.mat > 2
 
 
@@ -164,9 +219,15 @@ def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) 
 
 @pytest.mark.parametrize("token", [-1, 8])
 def test_a_source_with_tokens_the_model_lacks_is_refused(token: int) -> None:
-    with pytest.raises(BadConfig, match=f"input-guided:source={token}: must be ids of the vocabulary, 0 to 7"):
-        laws.generate(Speculative(InputGuided((1, token))), [1], laws.Setting(Sampling(max_new_tokens=4)),
-                      {"target": Toy(8)})  # fmt: skip
+    with pytest.raises(
+        BadConfig, match=f"input-guided:source={token}: must be ids of the vocabulary, 0 to 7"
+    ):
+        laws.generate(
+            Speculative(InputGuided((1, token))),
+            [1],
+            laws.Setting(Sampling(max_new_tokens=4)),
+            {"target": Toy(8)},
+        )
 
 
 def test_a_file_is_the_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,8 +238,22 @@ def test_a_file_is_the_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     out = lm.generate(prompt, spec, max_new_tokens=30)
     assert out.tokens == plain.tokens and out.stats.mat > 1 and "input-guided" in out.draft
     folder = tiny.save(tiny.llama(), tmp_path / "model")
-    assert cli.run(["generate", "--model", str(folder), "--method", spec, "--max-new-tokens", "30", prompt]) == 0
+    assert (
+        cli.run(
+            ["generate", "--model", str(folder), "--method", spec, "--max-new-tokens", "30", prompt]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == plain.text + "\n"
-    wrong = ["generate", "--model", str(folder), "--method", "input-guided:source=@nowhere.txt", prompt]
+    wrong = [
+        "generate",
+        "--model",
+        str(folder),
+        "--method",
+        "input-guided:source=@nowhere.txt",
+        prompt,
+    ]
     assert cli.run(wrong) == 2
-    assert "input-guided:source=@nowhere.txt: cannot be read (No such file" in capsys.readouterr().err
+    assert (
+        "input-guided:source=@nowhere.txt: cannot be read (No such file" in capsys.readouterr().err
+    )

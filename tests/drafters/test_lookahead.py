@@ -8,18 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.lookahead import Lookahead, Pool, State
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
+from foretell.families.toy import Toy
 from foretell.strategies.plain import Plain
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Outcome, Reply, Sampling
 from tests import laws
 
-SPECS = ["lookahead:window=2,n=3,guesses=2,pool_from_prompt=1", "lookahead:window=1,n=2,pool_from_prompt=1"]
+SPECS = [
+    "lookahead:window=2,n=3,guesses=2,pool_from_prompt=1",
+    "lookahead:window=1,n=2,pool_from_prompt=1",
+]
 
 VOCAB = 6
 ALL = 4096  # nodes: more than any tree here
@@ -30,7 +33,14 @@ def context(drafter: Lookahead, prompt: list[int], tokens: int = 90) -> Context:
     return Context(engine, Request(prompt, Speculative(drafter), Sampling(max_new_tokens=tokens)))
 
 
-def commit(drafter: Lookahead, ctx: Context, state: State, tree: TokenTree, best: list[int], tokens: list[int]) -> None:
+def commit(
+    drafter: Lookahead,
+    ctx: Context,
+    state: State,
+    tree: TokenTree,
+    best: list[int],
+    tokens: list[int],
+) -> None:
     """One step's end: `best[i]` is the best token after node i."""
     ctx.branches[0] += tokens
     reply = Reply(torch.eye(VOCAB)[best], {}, list(range(len(tree))))
@@ -46,7 +56,9 @@ def prefixes(words: list[int] | tuple[int, ...]) -> set[tuple[int, ...]]:
 
 
 class Twin:
-    """Level by level and with lists, as the method is usually told. `levels[0]` stands behind the root."""
+    """Level by level and with lists, as the method is usually told. `levels[0]` stands behind the
+    root.
+    """
 
     def __init__(self, drafter: Lookahead, first: list[int]):
         self.w, self.n, self.g = drafter.window, drafter.n, drafter.guesses
@@ -55,11 +67,15 @@ class Twin:
     def columns(self) -> list[list[int]]:
         """The words from the root to the end of each column."""
         first = self.levels[0]
-        return [[*first[:j], *(level[j] for level in self.levels[1:])] for j in range(len(first) + 1)]
+        return [
+            [*first[:j], *(level[j] for level in self.levels[1:])] for j in range(len(first) + 1)
+        ]
 
     def tree(self, root: int) -> set[tuple[int, ...]]:
         drafts = self.pool.get(root, [])
-        return set[tuple[int, ...]]().union(*(prefixes(words) for words in [*self.columns(), *drafts]))
+        return set[tuple[int, ...]]().union(
+            *(prefixes(words) for words in [*self.columns(), *drafts])
+        )
 
     def move(self, root: int, new: list[int]) -> None:
         """`new`: the best token after each column."""
@@ -105,7 +121,11 @@ def test_a_window_worked_out_by_hand() -> None:
     drafter = Lookahead(window=2, n=3, guesses=2)
     ctx = context(drafter, [4, 5, 0])
     state = drafter.start(ctx)
-    state.columns = [[0], [1], [2]]  # 0 > 1 > 2: one column more than the window has, for the step that fills it
+    state.columns = [
+        [0],
+        [1],
+        [2],
+    ]  # 0 > 1 > 2: one column more than the window has, for the step that fills it
     tree = drafter.propose(ctx, state, ALL)
     assert tree.tokens == [0, 1, 2] and tree.parents == [-1, 0, 1]
     commit(drafter, ctx, state, tree, [3, 4, 5], [3])  # after 1 comes 4, after 1 2 comes 5
@@ -126,7 +146,14 @@ def settled(drafter: Lookahead) -> tuple[Context, State]:
     state, draw = drafter.start(ctx), np.random.default_rng(1)
     for _ in range(40):
         tree = drafter.propose(ctx, state, ALL)
-        commit(drafter, ctx, state, tree, draw.integers(0, VOCAB, len(tree)).tolist(), [int(draw.integers(VOCAB))])
+        commit(
+            drafter,
+            ctx,
+            state,
+            tree,
+            draw.integers(0, VOCAB, len(tree)).tolist(),
+            [int(draw.integers(VOCAB))],
+        )
     assert [len(column) for column in state.columns] == [drafter.n - 1] * drafter.window
     assert all(len(state.pool.recent(token)) == drafter.guesses for token in range(VOCAB))
     return ctx, state
@@ -162,7 +189,9 @@ def test_depth_bounds_the_tree_and_what_is_left_out_waits() -> None:
         commit(drafter, ctx, state, tree, [0] * len(tree), [3])
         shown = min(left, 6)
         moved = 1 if shown > 1 else 0
-        assert [len(column) for column in state.columns] == [1 + moved] * (shown - moved) + [1] * (6 - shown)
+        assert [len(column) for column in state.columns] == [1 + moved] * (shown - moved) + [1] * (
+            6 - shown
+        )
         assert [column[0] for column in state.columns] == [column[0] for column in before[moved:]]
 
 
@@ -183,12 +212,18 @@ def test_a_step_without_a_window_leaves_it_as_it_is() -> None:
     state = drafter.start(ctx)
     for tokens in ([4], [5]):
         before = [list(column) for column in state.columns]
-        commit(drafter, ctx, state, TokenTree(ctx.tokens[-1]), [1], tokens)  # no draft was asked for
+        commit(
+            drafter, ctx, state, TokenTree(ctx.tokens[-1]), [1], tokens
+        )  # no draft was asked for
         drafter.propose(ctx, state, ALL)
-        commit(drafter, ctx, state, TokenTree(ctx.tokens[-1]), [1], tokens)  # one was, and was not verified
+        commit(
+            drafter, ctx, state, TokenTree(ctx.tokens[-1]), [1], tokens
+        )  # one was, and was not verified
         drafter.propose(ctx, state, 1)
         commit(drafter, ctx, state, TokenTree(ctx.tokens[-1]), [1], tokens)  # there was no room
-        assert state.columns[1:] == before[1:] and len(state.columns[0]) == 1 and not state.pool.grams
+        assert (
+            state.columns[1:] == before[1:] and len(state.columns[0]) == 1 and not state.pool.grams
+        )
 
 
 def test_the_prompts_own_n_grams_are_drafted_and_the_outputs_after_them() -> None:
@@ -230,13 +265,19 @@ def test_whole_n_grams_are_accepted_where_the_windows_guesses_are_right(temperat
     setting = laws.Setting(Sampling(max_new_tokens=80, temperature=temperature))
     live = laws.generate(Speculative(Lookahead(), nodes=55), [1, 2], setting, models)
     assert live.ctx.output == laws.generate(Plain(), [1, 2], setting, models).ctx.output
-    assert live.ctx.stats.steps <= 3 + 6 + 80 / 5, "three steps fill the window, then 5 tokens come at once"
+    assert live.ctx.stats.steps <= 3 + 6 + 80 / 5, (
+        "three steps fill the window, then 5 tokens come at once"
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "value", "low", "high"),
     [("window", 0, 1, 128), ("n", 1, 2, 32), ("guesses", 129, 1, 128), ("pool", 0, 1, 1 << 24)],
 )
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int, low: int, high: int) -> None:
-    with pytest.raises(BadConfig, match=f"lookahead:{field}={value}: must be between {low} and {high}"):
+def test_a_bad_value_is_told_with_field_value_and_range(
+    field: str, value: int, low: int, high: int
+) -> None:
+    with pytest.raises(
+        BadConfig, match=f"lookahead:{field}={value}: must be between {low} and {high}"
+    ):
         Lookahead(**{field: value})

@@ -6,23 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.types import Sampling
 from foretell.drafters.ngram import Ngram
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.types import Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = ["ngram:n=1,k=2"]
 
 
 def context(prompt: list[int], new: int = 20) -> Context:
-    return Context(Engine({"target": Toy(8)}), Request(prompt, laws.build("ngram"), Sampling(max_new_tokens=new)))
+    return Context(
+        Engine({"target": Toy(8)}),
+        Request(prompt, laws.build("ngram"), Sampling(max_new_tokens=new)),
+    )
 
 
 def lookup(tokens: list[int], n: int, k: int) -> list[int]:
-    """The definition in loops: longest n first, the most recent earlier place, k tokens, its own behind the text's."""
+    """The definition in loops: longest n first, the most recent earlier place, k tokens, its own
+    behind the text's.
+    """
     for size in range(min(n, len(tokens)), 0, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[-size:]:
@@ -33,12 +38,21 @@ def lookup(tokens: list[int], n: int, k: int) -> list[int]:
     return []
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.integers(1, 4), st.integers(1, 6), st.integers(0, 9))
-def test_proposes_what_followed_the_longest_most_recent_match(tokens: list[int], n: int, k: int, start: int) -> None:
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=24),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(0, 9),
+)
+def test_proposes_what_followed_the_longest_most_recent_match(
+    tokens: list[int], n: int, k: int, start: int
+) -> None:
     drafter, budget = Ngram(n, k), 30
     ctx = context(tokens[:1])
     state = drafter.start(ctx)
-    for end in range(min(max(1, start), len(tokens)), len(tokens) + 1):  # the index grows with the text
+    for end in range(
+        min(max(1, start), len(tokens)), len(tokens) + 1
+    ):  # the index grows with the text
         ctx.branches[0] = tokens[:end]
         ctx.limit = end + 10
         tree = drafter.propose(ctx, state, budget)
@@ -48,7 +62,12 @@ def test_proposes_what_followed_the_longest_most_recent_match(tokens: list[int],
 
 def test_obeys_budget_and_depth() -> None:
     ctx, drafter = context([1, 2, 3, 4, 5, 1, 2], 4), Ngram(k=5)
-    assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [2, 3, 4, 5]  # 4 new tokens: the last is not drafted
+    assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [
+        2,
+        3,
+        4,
+        5,
+    ]  # 4 new tokens: the last is not drafted
     assert drafter.propose(ctx, drafter.start(ctx), 3).tokens == [2, 3, 4]
     assert drafter.propose(ctx, drafter.start(ctx), 1).tokens == [2]
     ctx.limit = len(ctx.tokens) + 1
@@ -65,8 +84,12 @@ def test_nothing_matches_nothing_is_drafted() -> None:
 
 def test_a_text_that_repeats_is_copied() -> None:
     """With a toy that repeats what it saw, most tokens come from drafts."""
-    live = laws.generate(Speculative(Ngram(), nodes=8), [1, 2, 3, 4] * 3, laws.Setting(Sampling(max_new_tokens=40)),
-                         {"target": Toy(8, copy=4.0)})  # fmt: skip
+    live = laws.generate(
+        Speculative(Ngram(), nodes=8),
+        [1, 2, 3, 4] * 3,
+        laws.Setting(Sampling(max_new_tokens=40)),
+        {"target": Toy(8, copy=4.0)},
+    )
     assert live.ctx.stats.mat > 2
 
 

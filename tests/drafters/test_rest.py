@@ -1,4 +1,6 @@
-"""REST: what it retrieves; its exactness is in test_laws.py, on the small datastore beside this file."""
+"""REST: what it retrieves; its exactness is in test_laws.py, on the small datastore beside this
+file.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +12,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.types import Sampling
 from foretell.drafters.rest import Match, Rest, prefixes
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig, BadFile
-from foretell.models.toy import Toy
+from foretell.families.toy import Toy
 from foretell.ops import datastore
 from foretell.ops.datastore import Datastore
-from foretell.strategy import Speculative
-from foretell.types import Sampling
 from tests import laws
 
-SPECS = ["rest:path={here}/rest.safetensors", "rest:path={here}/rest.safetensors,least=1,span=3,follow=2,hits=4"]
+SPECS = [
+    "rest:path={here}/rest.safetensors",
+    "rest:path={here}/rest.safetensors,least=1,span=3,follow=2,hits=4",
+]
 FILE = Path(__file__).with_name("rest.safetensors")
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=5)
 
 
 def fixture(path: Path) -> Datastore:
-    """Texts of the ids that every toy vocabulary has: the laws' prompt with all that can follow it, and a few more."""
+    """Texts of the ids that every toy vocabulary has: the laws' prompt with all that can follow it,
+    and a few more.
+    """
     draw = np.random.default_rng(11)
-    known = [[*laws.PROMPT, a, b, c] for a in range(3) for b in range(3) for c in range(3) if (a + b + c) % 2]
+    known = [
+        [*laws.PROMPT, a, b, c]
+        for a in range(3)
+        for b in range(3)
+        for c in range(3)
+        if (a + b + c) % 2
+    ]
     more = [draw.integers(0, 3, size).tolist() for size in (90, 7, 60)]
     return datastore.build(path, known + more, laws.spell)
 
 
-def context(drafter: Rest, prompt: list[int], engine: Engine | None = None, **options: object) -> Context:
+def context(
+    drafter: Rest, prompt: list[int], engine: Engine | None = None, **options: object
+) -> Context:
     engine = engine or Engine({"target": Toy(4)})
-    return Context(engine, Request(prompt, Speculative(drafter), Sampling(max_new_tokens=40), **options))  # type: ignore[arg-type]
+    return Context(
+        engine, Request(prompt, Speculative(drafter), Sampling(max_new_tokens=40), **options)
+    )  # type: ignore[arg-type]
 
 
 def retrieved(
     documents: list[list[int]], tokens: list[int], drafter: Rest
 ) -> tuple[Counter[tuple[int, ...]], int, int]:
-    """In loops: (how often each prefix follows, how many places there are, n) of the longest n last tokens."""
+    """In loops: (how often each prefix follows, how many places there are, n) of the longest n last
+    tokens.
+    """
     for n in range(min(drafter.span, len(tokens)), drafter.least - 1, -1):
         found = [
-            d[i + n : i + n + drafter.follow] for d in documents for i in range(len(d)) if d[i : i + n] == tokens[-n:]
+            d[i + n : i + n + drafter.follow]
+            for d in documents
+            for i in range(len(d))
+            if d[i : i + n] == tokens[-n:]
         ]
         if found:
             return Counter(tuple(f[:k]) for f in found for k in range(1, len(f) + 1)), len(found), n
@@ -53,16 +75,36 @@ def retrieved(
 
 def test_the_datastore_beside_this_file_is_what_the_function_builds(tmp_path: Path) -> None:
     ours, built = datastore.load(FILE), fixture(tmp_path / "x.safetensors")
-    assert ours.tokens.tolist() == built.tokens.tolist() and ours.suffixes.tolist() == built.suffixes.tolist()
-    assert (ours.vocab, ours.mark, ours.documents) == (built.vocab, built.mark, built.documents) and ours.vocab == 3
+    assert (
+        ours.tokens.tolist() == built.tokens.tolist()
+        and ours.suffixes.tolist() == built.suffixes.tolist()
+    )
+    assert (ours.vocab, ours.mark, ours.documents) == (
+        built.vocab,
+        built.mark,
+        built.documents,
+    ) and ours.vocab == 3
 
 
-@given(texts, st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 3),
-       st.integers(1, 4), st.integers(1, 12), st.integers(1, 14))  # fmt: skip
+@given(
+    texts,
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.integers(1, 14),
+)
 def test_the_tree_holds_the_most_frequent_continuations(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], tokens: list[int], span: int, least: int,
-    follow: int, choices: int, budget: int
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    tokens: list[int],
+    span: int,
+    least: int,
+    follow: int,
+    choices: int,
+    budget: int,
+) -> None:
     path = tmp_path_factory.mktemp("d") / "x.safetensors"
     datastore.build(path, documents)
     drafter = Rest(str(path), choices, span, min(least, span), 5000, follow)
@@ -74,16 +116,24 @@ def test_the_tree_holds_the_most_frequent_continuations(
     assert len(set(paths)) == len(paths) == min(choices, budget - 1, len(counts)) and not tree.drawn
     assert [counts[p] for p in paths] == sorted(counts.values(), reverse=True)[: len(paths)]
     assert tree.values[1:] == [counts[p] / places for p in paths] and set(tree.matches[1:]) <= {n}
-    # Of equal counts shorter ones come first, then those of smaller tokens: the choice is not left to chance.
+    # Of equal counts shorter ones come first, then those of smaller tokens: the choice is not left
+    # to chance.
     assert paths == sorted(counts, key=lambda p: (-counts[p], len(p), p))[: len(paths)]
 
 
-@given(texts, st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(1, 3), max_size=20),
-       st.integers(1, 4))  # fmt: skip
+@given(
+    texts,
+    st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    st.lists(st.integers(1, 3), max_size=20),
+    st.integers(1, 4),
+)
 def test_the_longest_match_is_found_as_the_text_grows(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], tokens: list[int], steps: list[int],
-    least: int
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    tokens: list[int],
+    steps: list[int],
+    least: int,
+) -> None:
     store = datastore.build(tmp_path_factory.mktemp("d") / "x.safetensors", documents)
     match, end = Match(store, 0, 6), 1
     for step in (0, *steps):
@@ -93,7 +143,9 @@ def test_the_longest_match_is_found_as_the_text_grows(
         assert (n, high - low) == (want, places)
 
 
-def test_where_nothing_matches_nothing_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_matches_nothing_is_searched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = datastore.build(tmp_path / "x.safetensors", [[0, 1, 2, 3, 4, 5, 6, 7]])
     match, asked, find = Match(store, 0, 16), list[int](), store.find
 
@@ -152,7 +204,9 @@ def test_obeys_budget_depth_and_choices() -> None:
     drafter = Rest(str(FILE), least=1)
     ctx = context(drafter, [0, 1])
     state = drafter.start(ctx)
-    assert 8 < len(drafter.propose(ctx, state, 99)) <= 65 and len(drafter.propose(ctx, state, 9)) == 9
+    assert (
+        8 < len(drafter.propose(ctx, state, 99)) <= 65 and len(drafter.propose(ctx, state, 9)) == 9
+    )
     assert len(drafter.propose(ctx, state, 1)) == 1
     assert len(Rest(str(FILE), choices=3).propose(ctx, state, 99)) == 4
     for depth in range(4):
@@ -160,9 +214,13 @@ def test_obeys_budget_depth_and_choices() -> None:
         assert max(drafter.propose(ctx, state, 99).depths) == depth
 
 
-def test_the_file_is_opened_once_for_all_requests_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_opened_once_for_all_requests_of_an_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, drafter, opened = Engine({"target": Toy(4)}), Rest(str(FILE)), list[str]()
-    monkeypatch.setattr("foretell.drafters.rest.load", lambda path: opened.append(path) or datastore.load(path))
+    monkeypatch.setattr(
+        "foretell.drafters.rest.load", lambda path: opened.append(path) or datastore.load(path)
+    )
     a, b = (drafter.start(context(drafter, [i], engine)) for i in (0, 1))
     assert a.store is b.store and a is not b and opened == [str(FILE)]
 
@@ -177,7 +235,9 @@ def test_another_vocabulary_or_tokenizer_is_refused(tmp_path: Path) -> None:
         engine = Engine({"target": Toy(4)})
         live = engine.add(Request([0, 1], Speculative(Rest(str(wrong)))))
         list(engine.run())
-        assert isinstance(live.error, BadFile) and str(wrong) in str(live.error), "the request fails with that error"
+        assert isinstance(live.error, BadFile) and str(wrong) in str(live.error), (
+            "the request fails with that error"
+        )
 
 
 def test_a_text_that_is_in_the_datastore_is_drafted(tmp_path: Path) -> None:
@@ -185,7 +245,9 @@ def test_a_text_that_is_in_the_datastore_is_drafted(tmp_path: Path) -> None:
     plain = laws.generate(laws.build("plain"), [1, 2, 3], setting, {"target": toy}).ctx.tokens
     path = tmp_path / "x.safetensors"
     datastore.build(path, [[5, 6, 7], plain, [1, 2, 3, 3]])
-    live = laws.generate(laws.build(f"rest:path={path}", nodes=10), [1, 2, 3], setting, {"target": toy})
+    live = laws.generate(
+        laws.build(f"rest:path={path}", nodes=10), [1, 2, 3], setting, {"target": toy}
+    )
     assert live.ctx.tokens == plain and live.ctx.stats.calls["target"] <= 8
 
 
@@ -204,6 +266,8 @@ def test_a_text_that_is_in_the_datastore_is_drafted(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_bad_value_is_told_with_field_value_and_range(fields: dict[str, object], said: str) -> None:
+def test_a_bad_value_is_told_with_field_value_and_range(
+    fields: dict[str, object], said: str
+) -> None:
     with pytest.raises(BadConfig, match=said):
         Rest(**{"path": str(FILE), **fields})  # type: ignore[arg-type]

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Ask, Reply, Sampling
 from foretell.drafters import retrieval_fused
 from foretell.drafters.draft import Draft
 from foretell.drafters.retrieval_fused import HELD, RetrievalFused
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.tree import Law, TokenTree
-from foretell.types import Ask, Reply, Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = [
@@ -32,7 +32,11 @@ TOY = Toy(V, seed=2, sharpness=3.0, copy=1.0)
 
 
 def drive(
-    drafter: RetrievalFused | Draft, tokens: list[int], sampling: Sampling, budget: int = 40, draft: Toy = TOY
+    drafter: RetrievalFused | Draft,
+    tokens: list[int],
+    sampling: Sampling,
+    budget: int = 40,
+    draft: Toy = TOY,
 ) -> tuple[TokenTree, list[Ask], Context]:
     """Runs the drafting of one step, answering each ask with rows worked out by hand."""
     engine = Engine({"target": TOY, "draft": draft})
@@ -58,10 +62,14 @@ def likely(ctx: Context, path: list[int]) -> list[float]:
     return ctx.sampler.law(row, path).tolist()
 
 
-def continuations(tokens: list[int], drafter: RetrievalFused, size: int) -> tuple[list[list[int]], int]:
+def continuations(
+    tokens: list[int], drafter: RetrievalFused, size: int
+) -> tuple[list[list[int]], int]:
     """What followed the newest tokens at their most recent places, and how many tokens matched."""
     for n in range(min(drafter.longest, len(tokens)), drafter.shortest - 1, -1):
-        places = [e for e in range(n, len(tokens)) if tokens[e - n : e] == tokens[-n:]][-drafter.places :]
+        places = [e for e in range(n, len(tokens)) if tokens[e - n : e] == tokens[-n:]][
+            -drafter.places :
+        ]
         found = []
         for place in places:
             text = list(tokens)
@@ -73,8 +81,12 @@ def continuations(tokens: list[int], drafter: RetrievalFused, size: int) -> tupl
     return [], 0
 
 
-def best(ctx: Context, drafter: RetrievalFused, asked: list[list[int]], size: int) -> list[tuple[float, list[int]]]:
-    """Every copied path with its value, best first; `asked`: paths below which the draft model was asked."""
+def best(
+    ctx: Context, drafter: RetrievalFused, asked: list[list[int]], size: int
+) -> list[tuple[float, list[int]]]:
+    """Every copied path with its value, best first; `asked`: paths below which the draft model was
+    asked.
+    """
     found, _ = continuations(ctx.tokens, drafter, size)
     values: list[tuple[float, list[int]]] = []
     queue: list[tuple[list[int], float]] = [([], 1.0)]
@@ -93,26 +105,45 @@ def best(ctx: Context, drafter: RetrievalFused, asked: list[list[int]], size: in
 
 @settings(max_examples=60)
 @given(
-    TEXT, st.integers(1, 14), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.0, 0.1, 0.4]),
-    st.sampled_from([0.0, 0.9]), st.integers(0, 9), st.integers(1, 6),
-)  # fmt: skip
+    TEXT,
+    st.integers(1, 14),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.1, 0.4]),
+    st.sampled_from([0.0, 0.9]),
+    st.integers(0, 9),
+    st.integers(1, 6),
+)
 def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
-    tokens: list[int], budget: int, length: int, drafts: int, threshold: float, temperature: float, seed: int, room: int
+    tokens: list[int],
+    budget: int,
+    length: int,
+    drafts: int,
+    threshold: float,
+    temperature: float,
+    seed: int,
+    room: int,
 ) -> None:
     drafter = RetrievalFused(length, drafts, threshold, longest=2, places=4, copy=4)
-    sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=room + 1, repetition_penalty=1.2)
+    sampling = Sampling(
+        temperature=temperature, seed=seed, max_new_tokens=room + 1, repetition_penalty=1.2
+    )
     tree, asks, ctx = drive(drafter, tokens, sampling, budget)
     assert len(tree) <= budget and max(tree.depths) <= room and len(asks) <= min(length, room)
     asked = [ask.tree.words(node) for ask in asks for node in ask.rows]
     drafted = {tuple(ask.tree.words(n)) for ask in asks for n in range(1, len(ask.tree))}
     if temperature:  # those of the last level were not asked about
         drafted |= {tuple(tree.words(n)) for n in range(1, len(tree)) if tree.laws[n] is not None}
-        assert drafted == {tuple(tree.words(n)) for n in range(1, len(tree)) if tree.laws[n] is not None}
+        assert drafted == {
+            tuple(tree.words(n)) for n in range(1, len(tree)) if tree.laws[n] is not None
+        }
     else:
         assert not tree.drawn
         level: dict[tuple[int, ...], float] = {(): 1.0}
         for _ in asks:
-            options = {(*p, t): v * q for p, v in level.items() for t, q in enumerate(likely(ctx, list(p)))}
+            options = {
+                (*p, t): v * q for p, v in level.items() for t, q in enumerate(likely(ctx, list(p)))
+            }
             level = dict(sorted(options.items(), key=lambda o: -o[1])[: min(drafts, budget - 1)])
             drafted |= set(level)
     left, want = budget - 1 - len(drafted), {}
@@ -129,14 +160,19 @@ def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
     for node in range(1, len(tree)):
         path = tuple(tree.words(node))
         if path not in drafted:  # of equally good copies any may be taken
-            assert tree.values[node] == pytest.approx(known[path]) and tree.values[node] >= min(want.values()) - 1e-12
+            assert (
+                tree.values[node] == pytest.approx(known[path])
+                and tree.values[node] >= min(want.values()) - 1e-12
+            )
             assert tree.matches[node] == n and tree.laws[node] is None
         elif path not in known:
             assert tree.matches[node] == 0
     for node in range(1, len(tree)):
         law = tree.laws[node]
         if law is not None:
-            assert law.probs.tolist() == pytest.approx(likely(ctx, tree.words(tree.parents[node])), abs=1e-12)
+            assert law.probs.tolist() == pytest.approx(
+                likely(ctx, tree.words(tree.parents[node])), abs=1e-12
+            )
 
 
 TOKENS = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 4, 1, 2]
@@ -184,12 +220,21 @@ def test_budget_and_depth_bound_it() -> None:
         assert len(tree) == 1 and not asks
         tree, asks, _ = drive(drafter, TOKENS, Sampling(temperature=temperature, max_new_tokens=1))
         assert len(tree) == 1 and not asks
-        assert max(drive(drafter, TOKENS, Sampling(temperature=temperature, max_new_tokens=3))[0].depths) == 2
+        assert (
+            max(
+                drive(drafter, TOKENS, Sampling(temperature=temperature, max_new_tokens=3))[
+                    0
+                ].depths
+            )
+            == 2
+        )
 
 
 @pytest.mark.parametrize("draft", [Toy(3, seed=2), Toy(V, seed=2, context=len(TOKENS))])
 def test_a_text_beyond_the_draft_model_is_copied_without_it(draft: Toy) -> None:
-    tree, asks, _ = drive(RetrievalFused(threshold=0.9), TOKENS, Sampling(temperature=1.0), draft=draft)
+    tree, asks, _ = drive(
+        RetrievalFused(threshold=0.9), TOKENS, Sampling(temperature=1.0), draft=draft
+    )
     assert not asks and not tree.drawn and [tree.tokens[t] for t in tree.tries[0]] == [3, 4]
     assert [tree.values[t] for t in tree.tries[0]] == pytest.approx([HELD * 2 / 3, HELD / 3])
 
@@ -198,8 +243,13 @@ def test_a_text_beyond_the_draft_model_is_copied_without_it(draft: Toy) -> None:
 def test_a_vocabulary_padded_to_another_size_changes_no_law(size: int) -> None:
     models = {"target": Toy(3, 3, copy=0.5), "draft": Toy(size, 5, copy=0.5, name="draft")}
     setting = laws.Setting(Sampling(max_new_tokens=2, temperature=1.0))
-    law = laws.enumerate_law(laws.build("retrieval-fused:length=2,threshold=0"), [0, 1, 0, 1, 0], setting, models)
-    assert law.distance(laws.reference(models["target"], [0, 1, 0, 1, 0], setting)) < 1e-9 and law.accepted
+    law = laws.enumerate_law(
+        laws.build("retrieval-fused:length=2,threshold=0"), [0, 1, 0, 1, 0], setting, models
+    )
+    assert (
+        law.distance(laws.reference(models["target"], [0, 1, 0, 1, 0], setting)) < 1e-9
+        and law.accepted
+    )
 
 
 def test_a_law_other_than_the_one_drawn_from_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,15 +265,27 @@ def test_fusing_saves_target_forwards_over_both_parts() -> None:
     models = {"target": Toy(8, 3, copy=3.0), "draft": Toy(8, 3, copy=3.0, noise=0.6, name="draft")}
     setting, calls = laws.Setting(Sampling(max_new_tokens=60)), {}
     for spec in ("retrieval-fused:length=2", "draft:length=2", "ngram"):
-        lives = [laws.generate(laws.build(spec, nodes=10), [1, 2, 3, 4, 1, 2, s], setting, models) for s in range(4)]
+        lives = [
+            laws.generate(laws.build(spec, nodes=10), [1, 2, 3, 4, 1, 2, s], setting, models)
+            for s in range(4)
+        ]
         calls[spec.partition(":")[0]] = sum(live.ctx.stats.calls["target"] for live in lives)
     assert calls["retrieval-fused"] < min(calls["draft"], calls["ngram"]), calls
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("length", 0), ("drafts", 65), ("threshold", 1.0), ("threshold", -0.1), ("longest", 0), ("shortest", 4),
-    ("places", 0), ("copy", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("length", 0),
+        ("drafts", 65),
+        ("threshold", 1.0),
+        ("threshold", -0.1),
+        ("longest", 0),
+        ("shortest", 4),
+        ("places", 0),
+        ("copy", 0),
+    ],
+)
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"retrieval-fused:{field}={value}.*(between|at least)"):
         RetrievalFused(**{field: value})

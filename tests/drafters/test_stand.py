@@ -1,4 +1,6 @@
-"""Stand: the means it keeps, the laws it draws from, the shape of its trees; its exactness is in test_laws.py."""
+"""Stand: the means it keeps, the laws it draws from, the shape of its trees; its exactness is in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.stand import CHANCE, Memory, Stand, shape
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.outcomes import Enumerator
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Outcome, Reply, Sampling
+from foretell.families.toy import Toy
+from foretell.measure.outcomes import Enumerator
 from tests import laws
 
 SPECS = ["stand:n=2,k=2,size=3", "stand:n=3,nodes=16"]
 VOCAB = 6
 
 
-def context(drafter: Stand, prompt: Sequence[int], sampling: Sampling | None = None, engine: Engine | None = None,
-            **more: Any) -> Context:  # fmt: skip
+def context(
+    drafter: Stand,
+    prompt: Sequence[int],
+    sampling: Sampling | None = None,
+    engine: Engine | None = None,
+    **more: Any,
+) -> Context:
     engine = engine or Engine({"target": Toy(VOCAB)})
     sampling = sampling or Sampling(max_new_tokens=40, temperature=1.0)
     return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scoped(drafter)
@@ -107,7 +114,14 @@ def test_its_bytes_are_told_about_right() -> None:
         store.learn(tuple(range(9 * i + 1000, 9 * i + 1002 + i % 3)), range(10), [0.1] * 10)
     keys = sum(sys.getsizeof(gram) + sum(map(sys.getsizeof, gram)) for gram in store.slots)
     slots = sum(map(sys.getsizeof, store.slots.values()))
-    true = sys.getsizeof(store.slots) + keys + slots + store.ids.nbytes + store.probs.nbytes + store.counts.nbytes
+    true = (
+        sys.getsizeof(store.slots)
+        + keys
+        + slots
+        + store.ids.nbytes
+        + store.probs.nbytes
+        + store.counts.nbytes
+    )
     assert 0.75 < store.nbytes / true < 1.33
 
 
@@ -128,17 +142,30 @@ def test_saved_and_restored_it_goes_on_as_before(seen: Rows, room: int) -> None:
     assert list(other.tensors()) == ["grams", "ids", "probs", "counts"]
 
 
-@pytest.mark.parametrize(("name", "change", "complaint"), [
-    ("grams", None, "grams is missing"), ("counts", None, "counts is missing"),
-    ("ids", lambda x: x.long(), "ids .*not torch.int32"), ("probs", lambda x: x[:, :2], "probs .*shape"),
-    ("grams", lambda x: x[:1], "not of shape"), ("grams", lambda x: x.flatten(), "grams .*shape"),
-    ("grams", lambda x: x + 4, "no n-gram"), ("grams", lambda x: x.flip(-1), "no n-gram"),
-    ("grams", lambda x: x - 3, "no n-gram"), ("grams", lambda x: x[:1].expand(2, -1), "twice"),
-    ("ids", lambda x: x + 4, "beyond the vocabulary"), ("ids", lambda x: x * 0, "a token twice"),
-    ("probs", lambda x: x * torch.nan, "not probabilities"), ("probs", lambda x: x * 9, "not probabilities"),
-    ("probs", lambda x: x.flip(-1), "not best first"), ("counts", lambda x: x * 0, "not positive"),
-])  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(name: str, change: Any, complaint: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("grams", None, "grams is missing"),
+        ("counts", None, "counts is missing"),
+        ("ids", lambda x: x.long(), "ids .*not torch.int32"),
+        ("probs", lambda x: x[:, :2], "probs .*shape"),
+        ("grams", lambda x: x[:1], "not of shape"),
+        ("grams", lambda x: x.flatten(), "grams .*shape"),
+        ("grams", lambda x: x + 4, "no n-gram"),
+        ("grams", lambda x: x.flip(-1), "no n-gram"),
+        ("grams", lambda x: x - 3, "no n-gram"),
+        ("grams", lambda x: x[:1].expand(2, -1), "twice"),
+        ("ids", lambda x: x + 4, "beyond the vocabulary"),
+        ("ids", lambda x: x * 0, "a token twice"),
+        ("probs", lambda x: x * torch.nan, "not probabilities"),
+        ("probs", lambda x: x * 9, "not probabilities"),
+        ("probs", lambda x: x.flip(-1), "not best first"),
+        ("counts", lambda x: x * 0, "not positive"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
+    name: str, change: Any, complaint: str
+) -> None:
     store = memory()
     store.learn((0, 1), [0, 1, 2], [0.5, 0.3, 0.1])
     store.learn((0, 1, 2, 3), [3, 1, 2], [0.6, 0.2, 0.1])
@@ -150,7 +177,9 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(name: str, chang
     before.learn((5, 5), [5, 4, 3], [0.5, 0.3, 0.1])
     with pytest.raises(ValueError, match=complaint):
         before.restore(tensors)
-    assert list(before.slots) == [(5, 5)] and entry(before, 5, 5) == pytest.approx({5: 0.5, 4: 0.3, 3: 0.1})
+    assert list(before.slots) == [(5, 5)] and entry(before, 5, 5) == pytest.approx(
+        {5: 0.5, 4: 0.3, 3: 0.1}
+    )
 
 
 # --- what is learnt
@@ -164,13 +193,21 @@ def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
     tree.add(0, 0)
     ctx.tokens.extend([4, 5, 1])
     logits = torch.arange(4 * VOCAB, dtype=torch.float64).reshape(4, VOCAB).sin()
-    drafter.observe(ctx, state, Step(tree, Reply(logits, {}, [0, 1, 2, 3]), Outcome([1, 2], 1), [4, 5, 1]))
-    texts = {0: [1, 2, 3], 1: [1, 2, 3, 4], 2: [2, 3, 4, 5]}  # node: the end of the text before its row
+    drafter.observe(
+        ctx, state, Step(tree, Reply(logits, {}, [0, 1, 2, 3]), Outcome([1, 2], 1), [4, 5, 1])
+    )
+    texts = {
+        0: [1, 2, 3],
+        1: [1, 2, 3, 4],
+        2: [2, 3, 4, 5],
+    }  # node: the end of the text before its row
     want = {tuple(text[-n:]): node for node, text in texts.items() for n in range(2, len(text) + 1)}
     assert set(state[0].slots) == set(want)
     for gram, node in want.items():
         p = logits[node].softmax(-1).tolist()
-        assert entry(state[0], *gram) == pytest.approx(dict(sorted(enumerate(p), key=lambda item: -item[1])[:2]))
+        assert entry(state[0], *gram) == pytest.approx(
+            dict(sorted(enumerate(p), key=lambda item: -item[1])[:2])
+        )
 
 
 def test_rows_beyond_an_end_are_not_learnt() -> None:
@@ -178,14 +215,21 @@ def test_rows_beyond_an_end_are_not_learnt() -> None:
     ctx = context(drafter, [1, 2])
     state = drafter.start(ctx)
     ctx.tokens.append(3)
-    step = Step(TokenTree(2).chain([3, 4]), Reply(torch.zeros(3, VOCAB), {}, [0, 1, 2]), Outcome([1, 2], 5), [3])
+    step = Step(
+        TokenTree(2).chain([3, 4]),
+        Reply(torch.zeros(3, VOCAB), {}, [0, 1, 2]),
+        Outcome([1, 2], 5),
+        [3],
+    )
     drafter.observe(ctx, state, step)
     assert list(state[0].slots) == [(1, 2)]
 
 
 def test_the_memory_is_shared_in_a_tenant_and_not_beyond() -> None:
     engine, drafter = Engine({"target": Toy(VOCAB)}), Stand()
-    a, b, c = (drafter.start(context(drafter, [1, 2], engine=engine, tenant=t)) for t in ("x", "x", "y"))
+    a, b, c = (
+        drafter.start(context(drafter, [1, 2], engine=engine, tenant=t)) for t in ("x", "x", "y")
+    )
     assert a[0] is b[0] and a[0] is not c[0] and a[1] is not b[1]
 
 
@@ -195,8 +239,15 @@ def test_the_memory_is_shared_in_a_tenant_and_not_beyond() -> None:
 def filled(drafter: Stand, ctx: Context, seed: int = 0) -> Any:
     """The state, with a memory that knows every pair, and some longer n-grams."""
     state, draw = drafter.start(ctx), np.random.default_rng(seed)
-    for gram in [(a, b) for a in range(VOCAB) for b in range(VOCAB)] + [(1, 2, 3), (2, 3, 1), (1, 2, 3, 1)]:
-        order, weights = draw.permutation(VOCAB)[: state[0].k], sorted(draw.random(state[0].k), reverse=True)
+    for gram in [(a, b) for a in range(VOCAB) for b in range(VOCAB)] + [
+        (1, 2, 3),
+        (2, 3, 1),
+        (1, 2, 3, 1),
+    ]:
+        order, weights = (
+            draw.permutation(VOCAB)[: state[0].k],
+            sorted(draw.random(state[0].k), reverse=True),
+        )
         state[0].learn(gram, order.tolist(), [w / (sum(weights) * 1.1) for w in weights])
     return state
 
@@ -214,12 +265,22 @@ def expected(ctx: Context, state: Any, n: int, words: list[int]) -> list[float]:
     s = ctx.sampler.sampling
     powers = {t: w ** (1 / s.temperature) for t, w in weights.items()}
     if s.top_k:
-        powers = {t: w for t, w in powers.items() if w >= sorted(powers.values())[-min(s.top_k, len(powers))]}
+        powers = {
+            t: w
+            for t, w in powers.items()
+            if w >= sorted(powers.values())[-min(s.top_k, len(powers))]
+        }
     return [powers.get(t, 0.0) / sum(powers.values()) for t in range(VOCAB)]
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 99), st.integers(1, 14), st.sampled_from([0, 2]), st.floats(0.3, 2.0), st.integers(1, 4))
+@given(
+    st.integers(0, 99),
+    st.integers(1, 14),
+    st.sampled_from([0, 2]),
+    st.floats(0.3, 2.0),
+    st.integers(1, 4),
+)
 def test_children_are_drawn_without_replacement_from_the_laws_they_declare(
     seed: int, budget: int, top_k: int, temperature: float, depth: int
 ) -> None:
@@ -234,17 +295,26 @@ def test_children_are_drawn_without_replacement_from_the_laws_they_declare(
         p = expected(ctx, state, 3, tree.words(node))
         for child in tries:
             law = tree.laws[child]
-            assert law is not None and law.dense(VOCAB).tolist() == pytest.approx([x / sum(p) for x in p], abs=1e-6)
-            assert float(law.probs.sum()) == pytest.approx(1, abs=1e-12) and law.prob(tree.tokens[child]) > 0
+            assert law is not None and law.dense(VOCAB).tolist() == pytest.approx(
+                [x / sum(p) for x in p], abs=1e-6
+            )
+            assert (
+                float(law.probs.sum()) == pytest.approx(1, abs=1e-12)
+                and law.prob(tree.tokens[child]) > 0
+            )
             assert tree.values[child] <= tree.values[node]
             p[tree.tokens[child]] = 0.0
     if not top_k and depth >= max(plan.depths):
-        assert sorted(tree.parents) == sorted(plan.parents) or len(tree) == budget, "the memory knew every node"
+        assert sorted(tree.parents) == sorted(plan.parents) or len(tree) == budget, (
+            "the memory knew every node"
+        )
         assert sorted(tree.depths) == sorted(plan.depths)
 
 
 def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
-    """All outcomes of one draft: each set of draws is as likely as the product of the declared probabilities."""
+    """All outcomes of one draft: each set of draws is as likely as the product of the declared
+    probabilities.
+    """
     drafter = Stand(n=3, k=3)
     total = 0.0
 
@@ -285,14 +355,18 @@ def test_at_temperature_zero_the_best_tokens_are_proposed() -> None:
     for node, tries in enumerate(tree.tries):
         slot = state[0].find([*ctx.tokens, *tree.words(node)])
         assert [tree.tokens[t] for t in tries] == state[0].ids[slot].tolist()[: len(tries)]
-        assert [tree.values[t] for t in tries] == pytest.approx([tree.values[node] * c for c in CHANCE[: len(tries)]])
+        assert [tree.values[t] for t in tries] == pytest.approx(
+            [tree.values[node] * c for c in CHANCE[: len(tries)]]
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_options_of_the_request_decide_what_can_be_drawn(temperature: float) -> None:
     drafter = Stand(n=2)
     bias = {4: 50.0, 5: -200.0}
-    ctx = context(drafter, [1, 2], Sampling(max_new_tokens=9, temperature=temperature, logit_bias=bias))
+    ctx = context(
+        drafter, [1, 2], Sampling(max_new_tokens=9, temperature=temperature, logit_bias=bias)
+    )
     tree = drafter.propose(ctx, filled(drafter, ctx), 8)
     firsts = [tree.tokens[t] for t in tree.tries[0]]
     assert firsts[0] == 4 and len(firsts) > 1 and 5 not in firsts
@@ -309,17 +383,25 @@ def test_what_only_the_text_knows_is_proposed_as_it_stood_there() -> None:
     state = drafter.start(ctx)
     tree = drafter.propose(ctx, state, 4)
     assert tree.tokens == [2, 3, 1, 2] and tree.is_chain
-    assert all(law is not None and law.prob(t) == 1.0 for law, t in zip(tree.laws[1:], tree.tokens[1:], strict=True))
+    assert all(
+        law is not None and law.prob(t) == 1.0
+        for law, t in zip(tree.laws[1:], tree.tokens[1:], strict=True)
+    )
     state[0].learn((2, 3), [5, 4, 0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert drafter.propose(ctx, state, 4).tokens == [2, 3, 5], "the memory comes first"
     assert len(drafter.propose(context(drafter, [4]), drafter.start(context(drafter, [4])), 4)) == 1
 
 
 def test_many_samples_of_one_problem_need_ever_fewer_steps() -> None:
-    engine, strategy = Engine({"target": Toy(16, sharpness=9.0, window=3)}), Speculative(Stand(), nodes=16)
+    engine, strategy = (
+        Engine({"target": Toy(16, sharpness=9.0, window=3)}),
+        Speculative(Stand(), nodes=16),
+    )
     mats = []
     for seed in range(8):
-        live = engine.add(Request([1, 2, 3], strategy, Sampling(max_new_tokens=40, temperature=0.7, seed=seed)))
+        live = engine.add(
+            Request([1, 2, 3], strategy, Sampling(max_new_tokens=40, temperature=0.7, seed=seed))
+        )
         laws.finish(engine, live)
         mats.append(live.ctx.stats.mat)
     assert sum(mats[-3:]) > 1.2 * sum(mats[:3])
@@ -334,10 +416,19 @@ def test_the_shape_has_every_node_after_its_parent_and_elder_siblings() -> None:
         assert [large.tokens[t] for t in tries] == list(range(len(tries)))
 
 
-@pytest.mark.parametrize(("field", "value", "allowed"), [
-    ("n", 1, "between 2 and 16"), ("n", 17, "between 2 and 16"), ("k", 0, "between 1 and 1024"),
-    ("size", 0, "between 1 and 1024"), ("size", 1025, "between 1 and 1024"), ("megabytes", 0, "between 1 and 1048576"),
-])  # fmt: skip
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int, allowed: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("n", 1, "between 2 and 16"),
+        ("n", 17, "between 2 and 16"),
+        ("k", 0, "between 1 and 1024"),
+        ("size", 0, "between 1 and 1024"),
+        ("size", 1025, "between 1 and 1024"),
+        ("megabytes", 0, "between 1 and 1048576"),
+    ],
+)
+def test_a_bad_value_is_told_with_field_value_and_range(
+    field: str, value: int, allowed: str
+) -> None:
     with pytest.raises(BadConfig, match=f"stand:{field}={value}: must be {allowed}"):
         Stand(**{field: value})

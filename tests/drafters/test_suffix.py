@@ -1,4 +1,6 @@
-"""Suffix decoding: its drafts are those of a search by hand, and what requests share; exactness is in test_laws.py."""
+"""Suffix decoding: its drafts are those of a search by hand, and what requests share; exactness is
+in test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Sampling
 from foretell.drafters.suffix import LEAD, Suffix
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
+from foretell.families.toy import Toy
 from foretell.ops.suffix import LEAF, Suffixes
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Sampling
 from tests import laws
 
 SPECS = [
@@ -28,7 +30,11 @@ SPECS = [
 
 
 def context(
-    drafter: Suffix, prompt: list[int], engine: Engine | None = None, tenant: str = "", new: int = 40
+    drafter: Suffix,
+    prompt: list[int],
+    engine: Engine | None = None,
+    tenant: str = "",
+    new: int = 40,
 ) -> Context:
     engine = engine or Engine({"target": Toy(8)})
     request = Request(prompt, Speculative(drafter), Sampling(max_new_tokens=new), tenant=tenant)
@@ -46,10 +52,14 @@ Node = tuple[tuple[int, ...], float]
 
 
 def search(drafter: Suffix, text: list[int], size: int, levels: int) -> tuple[int, list[Node]]:
-    """(match, nodes as (path, value)) by looking at every place for every length, as the card describes it."""
+    """(match, nodes as (path, value)) by looking at every place for every length, as the card
+    describes it.
+    """
 
     def places(words: tuple[int, ...]) -> list[int]:
-        return [i for i in range(len(text) - len(words)) if tuple(text[i : i + len(words)]) == words]  # followed ones
+        return [
+            i for i in range(len(text) - len(words)) if tuple(text[i : i + len(words)]) == words
+        ]  # followed ones
 
     best, tried = (0.0, 0, list[Node]()), 0
     for m in range(min(drafter.depth // 2, len(text)), 0, -1):
@@ -58,12 +68,17 @@ def search(drafter: Suffix, text: list[int], size: int, levels: int) -> tuple[in
         if not places(match) or len(places(match)) < 2 * tried or room <= best[0]:
             continue
         tried = len(places(match))
-        nodes, waiting = [((), 1.0, places(match))], list[tuple[tuple[int, ...], float, list[int]]]()
+        nodes, waiting = (
+            [((), 1.0, places(match))],
+            list[tuple[tuple[int, ...], float, list[int]]](),
+        )
         while len(nodes) <= room:
             path, value, there = nodes[-1]
             if len(path) < min(levels, drafter.depth - m):
                 words = match + path
-                rare = sum(tuple(text[i : i + len(words)]) == words for i in range(len(text))) <= LEAF
+                rare = (
+                    sum(tuple(text[i : i + len(words)]) == words for i in range(len(text))) <= LEAF
+                )
                 after: dict[int, list[int]] = {}
                 for i in there:
                     longer = list(text)
@@ -71,12 +86,17 @@ def search(drafter: Suffix, text: list[int], size: int, levels: int) -> tuple[in
                         longer.append(longer[i + m + len(longer) - len(text)])
                     if i + m + len(path) < len(longer):
                         after.setdefault(longer[i + m + len(path)], []).append(i)
-                ranked = sorted(after.items(), key=lambda item: (len(item[1]), item[1][-1]), reverse=True)
+                ranked = sorted(
+                    after.items(), key=lambda item: (len(item[1]), item[1][-1]), reverse=True
+                )
                 total = sum(map(len, after.values()))
                 steps = [
-                    ((*path, token), value * len(f) / total if len(f) < total else value, f) for token, f in ranked
+                    ((*path, token), value * len(f) / total if len(f) < total else value, f)
+                    for token, f in ranked
                 ]
-                waiting += [s for s in (steps if drafter.tree else steps[:1]) if s[1] >= drafter.min_prob]
+                waiting += [
+                    s for s in (steps if drafter.tree else steps[:1]) if s[1] >= drafter.min_prob
+                ]
             if not waiting:
                 break
             nodes.append(waiting.pop(max(range(len(waiting)), key=lambda i: (waiting[i][1], -i))))
@@ -102,12 +122,16 @@ configs: dict[str, Any] = {
     st.integers(1, 14),
     st.integers(1, 20),
 )
-def test_a_draft_is_what_a_search_by_hand_finds(drafter: Suffix, text: list[int], budget: int, new: int) -> None:
+def test_a_draft_is_what_a_search_by_hand_finds(
+    drafter: Suffix, text: list[int], budget: int, new: int
+) -> None:
     tree = drafted(drafter, text, budget, new)
     match, nodes = search(drafter, text, budget - 1, new - 1)
     assert [tuple(tree.words(n)) for n in range(1, len(tree))] == [path for path, _ in nodes]
     assert tree.values[1:] == pytest.approx([value for _, value in nodes])
-    assert set(tree.matches[1:]) <= {match} and set(tree.sources[1:]) <= {"suffix"} and not tree.drawn
+    assert (
+        set(tree.matches[1:]) <= {match} and set(tree.sources[1:]) <= {"suffix"} and not tree.drawn
+    )
     for node, tries in enumerate(tree.tries):  # the values are a sub-probability tree
         assert sum(tree.values[t] for t in tries) <= tree.values[node] + 1e-9
     assert drafter.tree or tree.is_chain
@@ -131,14 +155,22 @@ def test_the_longest_match_wins_a_tie_and_a_frequent_one_wins_by_its_sum() -> No
     assert tree.tokens[1:4] == [5, 5, 5] and tree.matches[1] == 3
     often = [2, 3, 6, 7, 2, 3, 6, 7, 2, 3, 6, 7]
     tree = drafted(Suffix(factor=1, offset=0), [*often, 1, 2, 3, *often, 4, 2, 3])
-    assert tree.matches[1] == 2 and tree.tokens[1:3] == [6, 7] and tree.values[1] == pytest.approx(6 / 7)
+    assert (
+        tree.matches[1] == 2
+        and tree.tokens[1:3] == [6, 7]
+        and tree.values[1] == pytest.approx(6 / 7)
+    )
 
 
 def test_shares_are_of_what_follows_and_not_of_the_texts_own_end() -> None:
-    often = drafted(Suffix(), [3] * 12)  # 3 stands more than 8 times, and three of its places are followed by 3, 3, 3
+    often = drafted(
+        Suffix(), [3] * 12
+    )  # 3 stands more than 8 times, and three of its places are followed by 3, 3, 3
     assert often.is_chain and often.values[1:4] == [1.0] * 3
     tree = drafted(Suffix(), [1, 2, 1, 2, 1, 3, 1])
-    assert {tree.tokens[n]: tree.values[n] for n in tree.tries[0]} == pytest.approx({2: 2 / 3, 3: 1 / 3})
+    assert {tree.tokens[n]: tree.values[n] for n in tree.tries[0]} == pytest.approx(
+        {2: 2 / 3, 3: 1 / 3}
+    )
 
 
 def test_a_copy_that_reaches_the_end_of_the_text_goes_on_into_itself() -> None:
@@ -158,12 +190,20 @@ def test_a_copy_that_reaches_the_end_of_the_text_goes_on_into_itself() -> None:
 def test_only_endings_up_to_half_of_the_depth_are_searched() -> None:
     text = [*range(1, 8), 9, 3, 4, 5, 6, 7, 8, *range(1, 8)]
     assert drafted(Suffix(), text).tokens[1] == 9 and drafted(Suffix(), text).matches[1] == 7
-    assert drafted(Suffix(depth=8), text).matches[1] == 4 and drafted(Suffix(depth=8), text).tokens[1] == 8
+    assert (
+        drafted(Suffix(depth=8), text).matches[1] == 4
+        and drafted(Suffix(depth=8), text).tokens[1] == 8
+    )
     assert max(drafted(Suffix(depth=8, offset=64), text, 60).depths) == 4
 
 
 def test_nothing_is_proposed_where_nothing_matches_or_nothing_fits() -> None:
-    for prompt, budget, new in (([1, 2, 3], 9, 40), ([4], 9, 40), ([1, 1, 1], 1, 40), ([1, 1, 1], 9, 1)):
+    for prompt, budget, new in (
+        ([1, 2, 3], 9, 40),
+        ([4], 9, 40),
+        ([1, 1, 1], 1, 40),
+        ([1, 1, 1], 9, 1),
+    ):
         assert len(drafted(Suffix(), prompt, budget, new)) == 1
     assert len(drafted(Suffix(factor=0, offset=0), [1, 1, 1])) == 1
 
@@ -184,16 +224,24 @@ def test_past_outputs_speed_up_the_next_request_of_the_tenant_if_shared() -> Non
     first, again, other = (steps(engine, Suffix(shared=True), tenant) for tenant in ("a", "a", "b"))
     assert again < 0.4 * first and other == first
     assert steps(engine, Suffix(), "a") == first
-    assert [key[0] for key, store in engine.stores.items() if isinstance(store, Suffixes)] == ["a", "b"]
+    assert [key[0] for key, store in engine.stores.items() if isinstance(store, Suffixes)] == [
+        "a",
+        "b",
+    ]
 
 
 def test_the_shared_store_holds_outputs_with_the_last_tokens_of_their_prompts() -> None:
     engine, drafter = Engine({"target": Toy(8)}), Suffix(shared=True)
-    live = engine.add(Request([1, 2, 3] * 5, Speculative(drafter, nodes=4), Sampling(max_new_tokens=9)))
+    live = engine.add(
+        Request([1, 2, 3] * 5, Speculative(drafter, nodes=4), Sampling(max_new_tokens=9))
+    )
     laws.finish(engine, live)
     store = drafter.start(context(drafter, [5], engine)).past
     assert store is not None
-    assert [list(text.tokens) for text in store.texts.values()] == [live.ctx.tokens[15 - LEAD :], [5]]
+    assert [list(text.tokens) for text in store.texts.values()] == [
+        live.ctx.tokens[15 - LEAD :],
+        [5],
+    ]
 
 
 def test_the_shared_store_keeps_to_its_bytes_while_requests_run() -> None:
@@ -225,9 +273,20 @@ def test_a_draft_from_the_past_counts_with_its_own_match() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "low", "high"),
-    [("depth", 1, 2, 256), ("depth", 257, 2, 256), ("factor", -0.1, 0, 64), ("factor", math.nan, 0, 64),
-     ("offset", 65, -64, 64), ("min_prob", 1.5, 0, 1), ("megabytes", 0, 1, 65536)],
-)  # fmt: skip
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float, low: int, high: int) -> None:
-    with pytest.raises(BadConfig, match=f"suffix:{field}={value}: must be between {low} and {high}"):
+    [
+        ("depth", 1, 2, 256),
+        ("depth", 257, 2, 256),
+        ("factor", -0.1, 0, 64),
+        ("factor", math.nan, 0, 64),
+        ("offset", 65, -64, 64),
+        ("min_prob", 1.5, 0, 1),
+        ("megabytes", 0, 1, 65536),
+    ],
+)
+def test_a_bad_value_is_told_with_field_value_and_range(
+    field: str, value: float, low: int, high: int
+) -> None:
+    with pytest.raises(
+        BadConfig, match=f"suffix:{field}={value}: must be between {low} and {high}"
+    ):
         Suffix(**{field: value})

@@ -5,23 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.drafter import Step
+from foretell.core.drafter import Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters import token_recycling
 from foretell.drafters.token_recycling import Store, TokenRecycling
-from foretell.engine import Context, Engine, Request
 from foretell.errors import BadConfig
-from foretell.models.toy import Toy
-from foretell.strategy import Speculative
-from foretell.tree import TokenTree
-from foretell.types import Outcome, Reply, Sampling
+from foretell.families.toy import Toy
 from tests import laws
 
 SPECS = ["token-recycling:k=2,depth=2"]
 
 
-def context(drafter: TokenRecycling, prompt: list[int], engine: Engine | None = None, tenant: str = "") -> Context:
+def context(
+    drafter: TokenRecycling, prompt: list[int], engine: Engine | None = None, tenant: str = ""
+) -> Context:
     engine = engine or Engine({"target": Toy(8)})
-    return Context(engine, Request(prompt, Speculative(drafter), Sampling(max_new_tokens=40), tenant=tenant))
+    return Context(
+        engine, Request(prompt, Speculative(drafter), Sampling(max_new_tokens=40), tenant=tenant)
+    )
 
 
 def test_the_prompts_own_bigrams_are_the_first_candidates() -> None:
@@ -29,7 +33,9 @@ def test_the_prompts_own_bigrams_are_the_first_candidates() -> None:
     ctx = context(drafter, [1, 2, 1, 3, 1])
     tree = drafter.propose(ctx, drafter.start(ctx), 50)
     tree.check()
-    assert [tree.tokens[c] for c in tree.tries[0]] == [3, 2], "the most recent continuation comes first"
+    assert [tree.tokens[c] for c in tree.tries[0]] == [3, 2], (
+        "the most recent continuation comes first"
+    )
     assert not tree.drawn
 
 
@@ -66,7 +72,9 @@ def test_rows_put_by_are_bounded_and_kept_with_the_store(monkeypatch: pytest.Mon
     }
 
 
-def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drafter, store = TokenRecycling(k=1), Store(1)
     monkeypatch.setattr(token_recycling, "HELD", 100 * 256)
     for i in range(60):
@@ -75,7 +83,9 @@ def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(monkeypatch: pytes
         reply = Reply(torch.zeros(3, 256).index_fill_(1, torch.tensor([i]), 1.0), {}, [0, 1, 2])
         drafter.observe(context(drafter, [1]), store, Step(tree, reply, Outcome(path, 0), [0]))
     taken = {*range(33), *(100 + i for i in range(1, 33, 2))}  # at the 34th step it was too much
-    assert taken <= set(store.rows) and not {*range(170, 203), *range(100, 133, 2)} & set(store.rows)
+    assert taken <= set(store.rows) and not {*range(170, 203), *range(100, 133, 2)} & set(
+        store.rows
+    )
 
 
 def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
@@ -84,7 +94,9 @@ def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
     for _ in range(80):
         tokens = torch.randint(0, 300, (5,), generator=draw).tolist()
         tree = TokenTree(tokens[0]).chain(tokens[1:])
-        step = Step(tree, Reply(torch.randn(5, 300, generator=draw), {}, [*range(5)]), Outcome([1], 0), [0])
+        step = Step(
+            tree, Reply(torch.randn(5, 300, generator=draw), {}, [*range(5)]), Outcome([1], 0), [0]
+        )
         for store in (idle, busy):
             drafter.observe(context(drafter, [1]), store, step)
         busy.read()
@@ -95,7 +107,9 @@ def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
     assert len(idle.unread) > token_recycling.UNREAD, "few of them were looked at"
     ours, theirs = idle.tensors(), busy.tensors()
     order = [ours["tokens"].argsort(), theirs["tokens"].argsort()]
-    assert all(torch.equal(ours[name][order[0]], theirs[name][order[1]]) for name in ("tokens", "rows"))
+    assert all(
+        torch.equal(ours[name][order[0]], theirs[name][order[1]]) for name in ("tokens", "rows")
+    )
 
 
 def test_trees_keep_to_size_depth_and_distinct_children() -> None:
@@ -103,7 +117,9 @@ def test_trees_keep_to_size_depth_and_distinct_children() -> None:
         drafter = TokenRecycling(k=k, depth=depth)
         strategy = Speculative(drafter, nodes=budget - 1)
         engine = Engine({"target": Toy(8, copy=2.0)})
-        live = engine.add(Request([1, 2, 3, 1], strategy, Sampling(max_new_tokens=30, temperature=1.0)))
+        live = engine.add(
+            Request([1, 2, 3, 1], strategy, Sampling(max_new_tokens=30, temperature=1.0))
+        )
         laws.finish(engine, live)
         ctx = context(drafter, live.ctx.tokens, engine)
         tree = drafter.propose(ctx, drafter.start(ctx), budget)
@@ -114,7 +130,9 @@ def test_trees_keep_to_size_depth_and_distinct_children() -> None:
 
 def test_the_store_is_shared_in_a_tenant_and_not_beyond() -> None:
     engine, drafter = Engine({"target": Toy(8, copy=1.0)}), TokenRecycling()
-    a, b, c = (context(drafter, [i, i + 1], engine, tenant) for i, tenant in ((1, "x"), (3, "x"), (5, "y")))
+    a, b, c = (
+        context(drafter, [i, i + 1], engine, tenant) for i, tenant in ((1, "x"), (3, "x"), (5, "y"))
+    )
     assert drafter.start(a) is drafter.start(b) and drafter.start(a) is not drafter.start(c)
     assert 5 not in drafter.start(a).rows
 
@@ -132,7 +150,9 @@ def test_what_one_request_learns_speeds_up_the_next() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("k", 0), ("k", 65), ("depth", 0), ("depth", 65)])
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"token-recycling:{field}={value}: must be between 1 and 64"):
+    with pytest.raises(
+        BadConfig, match=f"token-recycling:{field}={value}: must be between 1 and 64"
+    ):
         TokenRecycling(**{field: value})
 
 
@@ -142,16 +162,25 @@ def test_a_store_is_written_and_read() -> None:
     store.rows, store.chance = {5: [1, 2, 3], 1: [4]}, [0.5, 0.25, 0.125]
     again = Store(3)
     again.restore(store.tensors())
-    assert (again.rows, again.chance) == (store.rows, store.chance) and again.nbytes == store.nbytes > 0
+    assert (again.rows, again.chance) == (
+        store.rows,
+        store.chance,
+    ) and again.nbytes == store.nbytes > 0
     empty = Store(3)
     empty.restore(Store(3).tensors())
     assert empty.rows == {}
 
 
-@pytest.mark.parametrize("change", [
-    {"rows": torch.zeros(2, 2, dtype=torch.int32)}, {"tokens": torch.tensor([1, -2])},
-    {"chance": torch.tensor([2.0, 0, 0])}, {"rows": torch.full((2, 3), -1, dtype=torch.int32)}, {"tokens": None},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": torch.zeros(2, 2, dtype=torch.int32)},
+        {"tokens": torch.tensor([1, -2])},
+        {"chance": torch.tensor([2.0, 0, 0])},
+        {"rows": torch.full((2, 3), -1, dtype=torch.int32)},
+        {"tokens": None},
+    ],
+)
 def test_a_store_that_does_not_fit_is_refused(change: dict[str, torch.Tensor | None]) -> None:
     store = Store(3)
     store.rows = {5: [1, 2, 3], 1: [4]}

@@ -13,8 +13,12 @@ from foretell.ops.aligned import AGAIN, SPAN, TOP, Aligned
 NOBODY = frozenset[int]()
 
 
-def anchored(source: list[int], least: int = 2, kept: frozenset[int] = NOBODY) -> tuple[Aligned, list[int]]:
-    """Follows the source, which stands twice: the second copy is to be continued from its 20th token on."""
+def anchored(
+    source: list[int], least: int = 2, kept: frozenset[int] = NOBODY
+) -> tuple[Aligned, list[int]]:
+    """Follows the source, which stands twice: the second copy is to be continued from its 20th
+    token on.
+    """
     text = [*source, *source[:20]]
     aligned = Aligned(least, kept)
     aligned.anchor(text, len(source), (1 << 20) - 1)
@@ -34,14 +38,27 @@ WORDS = st.lists(st.integers(100, 140), min_size=1, max_size=SPAN).map(tuple)
 CUTS = st.lists(st.integers(0, 400), max_size=30)
 
 
-@given(st.dictionaries(WORDS, WORDS, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=12), CUTS)
+@given(
+    st.dictionaries(WORDS, WORDS, min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), max_size=12),
+    CUTS,
+)
 def test_names_of_any_length_are_learnt_where_they_are_replaced(
     names: dict[tuple[int, ...], tuple[int, ...]], order: list[int], cuts: list[int]
 ) -> None:
-    # What a name and its replacement, or two names, have in common would be learnt otherwise: the names are told apart.
-    names = {(500 + 2 * i, *old, 600 + 2 * i): (501 + 2 * i, *(200 + t for t in to), 601 + 2 * i)
-             for i, (old, to) in enumerate(names.items()) if max(len(old), len(to)) <= SPAN - 2}  # fmt: skip
-    filler, source, copy, seen = count(1000), list(range(20)), list[int](), dict[tuple[int, ...], int]()
+    # What a name and its replacement, or two names, have in common would be learnt otherwise: the
+    # names are told apart.
+    names = {
+        (500 + 2 * i, *old, 600 + 2 * i): (501 + 2 * i, *(200 + t for t in to), 601 + 2 * i)
+        for i, (old, to) in enumerate(names.items())
+        if max(len(old), len(to)) <= SPAN - 2
+    }
+    filler, source, copy, seen = (
+        count(1000),
+        list(range(20)),
+        list[int](),
+        dict[tuple[int, ...], int](),
+    )
     for which in order:
         if not names:
             break
@@ -61,20 +78,32 @@ def test_names_of_any_length_are_learnt_where_they_are_replaced(
             half = Aligned(2, NOBODY)
             half.votes, half.sizes, half.names = aligned.votes, aligned.sizes, aligned.names
             half.lag, half.held = len(source), len(source) + place
-            assert half.begun([*source, *source[:place], *names[old][:part]]) == (len(old), names[old][part:])
+            assert half.begun([*source, *source[:place], *names[old][:part]]) == (
+                len(old),
+                names[old][part:],
+            )
 
 
 @given(st.lists(st.integers(0, 3), min_size=25, max_size=90), st.integers(1, 20), CUTS)
-def test_whatever_comes_it_does_not_matter_in_what_pieces(text: list[int], lag: int, cuts: list[int]) -> None:
+def test_whatever_comes_it_does_not_matter_in_what_pieces(
+    text: list[int], lag: int, cuts: list[int]
+) -> None:
     found = []
     for pieces in (cuts, []):
         aligned, so_far = Aligned(1, frozenset((3,))), list(text[:20])
         aligned.anchor(so_far, lag, -1 & (1 << 20) - 1)
         grown(aligned, so_far, text[20:], pieces)
         found.append((aligned.lag, aligned.held, aligned.word, aligned.votes, aligned.names))
-        assert aligned.lag > 0 and aligned.lag <= aligned.held <= len(text) and aligned.word < 1 << TOP
+        assert (
+            aligned.lag > 0 and aligned.lag <= aligned.held <= len(text) and aligned.word < 1 << TOP
+        )
         for old, to in aligned.names.items():
-            assert 1 <= len(old) <= SPAN and 1 <= len(to) <= SPAN and old != to and 3 not in (*old, *to)
+            assert (
+                1 <= len(old) <= SPAN
+                and 1 <= len(to) <= SPAN
+                and old != to
+                and 3 not in (*old, *to)
+            )
         if aligned.held == len(text):
             assert text[-1] == text[-1 - aligned.lag] and not aligned.lost(len(text))
         size, rest = aligned.begun(text)
@@ -102,7 +131,30 @@ def test_votes_decide_by_number_and_majority() -> None:
 
 
 def test_what_stands_there_unchanged_speaks_against_a_replacement() -> None:
-    source = [*range(20), 1, 50, 51, 2, 3, 4, 50, 51, 5, 6, 7, 50, 51, 8, 9, 10, 50, 51, 11, 12, 999]
+    source = [
+        *range(20),
+        1,
+        50,
+        51,
+        2,
+        3,
+        4,
+        50,
+        51,
+        5,
+        6,
+        7,
+        50,
+        51,
+        8,
+        9,
+        10,
+        50,
+        51,
+        11,
+        12,
+        999,
+    ]
     aligned, text = anchored(source)
     grown(aligned, text, [1, 70, 2, 3, 4, 70, 5, 6], [])
     assert aligned.names == {(50, 51): (70,)}

@@ -10,8 +10,15 @@ import torch
 from foretell.ops.attention import attend
 
 
-def twin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
-         softcap: float | None, sinks: torch.Tensor | None) -> list[list[list[float]]]:  # fmt: skip
+def twin(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> list[list[list[float]]]:
     """(n, H, D): every head and query by itself, one sum at a time."""
     heads, new, _ = q.shape
     out: list[list[list[float]]] = []
@@ -21,12 +28,17 @@ def twin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor |
             group = h // (heads // len(k))
             scores = []
             for j in range(k.shape[1]):
-                score = scale * sum(a * b for a, b in zip(q[h, i].tolist(), k[group, j].tolist(), strict=True))
+                score = scale * sum(
+                    a * b for a, b in zip(q[h, i].tolist(), k[group, j].tolist(), strict=True)
+                )
                 score = softcap * math.tanh(score / softcap) if softcap else score
                 scores.append(score + (float(mask[i, j]) if mask is not None else 0.0))
             weights = [math.exp(s) for s in scores]
             total = sum(weights) + (math.exp(float(sinks[h])) if sinks is not None else 0.0)
-            row = [sum(w * float(v[group, j, d]) for j, w in enumerate(weights)) / total for d in range(v.shape[-1])]
+            row = [
+                sum(w * float(v[group, j, d]) for j, w in enumerate(weights)) / total
+                for d in range(v.shape[-1])
+            ]
             out[-1].append(row)
     return out
 
@@ -34,11 +46,17 @@ def twin(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor |
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
 @pytest.mark.parametrize("new", [1, 3])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("softcap", "sunk"), [(None, False), (5.0, False), (None, True), (5.0, True)])
-def test_equals_the_twin(heads: tuple[int, int], new: int, masked: bool, softcap: float | None, sunk: bool) -> None:
+@pytest.mark.parametrize(
+    ("softcap", "sunk"), [(None, False), (5.0, False), (None, True), (5.0, True)]
+)
+def test_equals_the_twin(
+    heads: tuple[int, int], new: int, masked: bool, softcap: float | None, sunk: bool
+) -> None:
     draw = torch.Generator().manual_seed(7)
     q = torch.randn(new, heads[0], 4, generator=draw, dtype=torch.float64).transpose(0, 1)
-    k = torch.randn(heads[1], 6, 4, generator=draw, dtype=torch.float64)[:, :5]  # rows of a longer buffer
+    k = torch.randn(heads[1], 6, 4, generator=draw, dtype=torch.float64)[
+        :, :5
+    ]  # rows of a longer buffer
     v = torch.randn(heads[1], 6, 3, generator=draw, dtype=torch.float64)[:, :5]
     mask = None
     if masked:
@@ -48,4 +66,6 @@ def test_equals_the_twin(heads: tuple[int, int], new: int, masked: bool, softcap
     times = heads[0] // heads[1] if softcap is None and sinks is None else 1
     out = attend(q, k, v, mask if mask is None else mask.repeat(times, 1), 0.5, softcap, sinks)
     assert out.shape == (new, heads[0], 3)
-    assert torch.allclose(out, torch.tensor(twin(q, k, v, mask, 0.5, softcap, sinks), dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        out, torch.tensor(twin(q, k, v, mask, 0.5, softcap, sinks), dtype=torch.float64), atol=1e-12
+    )

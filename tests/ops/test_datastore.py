@@ -42,11 +42,18 @@ def test_long_repetitions_are_ordered_to_the_depth() -> None:
 
 def test_progress_of_the_order_begins_and_ends() -> None:
     said: list[tuple[str, int, int | None]] = []
-    for top, rounds in ((1, 2), (50_000, 5), (60_000, 6), (2**32 - 2, 7)):  # ever fewer tokens fit into one number
+    for top, rounds in (
+        (1, 2),
+        (50_000, 5),
+        (60_000, 6),
+        (2**32 - 2, 7),
+    ):  # ever fewer tokens fit into one number
         said.clear()
         tokens = [top, 0, top] * 200
         got = order(np.array(tokens, np.uint32), tell=lambda *args: said.append(args))
-        assert got.tolist() == sorted(range(600), key=lambda i: (tokens[i : i + datastore.DEPTH], i))
+        assert got.tolist() == sorted(
+            range(600), key=lambda i: (tokens[i : i + datastore.DEPTH], i)
+        )
         assert said == [("sorting", done, rounds) for done in range(rounds + 1)]
 
 
@@ -57,13 +64,19 @@ def test_finds_every_place_and_no_other(
     store = build(tmp_path_factory.mktemp("d") / "x.safetensors", documents)
     vocab = 1 + max(t for text in documents for t in text)
     tokens = [t for text in documents if text for t in [*text, vocab]]
-    assert store.tokens.tolist() == tokens and store.vocab == vocab and store.documents == sum(map(bool, documents))
+    assert (
+        store.tokens.tolist() == tokens
+        and store.vocab == vocab
+        and store.documents == sum(map(bool, documents))
+    )
     inside = all(t < vocab for t in pattern)
     want = [i for i in range(len(tokens)) if inside and tokens[i : i + len(pattern)] == pattern]
     low, high = store.find(pattern)
     assert sorted(store.places(low, high, 999).tolist()) == want
     few = store.places(low, high, 2)
-    assert few.dtype == np.int64 and len(few) == min(2, len(want)) and set(few.tolist()) <= set(want)
+    assert (
+        few.dtype == np.int64 and len(few) == min(2, len(want)) and set(few.tolist()) <= set(want)
+    )
 
 
 def test_of_many_places_those_in_equal_distances_are_taken(tmp_path: Path) -> None:
@@ -77,7 +90,14 @@ def test_of_many_places_those_in_equal_distances_are_taken(tmp_path: Path) -> No
 def test_the_largest_ids_have_room(tmp_path: Path) -> None:
     for top, kind in ((65_534, np.uint16), (65_535, np.uint32), (200_000, np.uint32)):
         store = build(tmp_path / "x.safetensors", [[top, 1], [1, top]])
-        assert store.tokens.dtype == kind and store.tokens.tolist() == [top, 1, top + 1, 1, top, top + 1]
+        assert store.tokens.dtype == kind and store.tokens.tolist() == [
+            top,
+            1,
+            top + 1,
+            1,
+            top,
+            top + 1,
+        ]
         assert store.find([top, 1]) != (0, 0) and store.find([top + 1, 1]) == (0, 0)
         assert store.nbytes == 6 * (4 + np.dtype(kind).itemsize)
 
@@ -89,7 +109,9 @@ def test_a_file_in_use_is_read_once_and_a_new_one_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
         store.tokens[0] = 1
     other = build(path, [[1, 1, 1]])
-    assert load(path) is other and store.tokens.tolist()[:3] == [0, 1, 2], "the old file stays readable"
+    assert load(path) is other and store.tokens.tolist()[:3] == [0, 1, 2], (
+        "the old file stays readable"
+    )
 
 
 def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -126,7 +148,13 @@ def test_nothing_to_index_and_no_place_for_it_are_told(tmp_path: Path) -> None:
 def test_any_damaged_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     right = build(path, TEXTS, spell)
-    arrays = (right.tokens.tolist(), right.suffixes.tolist(), right.vocab, right.mark, right.documents)
+    arrays = (
+        right.tokens.tolist(),
+        right.suffixes.tolist(),
+        right.vocab,
+        right.mark,
+        right.documents,
+    )
     content = path.read_bytes()
     refused = 0
     for place in range(len(content)):
@@ -137,10 +165,18 @@ def test_any_damaged_byte_is_noticed(tmp_path: Path) -> None:
         try:
             store = load(path)
         except BadFile as error:
-            assert str(path) in str(error) and "build it again with foretell datastore" in str(error)
+            assert str(path) in str(error) and "build it again with foretell datastore" in str(
+                error
+            )
             refused += 1
         else:  # a space of the header's padding that became another white space
-            assert arrays == (store.tokens.tolist(), store.suffixes.tolist(), store.vocab, store.mark, store.documents)
+            assert arrays == (
+                store.tokens.tolist(),
+                store.suffixes.tolist(),
+                store.vocab,
+                store.mark,
+                store.documents,
+            )
     assert refused >= len(content) - 8
 
 
@@ -159,7 +195,9 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 
 def header(path: Path) -> dict[str, str]:
     content = path.read_bytes()
-    about: dict[str, str] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    about: dict[str, str] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])[
+        "__metadata__"
+    ]
     return about
 
 
@@ -221,12 +259,20 @@ def test_ids_of_another_model_are_refused(tmp_path: Path) -> None:
     assert datastore.BUILD in str(raised.value)
     with pytest.raises(BadFile, match="another tokenizer"):
         store.check(3, lambda ids: spell([2 - t for t in ids]))
-    build(tmp_path / "y.safetensors", TEXTS).check(3, lambda ids: "anything")  # built from ids, of nobody knows whom
+    build(tmp_path / "y.safetensors", TEXTS).check(
+        3, lambda ids: "anything"
+    )  # built from ids, of nobody knows whom
 
 
 def test_a_fingerprint_depends_on_ids_over_the_whole_vocabulary() -> None:
     base = fingerprint(str, 50_000)
-    assert base == fingerprint(lambda ids: str(list(ids)), 50_000) and base != fingerprint(str, 50_001)
+    assert base == fingerprint(lambda ids: str(list(ids)), 50_000) and base != fingerprint(
+        str, 50_001
+    )
     for low in range(0, 50_000, 5000):
-        assert base != fingerprint(lambda ids, low=low: "?" if low <= ids[0] < low + 200 else str(ids), 50_000)
-    assert fingerprint(lambda ids: "\udc80", 3) == fingerprint(lambda ids: "?", 3), "half a character is no mishap"
+        assert base != fingerprint(
+            lambda ids, low=low: "?" if low <= ids[0] < low + 200 else str(ids), 50_000
+        )
+    assert fingerprint(lambda ids: "\udc80", 3) == fingerprint(lambda ids: "?", 3), (
+        "half a character is no mishap"
+    )

@@ -1,4 +1,6 @@
-"""Drawing for all nodes at once: token by token what drawing one by one gives, with one answer to wait for."""
+"""Drawing for all nodes at once: token by token what drawing one by one gives, with one answer to
+wait for.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from foretell.core.rng import Rng
+from foretell.core.sampling import Sampler, Target
+from foretell.core.tree import TokenTree
+from foretell.core.types import Sampling
+from foretell.core.verify import walk
+from foretell.measure.outcomes import Enumerator
 from foretell.ops import draws
-from foretell.outcomes import Enumerator
-from foretell.rng import Rng
-from foretell.sampling import Sampler, Target
-from foretell.tree import TokenTree
-from foretell.types import Sampling
-from foretell.verify import walk
 from tests import tiny
 from tests.rules.tables import table
 
-WAITS = {"item", "tolist", "numpy", "cpu", "nonzero", "__int__", "__float__", "__bool__", "__index__"}
+WAITS = {
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "nonzero",
+    "__int__",
+    "__float__",
+    "__bool__",
+    "__index__",
+}
 VOCAB = 50
 TREE = TokenTree(0).chain([3, 4, 5]).chain([6, 7]).chain([8, 3], at=1)
 
@@ -51,27 +63,48 @@ def target(sampling: Sampling, seed: int, tree: TokenTree = TREE) -> Target:
     return Target(rows, Sampler(sampling, [1], (), VOCAB), [], tree.words)
 
 
-@given(st.integers(0, 9999), st.sampled_from([torch.float32, torch.float64]), st.integers(1, 9), st.integers(1, 40))
-def test_the_same_numbers_give_the_same_tokens(seed: int, dtype: torch.dtype, count: int, width: int) -> None:
+@given(
+    st.integers(0, 9999),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(1, 9),
+    st.integers(1, 40),
+)
+def test_the_same_numbers_give_the_same_tokens(
+    seed: int, dtype: torch.dtype, count: int, width: int
+) -> None:
     source = torch.Generator().manual_seed(seed)
     laws = torch.rand(count, width, dtype=dtype, generator=source)
     laws[torch.rand(count, width, generator=source) < 0.4] = 0
     laws[:, seed % width] += 0.1
     laws /= laws.sum(-1, keepdim=True)
     uniforms = torch.rand(count, dtype=torch.float64, generator=source).tolist()
-    for edge in (0.0, 0.5, 1 - 2.0**-53, 1.0):  # the last stands for a product rounded up to the total
+    for edge in (
+        0.0,
+        0.5,
+        1 - 2.0**-53,
+        1.0,
+    ):  # the last stands for a product rounded up to the total
         uniforms[seed % count] = edge
         got = draws.draws(laws, uniforms)
         assert got == [draws.draw(p, u) for p, u in zip(laws, uniforms, strict=True)]
         assert all(p[token] > 0 for p, token in zip(laws, got, strict=True))
 
 
-SAMPLINGS = [{}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8, "temperature": 1.3}, {"min_p": 0.1},
-             {"typical_p": 0.6}, {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "temperature": 0.9}]  # fmt: skip
+SAMPLINGS = [
+    {},
+    {"temperature": 0.7},
+    {"top_k": 5},
+    {"top_p": 0.8, "temperature": 1.3},
+    {"min_p": 0.1},
+    {"typical_p": 0.6},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "temperature": 0.9},
+]
 
 
 @pytest.mark.parametrize("options", SAMPLINGS, ids=str)
-def test_a_walk_is_the_same_for_every_seed(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_is_the_same_for_every_seed(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sampling, deep = Sampling(**{"temperature": 1.0, **options}), 0
     for seed in range(60):
         outcomes = []
@@ -96,7 +129,7 @@ def test_a_step_waits_once(temperature: float) -> None:
         assert waits.count == 1
     with pytest.MonkeyPatch.context() as patch, Waits() as waits:  # and the counter counts
         patch.setattr(draws, "ahead", None)
-        patch.setattr("foretell.verify.ahead", lambda *_: None)
+        patch.setattr("foretell.core.verify.ahead", lambda *_: None)
         one = walk(TREE, made, Rng(seed), 0)
     assert waits.count > len(one.path) and one == outcome
 
@@ -115,7 +148,9 @@ def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
     found = list(Enumerator.walk(once))
     assert sum(weight for weight, _ in found) == pytest.approx(1)
     assert {text[0] for _, text in found} == {0, 1, 2}
-    assert sum(w for w, text in found if text[:2] == (1, 2)) == pytest.approx(float(rows(())[1] * rows((1,))[2]))
+    assert sum(w for w, text in found if text[:2] == (1, 2)) == pytest.approx(
+        float(rows(())[1] * rows((1,))[2])
+    )
 
 
 @pytest.mark.usefixtures("apart")
@@ -130,8 +165,22 @@ def test_texts_are_the_same_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> Non
     for together in (False, True):
         monkeypatch.setattr(draws, "apart", lambda rows, together=together: together)
         lm = tiny.lm()
-        texts.append([[s.tokens for s in lm.generate("def add(a, b):", spec, max_new_tokens=24, n=2, seed=4, top_p=0.9,
-                                                     temperature=1.1).samples]
-                      for spec in ("plain", "ngram", "token-recycling:nodes=8", "draft:nodes=6")])  # fmt: skip
+        texts.append(
+            [
+                [
+                    s.tokens
+                    for s in lm.generate(
+                        "def add(a, b):",
+                        spec,
+                        max_new_tokens=24,
+                        n=2,
+                        seed=4,
+                        top_p=0.9,
+                        temperature=1.1,
+                    ).samples
+                ]
+                for spec in ("plain", "ngram", "token-recycling:nodes=8", "draft:nodes=6")
+            ]
+        )
     assert texts[0] == texts[1]
     assert texts[0][0] == texts[0][1] == texts[0][2]

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from foretell.ops import lags
 from foretell.ops.lags import WIDTH, Lags
 
-TEXTS = st.one_of(st.lists(st.integers(0, 2), min_size=1, max_size=200),
-                  st.lists(st.integers(0, 70000), min_size=1, max_size=40))  # fmt: skip
+TEXTS = st.one_of(
+    st.lists(st.integers(0, 2), min_size=1, max_size=200),
+    st.lists(st.integers(0, 70000), min_size=1, max_size=40),
+)
 
 
 def agreement(text: list[int], lag: int) -> list[bool]:
@@ -24,7 +26,10 @@ def agreement(text: list[int], lag: int) -> list[bool]:
 def check(known: Lags, text: list[int]) -> None:
     same = {lag: agreement(text, lag) for lag in range(1, len(text) + 1)}
     run = {lag: [*bits, False].index(False) for lag, bits in same.items()}
-    score = {lag: sum(w * sum(bits[:n]) for w, n in ((4, 4), (2, 8), (1, 16), (1, 32))) for lag, bits in same.items()}
+    score = {
+        lag: sum(w * sum(bits[:n]) for w, n in ((4, 4), (2, 8), (1, 16), (1, 32)))
+        for lag, bits in same.items()
+    }
     for lag, bits in same.items():
         assert known.word(lag) == sum(bit << back for back, bit in enumerate(bits))
     for found, of in ((known.longest(), run), (known.closest(), score)):
@@ -32,7 +37,9 @@ def check(known: Lags, text: list[int]) -> None:
 
 
 @given(TEXTS, st.lists(st.integers(1, 200), max_size=6), st.integers(0, 9))
-def test_words_and_best_lags_however_the_text_came(text: list[int], cuts: list[int], often: int) -> None:
+def test_words_and_best_lags_however_the_text_came(
+    text: list[int], cuts: list[int], often: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lags, "OFTEN", often)
         grown, known = Lags(), 0

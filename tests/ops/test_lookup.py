@@ -13,7 +13,11 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
 def places(tokens: list[int], n: int) -> list[int]:
     """Positions behind the earlier occurrences of the last n tokens, oldest first."""
-    return [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]] if n <= len(tokens) else []
+    return (
+        [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]]
+        if n <= len(tokens)
+        else []
+    )
 
 
 def grown(index: Index, tokens: list[int], cuts: list[int]) -> Index:
@@ -43,7 +47,9 @@ def test_finds_the_most_recent_or_the_first_place_however_the_text_came(
 
 
 @given(TEXT, st.integers(1, 5), st.integers(1, 5), st.booleans())
-def test_the_longest_match_wins_down_to_the_least(tokens: list[int], most: int, least: int, first: bool) -> None:
+def test_the_longest_match_wins_down_to_the_least(
+    tokens: list[int], most: int, least: int, first: bool
+) -> None:
     want = (-1, 0)
     for n in range(least, most + 1):
         if found := places(tokens, n):

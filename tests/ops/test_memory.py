@@ -1,4 +1,6 @@
-"""Pages leave the memory, and nothing but pages of private mapped files; sizes are few and close."""
+"""Pages leave the memory, and nothing but pages of private mapped files; sizes are few and
+close.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def test_pages_of_a_mapped_file_leave_and_come_back_when_they_are_read(tmp_path:
 def test_other_memory_is_left_alone(tmp_path: Path) -> None:
     shared = mapped(tmp_path / "weights", "r+")
     shared[:] = 7
-    own, odd = torch.full((1 << 20,), 7, dtype=torch.int32), mapped(tmp_path / "odd", "c").view(1 << 10, -1).t()
+    own, odd = (
+        torch.full((1 << 20,), 7, dtype=torch.int32),
+        mapped(tmp_path / "odd", "c").view(1 << 10, -1).t(),
+    )
     assert release([own, shared, odd, own[:3], own[:0], torch.empty(1 << 20, device="meta")]) == 0
     assert bool((own == 7).all()) and bool((shared == 7).all())
 

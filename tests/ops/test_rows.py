@@ -25,7 +25,11 @@ def test_the_best_of_every_row_and_where_they_stand(width: int, count: int) -> N
 def test_equals_are_told_apart_and_infinite_ones_are_values(seed: int, width: int, k: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "MANY", 1)
-        block = torch.randint(0, 4, (3, width), generator=torch.Generator().manual_seed(seed)).double().log()
+        block = (
+            torch.randint(0, 4, (3, width), generator=torch.Generator().manual_seed(seed))
+            .double()
+            .log()
+        )
         values, places = rows.best(block, k)
     assert torch.equal(values, block.sort(descending=True).values[:, :k])
     assert torch.equal(block.gather(1, places), values)

@@ -1,4 +1,6 @@
-"""The suffix trie: its counts are those of looking at the texts, however they grow and are forgotten."""
+"""The suffix trie: its counts are those of looking at the texts, however they grow and are
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Parts = list[list[int]]
 def brute(parts: Parts, words: Sequence[int]) -> int:
     """How often the words stand in the parts."""
     size = len(words)
-    return sum(part[i : i + size] == list(words) for part in parts for i in range(len(part) - size + 1))
+    return sum(
+        part[i : i + size] == list(words) for part in parts for i in range(len(part) - size + 1)
+    )
 
 
 def kept(trie: Suffixes) -> Parts:
@@ -32,7 +36,10 @@ def check(trie: Suffixes, longest: int) -> None:
     """Everything a text may be asked equals what looking at the texts gives."""
     parts = kept(trie)
     words = {
-        tuple(part[i : i + m]) for part in parts for m in range(1, trie.depth + 1) for i in range(len(part) - m + 1)
+        tuple(part[i : i + m])
+        for part in parts
+        for m in range(1, trie.depth + 1)
+        for i in range(len(part) - m + 1)
     }
     for word in words:
         assert trie.count(word) == brute(parts, word)
@@ -48,12 +55,19 @@ def check(trie: Suffixes, longest: int) -> None:
         for m, _, place in found:
             total, steps = trie.after(place)
             follows = {t: brute(parts, [*part[-m:], t]) for t in {t for p in parts for t in p}}
-            assert {token: count for count, _, token, _ in steps} == {t: c for t, c in follows.items() if c}
+            assert {token: count for count, _, token, _ in steps} == {
+                t: c for t, c in follows.items() if c
+            }
             assert total == sum(follows.values())
-            assert [step[:2] for step in steps] == sorted((step[:2] for step in steps), reverse=True)
+            assert [step[:2] for step in steps] == sorted(
+                (step[:2] for step in steps), reverse=True
+            )
             alike = list(trie.alike(place, 3))
             if isinstance(place[0], list):
-                after = [trie.texts[p >> suffix.BITS].tokens[(p & suffix.MASK) + place[1] :][:3] for p in place[0]]
+                after = [
+                    trie.texts[p >> suffix.BITS].tokens[(p & suffix.MASK) + place[1] :][:3]
+                    for p in place[0]
+                ]
                 differs = [len(set(column)) > 1 for column in zip(*after, strict=False)]
                 assert alike == list(after[0][: [*differs, True].index(True)])
             else:
@@ -62,7 +76,9 @@ def check(trie: Suffixes, longest: int) -> None:
             assert few == (total, [step for step in steps if step[0] >= 0.5 * total])
 
 
-moves = st.lists(st.tuples(st.integers(-1, 3), st.lists(st.integers(0, 3), max_size=8)), max_size=24)
+moves = st.lists(
+    st.tuples(st.integers(-1, 3), st.lists(st.integers(0, 3), max_size=8)), max_size=24
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -107,14 +123,18 @@ def test_a_tie_goes_to_what_stood_last() -> None:
     trie, text = Suffixes(8), Text()
     trie.extend(text, [1, 2, 1, 3, 1])
     ((m, count, place),) = trie.matches(text, 4)
-    assert (m, count) == (1, 2) and [(many, token) for many, _, token, _ in trie.after(place)[1]] == [(1, 3), (1, 2)]
+    assert (m, count) == (1, 2) and [
+        (many, token) for many, _, token, _ in trie.after(place)[1]
+    ] == [(1, 3), (1, 2)]
 
 
 def test_only_matches_up_to_the_length_asked_for_are_given() -> None:
     trie, text = Suffixes(20), Text()
     trie.extend(text, [*range(12), *range(12)])
     for longest in (1, 5, 12, 19):
-        assert [(m, count) for m, count, _ in trie.matches(text, longest)] == [(min(longest, 12), 1)]
+        assert [(m, count) for m, count, _ in trie.matches(text, longest)] == [
+            (min(longest, 12), 1)
+        ]
 
 
 def test_it_keeps_to_its_bytes_and_forgets_the_oldest_first() -> None:
@@ -171,7 +191,10 @@ def test_a_store_is_restored_with_all_its_counts() -> None:
     small.restore(tensors)
     assert 0 < small.nbytes <= 1100 and kept(small)[-1] == [2, 3, 1][-len(kept(small)[-1]) :]
     empty = Suffixes(6)
-    assert {name: len(value) for name, value in empty.tensors().items()} == {"tokens": 0, "sizes": 0}
+    assert {name: len(value) for name, value in empty.tensors().items()} == {
+        "tokens": 0,
+        "sizes": 0,
+    }
     other.restore(empty.tensors())
     assert not other.texts and not other.nbytes
 
@@ -185,16 +208,23 @@ def test_a_store_is_restored_with_all_its_counts() -> None:
         ({"sizes": torch.ones(1, 3, dtype=torch.int64)}, "sizes: torch.int64 of 2 dimensions"),
         ({"sizes": torch.tensor([2, 2])}, "add up to the 3 tokens"),
         ({"sizes": torch.tensor([3, 0])}, "at least 1"),
-        ({"tokens": torch.tensor([0, 9, 1], dtype=torch.int32)}, "tokens: from 0 to 9, not all of 0 to 8"),
+        (
+            {"tokens": torch.tensor([0, 9, 1], dtype=torch.int32)},
+            "tokens: from 0 to 9, not all of 0 to 8",
+        ),
         ({"tokens": torch.tensor([0, -1, 1], dtype=torch.int32)}, "tokens: from -1 to 1"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_and_nothing_is_lost(change: dict[str, torch.Tensor], told: str) -> None:
+def test_tensors_that_do_not_fit_are_refused_and_nothing_is_lost(
+    change: dict[str, torch.Tensor], told: str
+) -> None:
     trie = Suffixes(4, vocab=9)
     trie.extend(Text(), [1, 2])
     good = {"tokens": torch.tensor([0, 1, 8], dtype=torch.int32), "sizes": torch.tensor([2, 1])}
     with pytest.raises(ValueError, match=told):
-        trie.restore({name: value for name, value in {**good, **change}.items() if value is not None})
+        trie.restore(
+            {name: value for name, value in {**good, **change}.items() if value is not None}
+        )
     assert kept(trie) == [[1, 2]]
     trie.restore(good)
     assert kept(trie) == [[0, 1], [8]]

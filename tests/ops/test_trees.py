@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.tree import Law, TokenTree
 from foretell.ops.trees import grow, merge, plant
-from foretell.tree import Law, TokenTree
-from tests.test_tree import Path, closure, content, paths, planted
+from tests.core.test_tree import Path, closure, content, paths, planted
 
 
 @given(paths, paths)
@@ -20,10 +20,19 @@ def test_merging_fixed_trees_is_the_union_of_their_texts(a: list[Path], b: list[
     assert content(merged) == list(dict.fromkeys([*closure(a), *closure(b)]))
 
 
-@given(st.dictionaries(st.integers(0, 4), st.lists(st.tuples(st.integers(0, 4), st.floats(0.01, 1)), max_size=4,
-                       unique_by=lambda x: x[0])), st.integers(1, 12), st.integers(0, 4))  # fmt: skip
-def test_growing_best_first_finds_the_best_tree_of_every_size(table: dict[int, list[tuple[int, float]]], size: int,
-                                                              depth: int) -> None:  # fmt: skip
+@given(
+    st.dictionaries(
+        st.integers(0, 4),
+        st.lists(
+            st.tuples(st.integers(0, 4), st.floats(0.01, 1)), max_size=4, unique_by=lambda x: x[0]
+        ),
+    ),
+    st.integers(1, 12),
+    st.integers(0, 4),
+)
+def test_growing_best_first_finds_the_best_tree_of_every_size(
+    table: dict[int, list[tuple[int, float]]], size: int, depth: int
+) -> None:
     table = {token: sorted(options, key=lambda o: -o[1]) for token, options in table.items()}
     tree = grow(0, lambda tree, node: table.get(tree.tokens[node], ()), size, depth, "me")
     tree.check()
@@ -47,7 +56,12 @@ def test_drawn_children_come_before_fixed_ones_after_a_merge() -> None:
     both = merge(planted([(1, 0), (0, 2), (2,)]), drawn)
     both.check()
     names = [both.tokens[t] for t in both.tries[0]]
-    assert names == [2, 1, 2, 0] and [both.laws[t] is law for t in both.tries[0]] == [True, True, True, False]
+    assert names == [2, 1, 2, 0] and [both.laws[t] is law for t in both.tries[0]] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert set(content(both)) == {(1,), (1, 0), (0,), (0, 2), (2,), (2, 0)}
     with pytest.raises(ValueError, match="cannot be combined"):
         merge(both, drawn)
@@ -63,8 +77,15 @@ def test_values_and_sources_stay_with_their_nodes() -> None:
 
 
 def test_what_both_trees_hold_has_both_for_its_source() -> None:
-    merged = merge(TokenTree(5).chain([1, 2], "a", match=2), TokenTree(5).chain([1, 3], "b", match=4))
-    assert dict(zip(merged.tokens, merged.sources, strict=True)) == {5: "", 1: "a+b", 2: "a", 3: "b"}
+    merged = merge(
+        TokenTree(5).chain([1, 2], "a", match=2), TokenTree(5).chain([1, 3], "b", match=4)
+    )
+    assert dict(zip(merged.tokens, merged.sources, strict=True)) == {
+        5: "",
+        1: "a+b",
+        2: "a",
+        3: "b",
+    }
     assert dict(zip(merged.tokens, merged.matches, strict=True)) == {5: 0, 1: 4, 2: 2, 3: 4}
     assert merge(merged, TokenTree(5).chain([1], "a")).sources[1] == "a+b"
 
@@ -90,4 +111,6 @@ def test_successors_are_read_only_as_far_as_the_tree_needs() -> None:
             yield token, 0.5 / (token + 1)
 
     assert grow(0, successors, 3).parents == [-1, 0, 0] and read == [0, 0, 1, 0, 2]
-    assert grow(0, lambda tree, node: [(7, 0.5), (7, 0.4), (8, 0.1)], 4, 1).tokens == [0, 7, 8], "a token stands once"
+    assert grow(0, lambda tree, node: [(7, 0.5), (7, 0.4), (8, 0.1)], 4, 1).tokens == [0, 7, 8], (
+        "a token stands once"
+    )

@@ -1,4 +1,6 @@
-"""Rules alone, on tables of laws: no engine, no model, only a tree, a law a node and the enumerator."""
+"""Rules alone, on tables of laws: no engine, no model, only a tree, a law a node and the
+enumerator.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-from foretell.outcomes import Enumerator
-from foretell.rng import Door
-from foretell.sampling import Sampler, Target
-from foretell.tree import Law, TokenTree
-from foretell.types import Outcome, Sampling
+from foretell.core.rng import Door
+from foretell.core.sampling import Sampler, Target
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Outcome, Sampling
+from foretell.measure.outcomes import Enumerator
 
 Table = Callable[[tuple[int, ...]], torch.Tensor]  # a path -> the law (V,) of the token after it
 Outputs = dict[tuple[int, ...], float]
@@ -45,7 +47,9 @@ def target(rows: Table, tree: TokenTree) -> Target:
 
 
 def enumerate_rule(rule: Verify, tree: TokenTree, rows: Table) -> tuple[Outputs, float]:
-    """Law of the tokens one step commits, given the tree, and the expected number of accepted drafts."""
+    """Law of the tokens one step commits, given the tree, and the expected number of accepted
+    drafts.
+    """
     outputs: Outputs = {}
     accepted = 0.0
     for weight, outcome in Enumerator.walk(lambda door: rule(tree, target(rows, tree), door, 0)):
@@ -71,7 +75,9 @@ def joint(rows: Table, tree: TokenTree) -> Outputs:
 
 
 def expected_acceptance(tree: TokenTree, rows: Table) -> float:
-    """Of a deterministic tree: the sum of the chances of its nodes, the most any exact rule can accept."""
+    """Of a deterministic tree: the sum of the chances of its nodes, the most any exact rule can
+    accept.
+    """
     total = 0.0
     for node in range(1, len(tree)):
         words, chance = tree.words(node), 1.0
@@ -81,8 +87,12 @@ def expected_acceptance(tree: TokenTree, rows: Table) -> float:
     return total
 
 
-def over_drafts(rule: Verify, draw: Callable[[Door], TokenTree], rows: Table, length: int) -> tuple[Outputs, float]:
-    """Law of the first `length` tokens over drafting and verification, completed by the rows; expected acceptance."""
+def over_drafts(
+    rule: Verify, draw: Callable[[Door], TokenTree], rows: Table, length: int
+) -> tuple[Outputs, float]:
+    """Law of the first `length` tokens over drafting and verification, completed by the rows;
+    expected acceptance.
+    """
     outputs: Outputs = {}
     accepted = 0.0
 
@@ -100,7 +110,9 @@ def over_drafts(rule: Verify, draw: Callable[[Door], TokenTree], rows: Table, le
             if len(path) == length:
                 outputs[path] = outputs.get(path, 0.0) + chance
             else:
-                stack += [((*path, t), chance * p) for t, p in enumerate(rows(path).tolist()) if p > 0]
+                stack += [
+                    ((*path, t), chance * p) for t, p in enumerate(rows(path).tolist()) if p > 0
+                ]
     return outputs, accepted
 
 
@@ -108,7 +120,12 @@ def plain(rows: Table, length: int) -> Outputs:
     """The law of the first `length` tokens by the chain rule."""
     laws: Outputs = {(): 1.0}
     for _ in range(length):
-        laws = {(*path, t): w * p for path, w in laws.items() for t, p in enumerate(rows(path).tolist()) if p > 0}
+        laws = {
+            (*path, t): w * p
+            for path, w in laws.items()
+            for t, p in enumerate(rows(path).tolist())
+            if p > 0
+        }
     return laws
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretell.core.tree import Law, TokenTree
 from foretell.rules.block import Block
 from foretell.rules.sequential import Sequential
-from foretell.tree import Law, TokenTree
 from tests.rules.tables import chain, over_drafts, plain, table
 
 
@@ -21,7 +21,10 @@ def test_the_law_and_no_fewer_tokens_than_sequential(seed: int) -> None:
 
 def test_it_does_accept_more_somewhere() -> None:
     p, q = table(1, 3), table(41, 3)
-    assert over_drafts(Block(), chain(q, 3), p, 4)[1] > over_drafts(Sequential(), chain(q, 3), p, 4)[1] + 1e-3
+    assert (
+        over_drafts(Block(), chain(q, 3), p, 4)[1]
+        > over_drafts(Sequential(), chain(q, 3), p, 4)[1] + 1e-3
+    )
 
 
 def test_equal_laws_are_always_accepted() -> None:

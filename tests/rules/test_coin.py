@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretell.core.tree import Law, TokenTree
 from foretell.rules.coin import Coin
-from foretell.tree import Law, TokenTree
 from tests.rules.tables import enumerate_rule, expected_acceptance, joint, table
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretell.core.tree import Law, TokenTree
 from foretell.rules.kseq import Kseq
-from foretell.tree import Law, TokenTree
 from tests.rules.tables import chain, copies, over_drafts, plain, table, without
 
 
@@ -33,7 +33,9 @@ def test_acceptance_grows_with_drafts_and_one_draft_is_the_overlap(seed: int) ->
 def test_equal_laws_are_always_accepted() -> None:
     p = table(9, 3)
     outputs, accepted = over_drafts(Kseq(), chain(p, 2), p, 2)
-    assert accepted == pytest.approx(2, abs=1e-9) and outputs == pytest.approx(plain(p, 2), abs=1e-9)
+    assert accepted == pytest.approx(2, abs=1e-9) and outputs == pytest.approx(
+        plain(p, 2), abs=1e-9
+    )
 
 
 def test_only_independent_draws_of_one_law_are_for_it() -> None:

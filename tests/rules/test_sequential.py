@@ -1,4 +1,6 @@
-"""Recursive rejection on tables: chains, with and without replacement, mixtures; more in test_laws.py."""
+"""Recursive rejection on tables: chains, with and without replacement, mixtures; more in
+test_laws.py.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretell.rng import Door
+from foretell.core.rng import Door
+from foretell.core.tree import Law, TokenTree
 from foretell.rules.sequential import Sequential
-from foretell.tree import Law, TokenTree
 from tests.rules.tables import (
     Table,
     chain,
@@ -24,7 +26,9 @@ from tests.rules.tables import (
 )
 
 
-def without_replacement(draft: Table, count: int, fixed: tuple[int, ...] = ()) -> Callable[[Door], TokenTree]:
+def without_replacement(
+    draft: Table, count: int, fixed: tuple[int, ...] = ()
+) -> Callable[[Door], TokenTree]:
     """Draws `count` different children, then adds fixed ones behind them."""
 
     def draw(door: Door) -> TokenTree:
@@ -53,12 +57,16 @@ def test_one_draft_is_accepted_as_often_as_the_laws_overlap(seed: int) -> None:
 def test_chains_and_trees_drawn_with_replacement(seed: int) -> None:
     p, q = table(seed, 3), table(seed + 50, 3)
     assert over_drafts(Sequential(), chain(q, 2), p, 3)[0] == pytest.approx(plain(p, 3), abs=1e-12)
-    assert over_drafts(Sequential(), copies(q, 2, 2), p, 3)[0] == pytest.approx(plain(p, 3), abs=1e-12)
+    assert over_drafts(Sequential(), copies(q, 2, 2), p, 3)[0] == pytest.approx(
+        plain(p, 3), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("fixed", [(), (1,), (0, 2)])
-def test_drawn_without_replacement_and_fixed_tokens_behind(seed: int, fixed: tuple[int, ...]) -> None:
+def test_drawn_without_replacement_and_fixed_tokens_behind(
+    seed: int, fixed: tuple[int, ...]
+) -> None:
     p, q = table(seed, 4), table(seed + 50, 4)
     outputs, accepted = over_drafts(Sequential(), without_replacement(q, 2, fixed), p, 2)
     assert outputs == pytest.approx(plain(p, 2), abs=1e-12)
@@ -78,7 +86,9 @@ def test_equal_laws_are_always_accepted() -> None:
     """p = q: nothing is left after a refusal, and nothing may be divided by it."""
     p = table(9, 4)
     outputs, accepted = over_drafts(Sequential(), chain(p, 2), p, 2)
-    assert accepted == pytest.approx(2, abs=1e-12) and outputs == pytest.approx(plain(p, 2), abs=1e-12)
+    assert accepted == pytest.approx(2, abs=1e-12) and outputs == pytest.approx(
+        plain(p, 2), abs=1e-12
+    )
 
 
 def test_a_token_the_law_cannot_have_drawn_is_refused() -> None:

@@ -1,15 +1,17 @@
-"""Acceptance by a coin: the rates are those asked for, at temperature 0 too, and the law is another one."""
+"""Acceptance by a coin: the rates are those asked for, at temperature 0 too, and the law is another
+one.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from foretell.core.rng import Rng
+from foretell.core.tree import TokenTree
+from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.rng import Rng
 from foretell.rules.synthetic import Synthetic
 from foretell.spec import resolve
-from foretell.tree import TokenTree
-from foretell.types import Sampling
 from tests import laws
 from tests.rules.tables import differs, enumerate_rule, joint, table, target
 
@@ -18,7 +20,9 @@ def test_a_chain_is_accepted_at_the_rate_that_was_asked_for() -> None:
     tree, rows = TokenTree(0).chain([1, 2, 1]), table(3, 3)
     law, _ = enumerate_rule(Synthetic(rate=0.7), tree, rows)
     begins = sum(p for words, p in law.items() if words[:3] == (1, 2, 1))
-    assert begins >= 0.7**3 - 1e-9, "a chain of three is taken with chance 0.343, and the target may say the same"
+    assert begins >= 0.7**3 - 1e-9, (
+        "a chain of three is taken with chance 0.343, and the target may say the same"
+    )
     assert differs(law, joint(rows, tree)) > 0.05
 
 
@@ -35,7 +39,9 @@ def test_siblings_are_tried_at_falling_rates() -> None:
         outcome = Synthetic(0.6, 0.5)(tree, target(rows, tree), Rng(seed), 0)
         if outcome.path:
             hits[outcome.path[0] - 1] += 1
-    assert hits[0] / 4000 == pytest.approx(0.6, abs=0.03) and hits[1] / 4000 == pytest.approx(0.4 * 0.3, abs=0.03)
+    assert hits[0] / 4000 == pytest.approx(0.6, abs=0.03) and hits[1] / 4000 == pytest.approx(
+        0.4 * 0.3, abs=0.03
+    )
 
 
 def test_it_gives_the_tokens_a_step_of_its_rate_at_temperature_zero_too() -> None:

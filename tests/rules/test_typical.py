@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from foretell.core.rng import Rng
+from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
-from foretell.rng import Rng
 from foretell.rules.typical import Typical
-from foretell.tree import TokenTree
 from tests.rules.tables import differs, enumerate_rule, joint, table, target
 
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.rng import Rng
+from foretell.core.rng import Rng
+from foretell.core.tree import TokenTree
 from foretell.rules.walk import Walk
-from foretell.tree import TokenTree
-from tests.rules.tables import copies, enumerate_rule, expected_acceptance, joint, over_drafts, plain, table, target
+from tests.rules.tables import (
+    copies,
+    enumerate_rule,
+    expected_acceptance,
+    joint,
+    over_drafts,
+    plain,
+    table,
+    target,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))

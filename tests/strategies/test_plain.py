@@ -1,13 +1,15 @@
-"""Plain decoding is what all else is measured by, so it is compared with a loop that has no engine."""
+"""Plain decoding is what all else is measured by, so it is compared with a loop that has no
+engine.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from foretell.models.toy import Toy
-from foretell.rng import Rng
+from foretell.core.rng import Rng
+from foretell.core.types import Sampling
+from foretell.families.toy import Toy
 from foretell.strategies.plain import Plain
-from foretell.types import Sampling
 from tests import laws
 
 
@@ -25,14 +27,24 @@ def test_greedy_tokens_are_the_best_of_each_row() -> None:
 def test_sampled_tokens_are_drawn_from_the_law_of_the_path_by_the_position_alone(name: str) -> None:
     for seed in range(5):
         base = laws.SETTINGS[name]
-        setting = laws.replace(base, sampling=laws.replace(base.sampling, seed=seed, max_new_tokens=9))
+        setting = laws.replace(
+            base, sampling=laws.replace(base.sampling, seed=seed, max_new_tokens=9)
+        )
         toy, output = Toy(4, seed), []
         while not laws.ended(output, setting):
-            law = laws.torch.tensor(laws.expected_law(toy, [1, 2], output, setting), dtype=laws.torch.float64)
+            law = laws.torch.tensor(
+                laws.expected_law(toy, [1, 2], output, setting), dtype=laws.torch.float64
+            )
             output.append(Rng(seed).sample(law, "target", len(output)))
         assert laws.generate(Plain(), [1, 2], setting, {"target": toy}).ctx.output == output
 
 
 def test_one_forward_a_token() -> None:
-    live = laws.generate(Plain(), [1, 2, 3], laws.Setting(Sampling(max_new_tokens=7)), {"target": Toy(4)})
-    assert live.ctx.stats.calls == {"target": 7} and live.ctx.stats.mat == 1.0 and live.ctx.stats.drafted == 0
+    live = laws.generate(
+        Plain(), [1, 2, 3], laws.Setting(Sampling(max_new_tokens=7)), {"target": Toy(4)}
+    )
+    assert (
+        live.ctx.stats.calls == {"target": 7}
+        and live.ctx.stats.mat == 1.0
+        and live.ctx.stats.drafted == 0
+    )

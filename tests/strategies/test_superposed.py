@@ -1,4 +1,6 @@
-"""Superposed drafts against loops that know no engine: counts, scores, transformers' own forward of mixed inputs."""
+"""Superposed drafts against loops that know no engine: counts, scores, transformers' own forward of
+mixed inputs.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.engine import Context, Engine, Live, Request
+from foretell.core.engine import Context, Engine, Live, Request
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
-from foretell.models.decoder import Decoder
-from foretell.models.toy import Toy
+from foretell.families.decoder import Decoder
+from foretell.families.toy import Toy
 from foretell.strategies import superposed
 from foretell.strategies.plain import Plain
-from foretell.strategies.superposed import MIXED, WEIGHTS, Draft, Superposed, Texts, mixture, superpose
-from foretell.tree import TokenTree
-from foretell.types import Ask, Sampling
+from foretell.strategies.superposed import (
+    MIXED,
+    WEIGHTS,
+    Draft,
+    Superposed,
+    Texts,
+    mixture,
+    superpose,
+)
 from tests import laws, tiny
-from tests.models import families
+from tests.families import families
 
 PROMPTS = [[5, 17, 3, 5, 17, 3, 5], [80], [1, 2, 1, 2, 1, 9, 1, 2]]
 
@@ -33,8 +43,13 @@ def decoder(family: str = "llama") -> Decoder:
     return Decoder(families.tiny(family, dtype=torch.float64), family)
 
 
-def generate(strategy: Any, prompt: Sequence[int], model: Decoder | None = None, eos: Sequence[int] = (),
-             **options: Any) -> Live:  # fmt: skip
+def generate(
+    strategy: Any,
+    prompt: Sequence[int],
+    model: Decoder | None = None,
+    eos: Sequence[int] = (),
+    **options: Any,
+) -> Live:
     engine = Engine({"target": model or decoder()}, eos)
     live = engine.add(Request(prompt, strategy, Sampling(**options), "superposed", laws.spell))
     laws.finish(engine, live)
@@ -44,11 +59,20 @@ def generate(strategy: Any, prompt: Sequence[int], model: Decoder | None = None,
 # --- what is expected, by plain loops
 
 
-def counted(texts: Sequence[Sequence[int]], context: Sequence[int], token: int) -> tuple[float, float]:
-    """What the n-grams of these texts give `token`, and the weights of the contexts that stand in them."""
+def counted(
+    texts: Sequence[Sequence[int]], context: Sequence[int], token: int
+) -> tuple[float, float]:
+    """What the n-grams of these texts give `token`, and the weights of the contexts that stand in
+    them.
+    """
     mass = known = 0.0
     for n, weight in enumerate(WEIGHTS, 1):
-        follow = [t[i + n] for t in texts for i in range(len(t) - n) if list(t[i : i + n]) == list(context[-n:])]
+        follow = [
+            t[i + n]
+            for t in texts
+            for i in range(len(t) - n)
+            if list(t[i : i + n]) == list(context[-n:])
+        ]
         if follow and len(context) >= n:
             mass += weight * follow.count(token) / len(follow)
             known += weight
@@ -59,16 +83,27 @@ def log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def extended(config: Superposed, row: Sequence[float], drafts: Sequence[Draft], ended: Sequence[Draft],
-             prompt: list[int], texts: Sequence[Sequence[int]], stops: Sequence[int],
-             penalty: float = 1.0) -> tuple[list[Draft], list[Draft]]:  # fmt: skip
+def extended(
+    config: Superposed,
+    row: Sequence[float],
+    drafts: Sequence[Draft],
+    ended: Sequence[Draft],
+    prompt: list[int],
+    texts: Sequence[Sequence[int]],
+    stops: Sequence[int],
+    penalty: float = 1.0,
+) -> tuple[list[Draft], list[Draft]]:
     """One step over the grid of all drafts and tokens."""
     options = []
     for draft in drafts:
         said = {*prompt, *draft.tokens}
-        own = [(x / penalty if x > 0 else x * penalty) if t in said else x for t, x in enumerate(row)]
+        own = [
+            (x / penalty if x > 0 else x * penalty) if t in said else x for t, x in enumerate(row)
+        ]
         chosen = sorted(range(len(own)), key=lambda t: (-own[t], t))[: config.m]
-        total = math.log(sum(math.exp((own[t] - own[chosen[0]]) / config.temperature) for t in chosen))
+        total = math.log(
+            sum(math.exp((own[t] - own[chosen[0]]) / config.temperature) for t in chosen)
+        )
         logs = {t: (own[t] - own[chosen[0]]) / config.temperature - total for t in chosen}
         masses = {t: counted(texts, [*prompt, *draft.tokens], t) for t in chosen}
         for t, p in logs.items():
@@ -76,7 +111,9 @@ def extended(config: Superposed, row: Sequence[float], drafts: Sequence[Draft], 
             if not config.alpha:
                 score = p
             elif config.backoff:
-                score = (1 - config.alpha) * p + config.alpha * log(mass + (1 - known) * math.exp(p))
+                score = (1 - config.alpha) * p + config.alpha * log(
+                    mass + (1 - known) * math.exp(p)
+                )
             elif any(m for m, _ in masses.values()):
                 score = (1 - config.alpha) * p + config.alpha * log(mass)
             else:
@@ -89,8 +126,12 @@ def extended(config: Superposed, row: Sequence[float], drafts: Sequence[Draft], 
     return going, sorted(done, key=lambda draft: -draft.score)[: config.k]
 
 
-def by_loops(config: Superposed, model: Decoder, prompt: list[int], length: int, stops: Sequence[int]) -> list[Draft]:
-    """All drafts, best first, from transformers' own forwards over mixed inputs; every one runs to the full length."""
+def by_loops(
+    config: Superposed, model: Decoder, prompt: list[int], length: int, stops: Sequence[int]
+) -> list[Draft]:
+    """All drafts, best first, from transformers' own forwards over mixed inputs; every one runs to
+    the full length.
+    """
     hf: Any = model.hf
     inputs = hf.get_input_embeddings()(torch.tensor(prompt))
     alive, done = [Draft(0.0, [])], list[Draft]()
@@ -107,7 +148,9 @@ def by_loops(config: Superposed, model: Decoder, prompt: list[int], length: int,
 
 def same(got: Sequence[Draft], want: Sequence[Draft], error: float = 1e-9) -> None:
     assert [draft.tokens for draft in got] == [draft.tokens for draft in want]
-    assert [draft.score for draft in got] == pytest.approx([draft.score for draft in want], rel=error, abs=error)
+    assert [draft.score for draft in got] == pytest.approx(
+        [draft.score for draft in want], rel=error, abs=error
+    )
 
 
 # --- the method
@@ -115,26 +158,53 @@ def same(got: Sequence[Draft], want: Sequence[Draft], error: float = 1e-9) -> No
 
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])
-@pytest.mark.parametrize("config", [Superposed(temperature=0.5), Superposed(4, 6, 2.0, backoff=False),
-                                    Superposed(2, alpha=0.0, temperature=1.0), Superposed(1)])  # fmt: skip
-def test_the_drafts_are_those_of_transformers_own_forwards_over_mixed_inputs(family: str, config: Superposed) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        Superposed(temperature=0.5),
+        Superposed(4, 6, 2.0, backoff=False),
+        Superposed(2, alpha=0.0, temperature=1.0),
+        Superposed(1),
+    ],
+)
+def test_the_drafts_are_those_of_transformers_own_forwards_over_mixed_inputs(
+    family: str, config: Superposed
+) -> None:
     ends = set()
     for prompt in PROMPTS:
         stops = range(15)
         live = generate(config, prompt, decoder(family), eos=stops, max_new_tokens=9)
         answers = [Draft(score, tokens) for tokens, score, _ in live.answers]
-        same(answers, by_loops(config, decoder(family), prompt, 9, stops), 1e-4)  # norms are computed in float32
+        same(
+            answers, by_loops(config, decoder(family), prompt, 9, stops), 1e-4
+        )  # norms are computed in float32
         assert live.ctx.output == answers[0].tokens and live.reason == live.answers[0][2]
-        assert all(reason == ("stop" if tokens[-1] in stops else "length") for tokens, _, reason in live.answers)
+        assert all(
+            reason == ("stop" if tokens[-1] in stops else "length")
+            for tokens, _, reason in live.answers
+        )
         ends |= {reason for _, _, reason in live.answers}
     assert ends == {"stop", "length"} or config.k < 3, "one kind of end was not tested"
 
 
 @settings(max_examples=40)
-@given(st.data(), st.integers(1, 4), st.integers(1, 9), st.sampled_from([0.06, 1.0]), st.sampled_from([0.0, 0.54, 1.0]),
-       st.booleans(), st.sampled_from([1.0, 1.5]))  # fmt: skip
+@given(
+    st.data(),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.sampled_from([0.06, 1.0]),
+    st.sampled_from([0.0, 0.54, 1.0]),
+    st.booleans(),
+    st.sampled_from([1.0, 1.5]),
+)
 def test_scores_are_those_of_a_search_over_the_whole_grid(
-    data: st.DataObject, k: int, m: int, temperature: float, alpha: float, backoff: bool, penalty: float
+    data: st.DataObject,
+    k: int,
+    m: int,
+    temperature: float,
+    alpha: float,
+    backoff: bool,
+    penalty: float,
 ) -> None:
     config = Superposed(k, m, temperature, alpha, backoff)
     sizes = st.lists(st.integers(0, 6), min_size=1, max_size=12)
@@ -160,10 +230,15 @@ def test_scores_are_those_of_a_search_over_the_whole_grid(
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])
 def test_one_draft_without_counts_is_greedy_decoding(family: str) -> None:
     options: list[dict[str, Any]] = [
-        {}, {"repetition_penalty": 1.4, "frequency_penalty": 0.3}, {"no_repeat_ngram_size": 2},
-        {"logit_bias": {9: 3.0, 2: -5.0}, "bad_words": [[5, 17], [44]]}, {"logits_processors": [laws.Grammar()]},
-        {"stop_token_ids": range(40), "min_new_tokens": 4}, {"ignore_eos": True}, {"max_new_tokens": 1},
-    ]  # fmt: skip
+        {},
+        {"repetition_penalty": 1.4, "frequency_penalty": 0.3},
+        {"no_repeat_ngram_size": 2},
+        {"logit_bias": {9: 3.0, 2: -5.0}, "bad_words": [[5, 17], [44]]},
+        {"logits_processors": [laws.Grammar()]},
+        {"stop_token_ids": range(40), "min_new_tokens": 4},
+        {"ignore_eos": True},
+        {"max_new_tokens": 1},
+    ]
     for i, more in enumerate(options if family == "llama" else options[:2]):
         prompt, more = PROMPTS[i % len(PROMPTS)], {"max_new_tokens": 12, **more}
         plain = generate(Plain(), prompt, decoder(family), eos=[3], **more)
@@ -176,7 +251,9 @@ def test_ties_go_to_the_lowest_id() -> None:
     row = torch.tensor([0.0, 2.0, -torch.inf, 2.0, 1.0, 2.0, 1.0])
     ids, logs = Superposed(m=2, temperature=1.0).best(row)
     assert ids.tolist() == [1, 3] and np.exp(logs) == pytest.approx([0.5, 0.5])
-    assert Superposed(m=9).best(row)[0].tolist() == [1, 3, 5, 4, 6, 0], "what is forbidden cannot follow"
+    assert Superposed(m=9).best(row)[0].tolist() == [1, 3, 5, 4, 6, 0], (
+        "what is forbidden cannot follow"
+    )
 
 
 def test_without_counts_the_score_is_the_models_own() -> None:
@@ -190,11 +267,17 @@ def test_without_counts_the_score_is_the_models_own() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-900, 0), st.integers(0, 5)), min_size=1, max_size=6))
-def test_weights_are_the_softmax_of_the_scores_and_sum_to_one(pairs: list[tuple[float, int]]) -> None:
-    drafts = sorted((Draft(score, [1, token]) for score, token in pairs), key=lambda draft: -draft.score)
+def test_weights_are_the_softmax_of_the_scores_and_sum_to_one(
+    pairs: list[tuple[float, int]],
+) -> None:
+    drafts = sorted(
+        (Draft(score, [1, token]) for score, token in pairs), key=lambda draft: -draft.score
+    )
     shares = mixture(drafts)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-12)
-    weights = torch.tensor([draft.score for draft in drafts], dtype=torch.float64).softmax(0).tolist()
+    weights = (
+        torch.tensor([draft.score for draft in drafts], dtype=torch.float64).softmax(0).tolist()
+    )
     for token in range(6):
         mine = sum(w for w, draft in zip(weights, drafts, strict=True) if draft.tokens[-1] == token)
         assert shares.get(token, 0.0) == pytest.approx(mine, abs=1e-12)
@@ -208,7 +291,9 @@ def test_drafts_that_agree_on_a_token_give_its_own_embedding(dtype: torch.dtype)
     mixed = superpose(states, [0.25, 0.75])
     assert mixed.dtype == dtype and mixed.shape == (1, 8)
     want = 0.25 * states[0].double() + 0.75 * states[1].double()
-    assert torch.allclose(mixed[0].double(), want, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    assert torch.allclose(
+        mixed[0].double(), want, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps
+    )
 
 
 @torch.inference_mode()
@@ -227,7 +312,9 @@ def test_a_chain_of_states_grows_and_embeddings_give_the_rows_of_their_tokens(fa
         assert whole and job.tokens == [MIXED] and job.positions == [len(prompt) + n]
         reply = model.forward([job])[0]
         want = model.score(prompt, TokenTree(prompt[-1]).chain(tokens[: n + 1]))[-1]
-        assert reply.nodes == [n + 1] and torch.allclose(reply.logits[0], want, rtol=1e-9, atol=1e-9)
+        assert reply.nodes == [n + 1] and torch.allclose(
+            reply.logits[0], want, rtol=1e-9, atol=1e-9
+        )
     again, _ = cache.prepare(Ask(tree, states=states[-2:]), prompt, 99)
     assert len(again.tokens) == 2, "other states of the same nodes are computed anew"
     model.forward([again])
@@ -262,9 +349,15 @@ def test_one_forward_a_token_each_of_one_node() -> None:
 def test_alone_as_among_others() -> None:
     model = decoder()
     strategies = [Superposed(megabytes=0), Plain(), Superposed(2, alpha=0.2, megabytes=0)]
-    requests = [Request([*PROMPTS[i], s], strategies[s], Sampling(max_new_tokens=5 + 2 * i))
-                for i in range(3) for s in range(3)]  # fmt: skip
-    alone = [generate(r.strategy, r.prompt, model, max_new_tokens=r.sampling.max_new_tokens) for r in requests]
+    requests = [
+        Request([*PROMPTS[i], s], strategies[s], Sampling(max_new_tokens=5 + 2 * i))
+        for i in range(3)
+        for s in range(3)
+    ]
+    alone = [
+        generate(r.strategy, r.prompt, model, max_new_tokens=r.sampling.max_new_tokens)
+        for r in requests
+    ]
     engine = Engine({"target": model})
     before, lives = model.calls, []
     for i, request in enumerate(requests):
@@ -273,16 +366,22 @@ def test_alone_as_among_others() -> None:
             engine.step()
     laws.finish(engine, *lives)
     assert [live.ctx.output for live in lives] == [live.ctx.output for live in alone]
-    assert [[a[0] for a in live.answers] for live in lives] == [[a[0] for a in live.answers] for live in alone]
-    assert model.calls - before < sum(len(live.ctx.output) for live in lives), "forwards were shared"
+    assert [[a[0] for a in live.answers] for live in lives] == [
+        [a[0] for a in live.answers] for live in alone
+    ]
+    assert model.calls - before < sum(len(live.ctx.output) for live in lives), (
+        "forwards were shared"
+    )
 
 
 def test_a_long_prompt_goes_in_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = PROMPTS[2] * 4
     want = generate(Superposed(megabytes=0), prompt, max_new_tokens=6).answers
-    monkeypatch.setattr("foretell.engine.CHUNK", 5)
+    monkeypatch.setattr("foretell.core.engine.CHUNK", 5)
     live = generate(Superposed(megabytes=0), prompt, max_new_tokens=6)
-    assert [a[0] for a in live.answers] == [a[0] for a in want] and live.ctx.stats.calls["target"] > 6 + 4
+    assert [a[0] for a in live.answers] == [a[0] for a in want] and live.ctx.stats.calls[
+        "target"
+    ] > 6 + 4
 
 
 @pytest.mark.parametrize("when", [1, 2, 5])
@@ -311,7 +410,9 @@ def test_an_interrupted_forward_loses_nothing(when: int, monkeypatch: pytest.Mon
 
 @torch.inference_mode()
 @pytest.mark.parametrize("strategy", [Superposed(), Superposed(1, alpha=0.0)])
-def test_closed_at_any_step_the_rows_are_those_of_the_prompt_and_all_are_freed(strategy: Superposed) -> None:
+def test_closed_at_any_step_the_rows_are_those_of_the_prompt_and_all_are_freed(
+    strategy: Superposed,
+) -> None:
     model, prompt = decoder(), PROMPTS[0]
     fresh = model.cache()
     model.forward([fresh.prepare(Ask(TokenTree(prompt[-1])), prompt, 99)[0]])
@@ -325,7 +426,9 @@ def test_closed_at_any_step_the_rows_are_those_of_the_prompt_and_all_are_freed(s
         (held,) = live.caches.values()
         engine.end(live)
         assert not live.caches and held.sharers == [0] and live.ctx.tokens == prompt
-        assert not engine.stores or not engine.stores.popitem()[1].tokens[1:], "an unfinished text was learnt"
+        assert not engine.stores or not engine.stores.popitem()[1].tokens[1:], (
+            "an unfinished text was learnt"
+        )
         held.commit([*prompt, *[MIXED + 1] * 9])
         assert held.length == len(prompt), "only rows of the prompt are kept"
         for ours, theirs in zip((*held.k, *held.v), (*fresh.k, *fresh.v), strict=True):
@@ -339,11 +442,22 @@ def test_ends_are_each_drafts_own() -> None:
         stop = [laws.LETTERS[i] for i in range(0, 26, 5)]
         model = Decoder(families.tiny("llama", vocab_size=26, dtype=torch.float64), "letters")
         prompt = [t % 26 for t in prompt]
-        live = generate(Superposed(temperature=2.0), prompt, model, stop=stop, stop_token_ids=[1], max_new_tokens=6,
-                        min_new_tokens=2)  # fmt: skip
+        live = generate(
+            Superposed(temperature=2.0),
+            prompt,
+            model,
+            stop=stop,
+            stop_token_ids=[1],
+            max_new_tokens=6,
+            min_new_tokens=2,
+        )
         for tokens, _, reason in live.answers:
             ended = [n for n, t in enumerate(tokens, 1) if laws.LETTERS[t] in stop or t == 1]
-            assert (ended[:1] == [len(tokens)]) if reason == "stop" else (not ended and len(tokens) == 6)
+            assert (
+                (ended[:1] == [len(tokens)])
+                if reason == "stop"
+                else (not ended and len(tokens) == 6)
+            )
             assert tokens[0] != 1, "min_new_tokens"
             reasons.add(reason)
             texts.add(tuple(tokens))
@@ -354,18 +468,35 @@ def test_no_room_and_the_context() -> None:
     live = generate(Superposed(), PROMPTS[0], max_new_tokens=0)
     assert not live.ctx.output and live.reason == "length" and not live.answers
     live = generate(Superposed(), [1, 2, 3] * 42, max_new_tokens=50)
-    assert len(live.ctx.tokens) == 128 and live.reason == "length" and {len(a[0]) for a in live.answers} == {2}
+    assert (
+        len(live.ctx.tokens) == 128
+        and live.reason == "length"
+        and {len(a[0]) for a in live.answers} == {2}
+    )
 
 
 # --- what is refused
 
 
-@pytest.mark.parametrize("option", [{"temperature": 1.0}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1},
-                                    {"typical_p": 0.9}, {"logprobs": 0}])  # fmt: skip
-def test_options_that_cannot_be_honoured_are_refused_by_name_before_a_forward(option: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"temperature": 1.0},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"typical_p": 0.9},
+        {"logprobs": 0},
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused_by_name_before_a_forward(
+    option: dict[str, Any],
+) -> None:
     model = Decoder(families.tiny("llama"), "llama")
     before, engine = model.calls, Engine({"target": model})
-    with pytest.raises(BadConfig, match=f"{next(iter(option))}={next(iter(option.values()))}") as caught:
+    with pytest.raises(
+        BadConfig, match=f"{next(iter(option))}={next(iter(option.values()))}"
+    ) as caught:
         engine.add(Request([1], Superposed(), Sampling(**option)))
     assert "\n" not in str(caught.value) and not engine.live and model.calls == before
 
@@ -375,8 +506,20 @@ def test_a_model_without_layers_is_refused() -> None:
         Engine({"target": Toy(4)}).add(Request([1], Superposed()))
 
 
-@pytest.mark.parametrize("field", [{"k": 0}, {"k": 65}, {"m": 0}, {"m": 1025}, {"temperature": 0.0}, {"alpha": 1.1},
-                                   {"temperature": math.nan}, {"alpha": -0.1}, {"megabytes": -1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"k": 0},
+        {"k": 65},
+        {"m": 0},
+        {"m": 1025},
+        {"temperature": 0.0},
+        {"alpha": 1.1},
+        {"temperature": math.nan},
+        {"alpha": -0.1},
+        {"megabytes": -1},
+    ],
+)
 def test_a_field_outside_its_range_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(BadConfig, match=f"superposed:{next(iter(field))}=.*between"):
         Superposed(**field)
@@ -386,7 +529,8 @@ def test_a_field_outside_its_range_is_refused(field: dict[str, Any]) -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 3), max_size=14), max_size=4), st.lists(st.integers(0, 3), min_size=1, max_size=7)
+    st.lists(st.lists(st.integers(0, 3), max_size=14), max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=7),
 )
 def test_counts_are_those_of_a_loop(texts: list[list[int]], context: list[int]) -> None:
     store = Texts(1)
@@ -394,7 +538,12 @@ def test_counts_are_those_of_a_loop(texts: list[list[int]], context: list[int]) 
         store.add(text)
     hits, totals = store.count(context, np.arange(5))
     for n in range(5):
-        follow = [t[i + n + 1] for t in texts for i in range(len(t) - n - 1) if t[i : i + n + 1] == context[-n - 1 :]]
+        follow = [
+            t[i + n + 1]
+            for t in texts
+            for i in range(len(t) - n - 1)
+            if t[i : i + n + 1] == context[-n - 1 :]
+        ]
         follow = follow if n < len(context) else []
         assert totals[n] == len(follow) and hits[n].tolist() == [follow.count(t) for t in range(5)]
 
@@ -416,7 +565,11 @@ def test_a_store_is_bounded_and_the_oldest_goes_first() -> None:
     assert store.count([2401], ids)[1][0] > 9 and store.count([1], ids)[1][0] == 0
     assert store.nbytes > 1 << 18
     store.add([7, 8] * 80_000)
-    assert store.nbytes <= 1 << 20 and store.count([7], np.array([8]))[0][0] == [4096] and store.tokens[0] == -1
+    assert (
+        store.nbytes <= 1 << 20
+        and store.count([7], np.array([8]))[0][0] == [4096]
+        and store.tokens[0] == -1
+    )
 
 
 def test_a_store_goes_out_and_comes_back() -> None:
@@ -424,13 +577,25 @@ def test_a_store_goes_out_and_comes_back() -> None:
     for text in ([1, 2, 3, 1, 2], [], [4, 1, 2, 2]):
         store.add(text)
     other.restore(store.tensors())
-    for a, b in zip(store.count([1, 2], np.arange(5)), other.count([1, 2], np.arange(5)), strict=True):
+    for a, b in zip(
+        store.count([1, 2], np.arange(5)), other.count([1, 2], np.arange(5)), strict=True
+    ):
         assert np.array_equal(a, b) and a.any()
     assert other.nbytes == store.nbytes
 
 
-@pytest.mark.parametrize("wrong", [None, torch.tensor([-1, 2, -1]), torch.zeros(2, 2, dtype=torch.int32), [], [-1, 2],
-                                   [2, -1], [-1, -2, -1]])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        torch.tensor([-1, 2, -1]),
+        torch.zeros(2, 2, dtype=torch.int32),
+        [],
+        [-1, 2],
+        [2, -1],
+        [-1, -2, -1],
+    ],
+)
 def test_a_damaged_store_is_refused(wrong: Any) -> None:
     tensor = torch.tensor(wrong, dtype=torch.int32) if isinstance(wrong, list) else wrong
     with pytest.raises(ValueError, match="'tokens'"):
@@ -463,13 +628,25 @@ def test_every_draft_reaches_the_user_with_its_score() -> None:
     out = lm.generate("The quick brown", "superposed:temperature=1.5", max_new_tokens=8)
     assert len(out.samples) == 3 and out.samples[0] is out and out.stats.calls == {"target": 8}
     scores = [sample.score for sample in out.samples]
-    assert scores == sorted(scores, reverse=True) and len({tuple(sample.tokens) for sample in out.samples}) == 3
+    assert (
+        scores == sorted(scores, reverse=True)
+        and len({tuple(sample.tokens) for sample in out.samples}) == 3
+    )
     for sample in out.samples:
         ended = sample.finish_reason == "stop"
-        assert sample.text == lm.decode(sample.tokens) and ended == (sample.tokens[-1] == 0) and sample.error is None
+        assert (
+            sample.text == lm.decode(sample.tokens)
+            and ended == (sample.tokens[-1] == 0)
+            and sample.error is None
+        )
         assert sample.to_dict()["score"] == sample.score and len(sample.draft) == len(sample.tokens)
-    pieces = list(lm.stream("The quick brown", "superposed:temperature=1.5,megabytes=0", max_new_tokens=8))
-    assert "".join(piece.text for piece in pieces) == out.text and pieces[-1].finish_reason == out.finish_reason
+    pieces = list(
+        lm.stream("The quick brown", "superposed:temperature=1.5,megabytes=0", max_new_tokens=8)
+    )
+    assert (
+        "".join(piece.text for piece in pieces) == out.text
+        and pieces[-1].finish_reason == out.finish_reason
+    )
     assert lm.generate("The quick", "plain", max_new_tokens=2).score is None
     with pytest.raises(BadConfig, match=r"temperature=0\.7"):
         lm.generate("The quick", "superposed", temperature=0.7)

@@ -47,7 +47,8 @@ def test_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [("{", "line 2 is no JSON"), ("[]", "line 2 has no field"), ('{"text": 1}', "line 2")]
+    ("content", "says"),
+    [("{", "line 2 is no JSON"), ("[]", "line 2 has no field"), ('{"text": 1}', "line 2")],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + content + "\n")
@@ -74,10 +75,18 @@ def test_prepare_writes_once_and_guards_its_folder(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
     source = [f"{tmp_path / 't.jsonl'}*2"]
     info = prepare(tmp_path / "c", source, 320, share=0.2)
-    train, held = (np.fromfile(tmp_path / "c" / f"{part}.bin", dtype=np.uint16) for part in ("train", "heldout"))
+    train, held = (
+        np.fromfile(tmp_path / "c" / f"{part}.bin", dtype=np.uint16)
+        for part in ("train", "heldout")
+    )
     documents_kept = (tmp_path / "c" / "heldout.jsonl").read_text().splitlines()
-    assert info["train_tokens"] == len(train) and info["heldout_documents"] == len(documents_kept) == (held == 0).sum()
-    assert (train == 0).sum() == 2 * (len(TEXTS) - len(documents_kept)) and 0 < len(documents_kept) < len(TEXTS)
+    assert (
+        info["train_tokens"] == len(train)
+        and info["heldout_documents"] == len(documents_kept) == (held == 0).sum()
+    )
+    assert (train == 0).sum() == 2 * (len(TEXTS) - len(documents_kept)) and 0 < len(
+        documents_kept
+    ) < len(TEXTS)
     assert prepare(tmp_path / "c", source, 320) == json.loads(json.dumps(info))
     with pytest.raises(BadConfig, match="another --out"):
         prepare(tmp_path / "c", source, 321)

@@ -1,0 +1,3 @@
+"""The heart: forest steps, trees, verification, caches, and the engine that answers what strategies
+ask.
+"""

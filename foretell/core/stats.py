@@ -1,0 +1,95 @@
+"""The numbers of a request, defined once for every report, plot and bench."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from foretell.core.types import Commit
+
+
+def logprobs(
+    rows: torch.Tensor, tokens: list[int], k: int
+) -> list[tuple[float, list[tuple[int, float]]]]:
+    """Of rows (n, V) and the first n tokens: each token's log-probability and the k best (token,
+    log-probability).
+    """
+    out = []
+    for row, token in zip(rows.log_softmax(-1), tokens, strict=False):
+        top = row.topk(min(k, len(row)))
+        out.append(
+            (float(row[token]), list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+        )
+    return out
+
+
+@dataclass(slots=True)
+class Stats:
+    """The numbers of one request. Seconds are wall clock; a forward shared by a batch counts in
+    full for each.
+    """
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    first_tokens: int = 0  # committed by the forward that ended the prefill
+    steps: int = 0  # target forwards after that one
+    drafted: int = 0
+    accepted: int = 0
+    by_depth: list[list[int]] = field(
+        default_factory=list
+    )  # [tested, accepted] at draft depth 1, 2, ...
+    calls: dict[str, int] = field(default_factory=dict)  # forwards by model
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    host_s: float = 0.0
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+
+    def called(self, model: str, seconds: float) -> None:
+        """A forward this request took part in."""
+        self.calls[model] = self.calls.get(model, 0) + 1
+        if model == "target":
+            self.target_s += seconds
+        else:
+            self.draft_s += seconds
+
+    def committed(self, commit: Commit, kept: int, elapsed: float) -> None:
+        """`kept` of the commit's tokens became final, `elapsed` seconds after the request began."""
+        if not self.first_tokens:
+            self.first_tokens, self.ttft_s = kept, elapsed
+        else:
+            self.steps += 1
+        self.drafted += commit.drafted
+        self.accepted += min(kept, len(commit.tokens) - 1, commit.drafted)
+        for depth, good in commit.tested:
+            while len(self.by_depth) < depth:
+                self.by_depth.append([0, 0])
+            self.by_depth[depth - 1][0] += 1
+            self.by_depth[depth - 1][1] += good
+
+    def ended(self, tokens: int, elapsed: float) -> None:
+        """The request is over with `tokens` tokens."""
+        self.tokens, self.total_s = tokens, elapsed
+        self.host_s = max(0.0, elapsed - self.draft_s - self.target_s)
+
+    @property
+    def mat(self) -> float:
+        """Tokens committed a step, over all steps after prefill; plain decoding = 1.0."""
+        return (self.tokens - self.first_tokens) / self.steps if self.steps else 1.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After prefill."""
+        later = self.tokens - self.first_tokens
+        return later / max(self.total_s - self.ttft_s, 1e-9) if later else 0.0
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds a token after prefill."""
+        return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return {**own, "MAT": self.mat, "tokens_per_s": self.tokens_per_s, "tpot_s": self.tpot_s}

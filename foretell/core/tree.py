@@ -1,0 +1,169 @@
+"""Token trees and the laws their tokens were drawn from.
+
+A tree is flat: node 0 is the last committed token, parents stand before their children. `tries[i]`
+lists the children of node i in the order in which verification tries them; a child drawn twice
+stands there twice but is one node. Each node carries the law its token was drawn from, given that
+the node exists: None for a token chosen by a rule, else a `Law`. Two rules keep every tree exact:
+at a node drawn children are tried before deterministic ones, and whether to draw a child never
+depends on which token it turned out to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+
+class Law:
+    """The law q of a drawn token, dense (`ids` None, probs (V,)) or sparse (ids (K,), probs (K,)).
+    Sums to 1.
+    """
+
+    __slots__ = ("ids", "probs")
+
+    def __init__(self, probs: torch.Tensor, ids: torch.Tensor | None = None):
+        self.probs, self.ids = probs, ids
+
+    def prob(self, token: int) -> float:
+        at: Any = slice(token, token + 1) if self.ids is None else self.ids == token
+        return float(self.probs[at].sum())
+
+    def dense(self, vocab: int) -> torch.Tensor:
+        """(vocab,) of the same dtype; tokens the drafter does not have get 0."""
+        if self.ids is None and len(self.probs) == vocab:
+            return self.probs
+        full = self.probs.new_zeros(max(vocab, len(self.probs)))
+        full[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+        return full[:vocab]
+
+
+class TokenTree:
+    """A tree under construction or finished: a list entry for every node."""
+
+    __slots__ = ("tokens", "parents", "depths", "laws", "values", "sources", "matches", "tries")
+
+    def __init__(self, root: int):
+        self.tokens, self.parents, self.depths = [root], [-1], [0]
+        self.laws: list[Law | None] = [None]
+        self.values = [1.0]  # the drafter's estimate that verification reaches the node
+        self.sources = [""]
+        self.matches = [0]  # tokens of the text that speak for a copied node; 0: not copied
+        self.tries: list[list[int]] = [[]]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def child(self, parent: int, token: int) -> int:
+        """The child of `parent` that holds `token`, or -1."""
+        tokens = self.tokens
+        for node in self.tries[parent]:
+            if tokens[node] == token:
+                return node
+        return -1
+
+    def add(
+        self,
+        parent: int,
+        token: int,
+        law: Law | None = None,
+        value: float = 0.0,
+        source: str = "",
+        match: int = 0,
+    ) -> int:
+        """Adds a child and returns its node. A token already there stays one node, drawn again with
+        one more try.
+        """
+        node = self.child(parent, token)
+        if node >= 0:
+            if law is not None:
+                self.tries[parent].append(node)
+            return node
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.laws.append(law)
+        self.values.append(value)
+        self.sources.append(source)
+        self.matches.append(match)
+        self.tries[parent].append(node)
+        self.tries.append([])
+        return node
+
+    def chain(
+        self, tokens: Iterable[int], source: str = "", at: int = 0, match: int = 0
+    ) -> TokenTree:
+        """Hangs a deterministic chain below node `at`; returns the tree."""
+        for token in tokens:
+            at = self.add(at, token, None, self.values[at] * 0.75, source, match)
+        return self
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root's child down to `node`."""
+        nodes = []
+        while node > 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def words(self, node: int) -> list[int]:
+        """The tokens on the way to `node`, root excluded."""
+        return [self.tokens[i] for i in self.path(node)]
+
+    @property
+    def drawn(self) -> bool:
+        return self.laws.count(None) < len(self.laws)
+
+    @property
+    def is_chain(self) -> bool:
+        return max(map(len, self.tries)) <= 1
+
+    def keep(self, nodes: Sequence[int]) -> TokenTree:
+        """The root and these nodes, in order and with their parents. A drawn tree is limited before
+        it is drawn.
+        """
+        chosen = [0, *nodes]
+        if len(chosen) == len(self):
+            return self
+        assert not self.drawn, "a drawn tree must not be cut afterwards"
+        small, place = TokenTree(self.tokens[0]), {old: new for new, old in enumerate(chosen)}
+        for name in ("tokens", "depths", "laws", "values", "sources", "matches"):
+            values = getattr(self, name)
+            setattr(small, name, [values[i] for i in chosen])
+        small.parents = [-1, *(place[self.parents[i]] for i in nodes)]
+        small.tries = [[place[t] for t in self.tries[i] if t in place] for i in chosen]
+        return small
+
+    def check(self) -> None:
+        """Asserts what every consumer relies on."""
+        seen = {0}
+        for node, tries in enumerate(self.tries):
+            assert node == 0 or 0 <= self.parents[node] < node, (
+                f"node {node} stands before its parent"
+            )
+            assert all(self.parents[t] == node for t in tries), (
+                f"a try of node {node} is not its child"
+            )
+            laws = [self.laws[t] is None for t in tries]
+            assert laws == sorted(laws), (
+                f"node {node}: a deterministic child is tried before a drawn one"
+            )
+            tokens = [self.tokens[t] for t in dict.fromkeys(tries)]
+            assert len(set(tokens)) == len(tokens), f"node {node} has the same child twice"
+            seen.update(tries)
+        assert seen == set(range(len(self))), "a node is nobody's child"
+
+
+@lru_cache(maxsize=512)
+def ancestors(parents: tuple[int, ...]) -> torch.Tensor:
+    """Bool (N, N): entry (i, j) says that j is i or an ancestor of i. Parent -1 is the committed
+    text.
+    """
+    mask = torch.eye(len(parents), dtype=torch.bool).numpy()
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node, :node] = mask[parent, :node]
+    return torch.from_numpy(mask)

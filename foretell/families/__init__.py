@@ -1,0 +1,1 @@
+"""What a model is: one adapter a file."""

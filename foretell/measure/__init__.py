@@ -1,0 +1,3 @@
+"""What measures and proves: audits, benchmarks, recorded answers, and the reports of all of
+them.
+"""

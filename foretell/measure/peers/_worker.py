@@ -1,0 +1,148 @@
+"""A peer in a process of its own: requests go in and answers come out as lines of JSON.
+
+The process imports the peer's file and no other part of foretell, for its environment has other
+packages. The file has `start(options)`, which returns a function like Peer.run, timed inside the
+process, and for models in a format of its own `convert(options)`. What a library prints is dropped:
+there may be prompts in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretell.measure.peers import Run
+    from foretell.measure.peers._environment import Environment
+
+ANSWER = {"tokens": int, "times": float, "counts": int}
+PATIENCE = 900.0  # seconds for an answer, the first of which waits for the model to be loaded
+
+
+class Worker:
+    """A way of decoding. Its process starts with the first run and ends with a failure, `close`, or
+    this object.
+    """
+
+    def __init__(self, name: str, about: str, environment: Environment, options: dict[str, Any]):
+        self.name, self.about, self.environment, self.options = name, about, environment, options
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
+        """`ids` -> the new tokens, and when they came. Raises RequestFailed, in one line."""
+        from foretell.errors import RequestFailed
+        from foretell.measure.peers import Run
+
+        request = {
+            "ids": ids,
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "seed": seed,
+        }
+        process = self.process or self._started()
+        assert process.stdin is not None and process.stdout is not None
+        alarm = threading.Timer(
+            PATIENCE, process.kill
+        )  # or one that hangs would keep all others waiting
+        alarm.start()
+        try:
+            print(json.dumps(request), file=process.stdin, flush=True)
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        late = f"it had not answered after {PATIENCE:g} seconds" if not alarm.is_alive() else ""
+        alarm.cancel()
+        alarm.join()
+        try:
+            answer = json.loads(line) if line else {"error": late or _ended(process)}
+            if "error" not in answer:
+                run = Run(*(list(map(kind, answer[key])) for key, kind in ANSWER.items()))
+                if (
+                    run.tokens
+                    and len(run.times) == len(run.counts)
+                    and sum(run.counts) == len(run.tokens)
+                ):
+                    return run
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            answer = {"error": "its process answered something that is no answer"}
+        self.close()
+        raise RequestFailed(f"{self.name}: {answer['error']}")
+
+    def close(self) -> None:
+        if self.process is not None:
+            _end(self.process)
+            self.process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        variables = self.environment.variables() | {
+            "OMP_NUM_THREADS": str(self.options.get("threads", 1))
+        }
+        command = self.environment.command("start", self.options)
+        self.process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        weakref.finalize(self, _end, self.process)
+        return self.process
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    code = process.wait()
+    return (
+        f"its process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # a request that it did not read
+                pipe.close()
+    process.wait()
+
+
+def main(stem: str, task: str, text: str) -> None:
+    """The process: `start` answers requests until there are no more, `convert` writes a file or
+    folder.
+    """
+    package = types.ModuleType(
+        "foretell"
+    )  # not the real one, which needs packages that may be missing here
+    package.__path__ = [str(Path(__file__).parents[2])]
+    sys.modules["foretell"] = package
+    peer, options = importlib.import_module(f"foretell.measure.peers.{stem}"), json.loads(text)
+    if task == "convert":
+        sys.path += options["packages"]
+        peer.convert(options)
+        return
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # so that what a library prints is no answer
+    run = None
+    for line in sys.stdin:
+        try:
+            run = run or peer.start(options)
+            answer = run(**json.loads(line))
+            found = {key: getattr(answer, key) for key in ANSWER}
+        except Exception as error:  # another library may raise anything; that it did is the answer
+            found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,1 +1,0 @@
-"""What can stand behind the engine: one adapter a file."""

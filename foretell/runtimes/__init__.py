@@ -1,0 +1,1 @@
+"""Who computes a model's steps, in torch's place."""

@@ -1,0 +1,92 @@
+"""The tokenizer that a GGUF file holds, by llama.cpp, with the methods of transformers' that are
+used here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretell.errors import BadConfig
+
+
+class Vocabulary:
+    """`ends`: the ids that end a text, as llama.cpp finds them. `handle`: an open model, which must
+    outlive this.
+    """
+
+    close: Any = None  # frees the handle, where it is this object's own
+
+    def __init__(self, lib: Any, handle: Any):
+        self.lib, self.vocab = lib, lib.llama_model_get_vocab(handle)
+        self.size = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.bos_token_id = self._id(lib.llama_vocab_bos)
+        self.eos_token_id = self._id(lib.llama_vocab_eos)
+        self.ends = [t for t in range(self.size) if lib.llama_vocab_is_eog(self.vocab, t)]
+        template = lib.llama_model_chat_template(handle, None)
+        self.chat_template = template.decode("utf-8", "replace") if template else None
+
+    def _id(self, find: Any) -> int | None:
+        token = int(find(self.vocab))
+        return token if token >= 0 else None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            out = (ctypes.c_int32 * room)()
+            n = self.lib.llama_tokenize(
+                self.vocab, data, len(data), out, room, add_special_tokens, True
+            )
+            if n >= 0:
+                return {"input_ids": out[:n]}
+            room = -n
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
+        """Bytes that are no whole character become U+FFFD."""
+        ids = (ctypes.c_int32 * max(1, len(tokens)))(*tokens)
+        room = 16 * len(tokens) + 16
+        while True:
+            out = ctypes.create_string_buffer(room)
+            n = self.lib.llama_detokenize(
+                self.vocab, ids, len(tokens), out, room, False, not skip_special_tokens
+            )
+            if n >= 0:
+                return out.raw[:n].decode("utf-8", "replace")
+            room = -n
+
+    def get_vocab(self) -> dict[str, int]:
+        """The text of every id; of several ids with one text the last."""
+        texts = (self.lib.llama_vocab_get_text(self.vocab, t) for t in range(self.size))
+        return {text.decode("utf-8", "replace"): t for t, text in enumerate(texts)}
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        return_dict: bool = True,
+    ) -> dict[str, list[int]]:
+        """The ids of a conversation. Raises BadConfig where the file's template refuses it."""
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        bos, eos = (
+            "" if t is None else self.decode([t]) for t in (self.bos_token_id, self.eos_token_id)
+        )
+        try:
+            make = Jinja2ChatFormatter(self.chat_template or "", eos, bos, add_generation_prompt)
+            text = make(messages=[dict(m) for m in messages]).prompt
+        except Exception as error:  # a template is a program of its own
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadConfig(
+                f"the file's chat template refuses these messages ({reason}); give a text"
+            ) from error
+        return self(text, add_special_tokens=False)

@@ -1,0 +1,124 @@
+"""Token trees and laws against twins made of dictionaries and loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretell.core.tree import Law, TokenTree, ancestors
+
+Path = tuple[int, ...]
+paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=8)
+
+
+def planted(texts: list[Path]) -> TokenTree:
+    tree = TokenTree(9)
+    for text in texts:
+        tree.chain(text)
+    return tree
+
+
+def closure(texts: list[Path]) -> list[Path]:
+    """Every prefix once, in the order of first appearance."""
+    return list(dict.fromkeys(text[:n] for text in texts for n in range(1, len(text) + 1)))
+
+
+def content(tree: TokenTree) -> list[Path]:
+    tree.check()
+    return [tuple(tree.words(n)) for n in range(1, len(tree))]
+
+
+@given(paths)
+def test_adding_texts_gives_their_prefixes(texts: list[Path]) -> None:
+    tree = planted(texts)
+    assert content(tree) == closure(texts)
+    for node, words in enumerate(content(tree), 1):
+        assert tree.depths[node] == len(words) and tree.path(node)[-1] == node
+        for token in range(4):
+            child = tree.child(node, token)
+            assert (child >= 0) == ((*words, token) in closure(texts))
+    assert tree.is_chain == all(
+        len({p[n] for p in closure(texts) if p[:n] == stem and len(p) > n}) <= 1
+        for n in range(4)
+        for stem in {p[:n] for p in closure(texts)}
+    )
+    assert not tree.drawn
+
+
+@given(paths, st.sets(st.integers(1, 12)))
+def test_keeping_some_nodes_keeps_their_texts_and_the_original(
+    texts: list[Path], chosen: set[int]
+) -> None:
+    tree = planted(texts)
+    nodes = sorted({n for c in chosen if c < len(tree) for n in tree.path(c)})
+    small = tree.keep(nodes)
+    assert content(small) == [tuple(tree.words(n)) for n in nodes] and content(tree) == closure(
+        texts
+    )
+    if small is not tree:
+        small.chain([3, 3, 3])
+    assert content(tree) == closure(texts), "the original changed with its copy"
+
+
+@given(st.integers(1, 14).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))))
+def test_ancestors_follow_parents(parents: tuple[int, ...]) -> None:
+    mask = ancestors(parents)
+    for node in range(len(parents)):
+        seen, at = set(), node
+        while at >= 0:
+            seen.add(at)
+            at = parents[at]
+        assert set(mask[node].nonzero().flatten().tolist()) == seen
+
+
+def test_a_token_drawn_again_is_one_more_try_of_one_node() -> None:
+    law, tree = Law(torch.tensor([0.5, 0.5])), TokenTree(0)
+    a, b, c = tree.add(0, 1, law), tree.add(0, 0, law), tree.add(0, 1, law)
+    assert (a, b, c) == (1, 2, 1) and tree.tries[0] == [1, 2, 1] and len(tree) == 3
+    assert tree.add(0, 0) == 2 and tree.tries[0] == [1, 2, 1], (
+        "a fixed child is covered by the drawn one"
+    )
+    assert tree.drawn
+    tree.check()
+
+
+def test_a_drawn_tree_is_not_cut() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, Law(torch.tensor([0.5, 0.5])))
+    with pytest.raises(AssertionError, match="drawn"):
+        tree.keep([])
+    assert tree.keep([1]) is tree
+
+
+def test_check_tells_what_is_wrong() -> None:
+    law = Law(torch.tensor([0.5, 0.5]))
+    late = planted([(1,)])
+    late.add(0, 0, law)
+    with pytest.raises(AssertionError, match="deterministic child is tried before"):
+        late.check()
+    lost = planted([(1, 2)])
+    lost.tries[1] = []
+    with pytest.raises(AssertionError, match="nobody's child"):
+        lost.check()
+    twice = planted([(1,), (2,)])
+    twice.tokens[2] = 1
+    with pytest.raises(AssertionError, match="same child twice"):
+        twice.check()
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.booleans())
+def test_laws_dense_and_sparse_say_the_same(weights: list[float], shuffled: bool) -> None:
+    p = torch.tensor(weights, dtype=torch.float64)
+    p /= p.sum()
+    order = torch.arange(len(p)).flip(0) if shuffled else torch.arange(len(p))
+    vocab = len(p) + 2
+    dense, sparse = Law(p), Law(p[order], order)
+    for law in (dense, sparse):
+        assert [law.prob(t) for t in range(vocab)] == pytest.approx([*p.tolist(), 0, 0])
+        assert law.dense(vocab).tolist() == pytest.approx([*p.tolist(), 0, 0])
+        assert law.dense(len(p)).tolist() == pytest.approx(p.tolist())
+    assert dense.dense(1).tolist() == pytest.approx(p[:1].tolist()), (
+        "a draft vocabulary may be the larger one"
+    )

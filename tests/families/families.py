@@ -1,0 +1,165 @@
+"""Tiny random transformers models, one for each family, large enough in their weights that greedy
+texts vary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB = 97
+WINDOW = 8
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+# What a family needs beyond BASE, so that every kind of layer it has occurs.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": WINDOW},
+    "gemma2": {
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 11,
+    },
+    "gemma3_text": {
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+        "rope_parameters": ROPES,
+    },
+    "phi3": {"sliding_window": WINDOW},
+    "olmo2": {},
+    "smollm3": {
+        "no_rope_layers": [1, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.2,
+    },
+    "stablelm": {"use_qkv_bias": True, "qk_layernorm": True},
+    "starcoder2": {"sliding_window": WINDOW},
+    "cohere2": {"sliding_window": WINDOW, "layer_types": MIXED, "logit_scale": 0.25},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "glm4": {"head_dim": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "qwen3_moe": {**MOE, "head_dim": 8},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
+    "nanochat": {},
+}
+# Families that are not proven, and what it takes to build the kind of layer that matters.
+OTHERS: dict[str, dict[str, Any]] = {
+    "arcee": {},
+    "seed_oss": {},
+    "apertus": {},
+    "olmo3": {"sliding_window": WINDOW},
+    "falcon_h1": {
+        "head_dim": 8,
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+    },
+    "helium": {"head_dim": 8},
+    "ernie4_5": {"head_dim": 8},
+    "gptj": {"rotary_dim": 4},
+    "llama4_text": {
+        "attention_chunk_size": WINDOW,
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "layer_types": ["chunked_attention"] * 3,
+    },
+    "qwen2_moe": {
+        **MOE,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+}
+
+
+def config(family: str, **more: Any) -> Any:
+    """The configuration of a family, named above or any other with the usual fields."""
+    fields = {**BASE, **FAMILIES.get(family, OTHERS.get(family, {})), **more}
+    if family == "gpt2":
+        fields = {
+            k: v
+            for k, v in fields.items()
+            if k not in BASE or k.endswith("_id") or k == "vocab_size"
+        }
+    return AutoConfig.for_model(family, **fields)
+
+
+def tiny(
+    family: str, noise: float = 0.0, dtype: torch.dtype = torch.float32, **more: Any
+) -> PreTrainedModel:
+    """The same model every time; with `noise`, a relative that agrees with it in part: a draft
+    model.
+
+    Matrices are drawn from N(0, 0.3), vectors (norms, biases, sinks) vary around what the family
+    starts them with.
+    """
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(family, **more)).eval()
+    weights, other = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            drawn = torch.randn(p.shape, generator=weights) + noise * torch.randn(
+                p.shape, generator=other
+            )
+            p.copy_(0.3 * drawn if p.ndim > 1 else p.nan_to_num(0.0) + 0.1 * drawn)
+    model.generation_config.eos_token_id = None
+    if dtype == torch.float64:  # grouped matrix products exist in no more than float32
+        model.config._experts_implementation = "eager"
+    return model.to(dtype)

@@ -1,0 +1,263 @@
+"""Drafters joined by `+`: one tree, one budget, everybody's state as if alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.core.drafter import Drafter, Step
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Outcome, Reply, Sampling
+from foretell.drafters.copyspec import Copyspec
+from foretell.drafters.draft import Draft
+from foretell.drafters.ngram import Ngram
+from foretell.drafters.token_recycling import Store, TokenRecycling
+from foretell.errors import BadConfig
+from foretell.families.toy import Toy
+from foretell.policy.compose import Composition, Joint
+from foretell.policy.costs import Worth
+from foretell.spec import resolve
+from tests import laws
+
+SPECS = [
+    "ngram+token-recycling",
+    "ngram:n=2,k=4+draft:length=2",
+    "draft:drafts=2,length=2+token-recycling:k=2",
+]
+
+
+@dataclass(frozen=True)
+class Fixed(Drafter):
+    """Proposes always the same chains."""
+
+    chains: tuple[tuple[int, ...], ...]
+    name: str = "fixed"
+    drawn: bool = False
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return self.drawn
+
+    def start(self, ctx: Context) -> list[Step]:
+        return ctx.shared(list)
+
+    def propose(self, ctx: Context, state: Any, budget: int) -> TokenTree:
+        tree = TokenTree(ctx.tokens[-1])
+        for chain in self.chains:
+            at = 0
+            for token in chain[: ctx.depth]:
+                if len(tree) < budget:
+                    law = Law(torch.full((8,), 1 / 8, dtype=torch.float64)) if self.drawn else None
+                    at = tree.add(at, token, law, 0.5 * tree.values[at], self.name)
+        return tree
+
+    def observe(self, ctx: Context, state: list[Step], step: Step) -> None:
+        state.append(step)
+
+
+def propose(
+    drafter: Composition, budget: int, nodes: int = 6, new: int = 20
+) -> tuple[TokenTree, Context, Any]:
+    strategy = Speculative(drafter, nodes=nodes)
+    ctx = Context(
+        Engine({"target": Toy(8)}), Request([1, 2, 3], strategy, Sampling(max_new_tokens=new))
+    )
+    state = drafter.start(ctx)
+    steps = drafter.steps(ctx, state, budget)
+    with pytest.raises(StopIteration) as done:
+        next(steps)
+    return done.value.value, ctx, state
+
+
+def test_the_tree_is_the_union_and_tells_who_proposed_what() -> None:
+    tree, _, _ = propose(Composition((Fixed(((1, 2), (3,)), "a"), Fixed(((1, 4), (5,)), "b"))), 9)
+    tree.check()
+    found = {tuple(tree.words(n)): tree.sources[n] for n in range(1, len(tree))}
+    assert found == {(1,): "a+b", (1, 2): "a", (3,): "a", (1, 4): "b", (5,): "b"}
+
+
+def test_the_budget_is_for_all_of_them() -> None:
+    parts = Fixed(((1, 2, 3, 4),), "a"), Fixed(((5, 6, 7, 1),), "b")
+    engine = Engine({"target": Toy(8)})
+    live = engine.add(
+        Request([1], Speculative(Composition(parts), nodes=5), Sampling(max_new_tokens=12))
+    )
+    sizes = []
+    while engine.live:
+        engine.step()
+        sizes += [len(ask.tree) for ask in live.asks]
+    assert max(sizes) == 6, "eight nodes were proposed, five may be verified"
+
+
+def test_a_drawn_part_comes_first_and_the_others_get_what_it_leaves() -> None:
+    drawn = Fixed(((1, 2), (3,)), "drawn", drawn=True)
+    tree, _, _ = propose(Composition((Fixed(((5, 6, 7, 1), (1, 3)), "fixed"), drawn)), 6)
+    tree.check()
+    assert [law is not None for law in tree.laws] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ] and len(tree) == 6
+    assert tree.sources[1:4] == ["drawn"] * 3
+
+
+def test_every_part_has_stores_and_observations_of_its_own() -> None:
+    one, two = Fixed(((1, 2),), "a"), Fixed(((3,),), "b")
+    engine = Engine({"target": Toy(8)})
+    laws.finish(
+        engine,
+        engine.add(Request([1, 2], Speculative(Composition((one, two)), nodes=4), Sampling())),
+    )
+    kept = {owner: value for (_, owner, name), value in engine.stores.items() if name == "store"}
+    assert (
+        set(kept) == {one, two}
+        and kept[one] is not kept[two]
+        and len(kept[one]) == len(kept[two]) > 10
+    )
+
+
+def test_a_store_is_the_same_alone_and_in_company() -> None:
+    engine = Engine({"target": Toy(8)})
+    for spec in (
+        "token-recycling:nodes=4",
+        "ngram+token-recycling:nodes=6",
+        "token-recycling:nodes=8",
+    ):
+        laws.finish(engine, engine.add(Request([1, 2, 1, 2], resolve(spec)[1], Sampling())))
+    assert sum(isinstance(value, Store) for value in engine.stores.values()) == 1
+
+
+def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> None:
+    composition = Composition((Fixed(((1,),), "a"), Fixed(((2,),), "b")))
+    for timed in (True, False):
+        _, ctx, state = propose(composition, 9)
+        ctx.costs.seconds = {1: 1.0}
+        for part in state:
+            part.worth.gain, part.worth.spent, part.worth.wait = 0.0, 0.0, 0
+        ctx.timed = timed
+        for _ in range(9):
+            state[1].worth.note(0.0, 9.0, 1.0)
+        assert state[1].worth.wait == 180  # twenty times what an asking takes
+        with pytest.raises(StopIteration) as done:
+            next(composition.steps(ctx, state, 9))
+        assert sorted(set(done.value.value.sources[1:])) == (["a"] if timed else ["a", "b"])
+
+
+def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
+    parts = [Worth(), Worth()]
+    joint = Joint()
+    joint.parts = parts
+    parts[0].wait, parts[1].wait = 2, 5
+    asked = []
+    for _ in range(4):
+        asked.append(joint.due() and [worth.due() for worth in parts])
+        if asked[-1]:
+            parts[0].wait = 9  # it failed again
+    assert asked == [False, False, [True, False], False] and parts[1].wait == 1
+    parts[1].wait = 0
+    assert joint.due() and joint.due(), "nobody was asked in between"
+
+
+def test_a_step_without_a_question_counts_against_nobody() -> None:
+    composition = Composition((Fixed(((1,),), "a"), Fixed(((2,),), "b")))
+    tree, ctx, state = propose(composition, 9)
+    before = [part.worth.gain for part in state]
+    reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
+    composition.observe(ctx, state, Step(tree, reply, Outcome([], 0), [0]))
+    after = [(part.worth.gain, part.worth.spent) for part in state]
+    assert all(a < b for (a, _), b in zip(after, before, strict=True)), (
+        "a draft that was refused counts"
+    )
+    for _ in range(9):  # the policy did not ask
+        composition.observe(
+            ctx, state, Step(TokenTree(1), Reply(torch.zeros(1, 8), {}, [0]), Outcome([], 0), [0])
+        )
+    assert [(part.worth.gain, part.worth.spent) for part in state] == after
+
+
+def test_what_a_composition_needs_is_what_its_parts_need() -> None:
+    joined = Composition((Ngram(), Draft(), TokenRecycling()))
+    assert (
+        joined.models == ("draft",)
+        and set(joined.needs) == {"tree", "rows"}
+        and joined.whole
+        and joined.draws
+    )
+    assert not Composition((Ngram(), Copyspec())).draws
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((Ngram(), Ngram()), "joined with itself"),
+        ((Fixed((), "a", True), Fixed((), "b", True)), "at most one may draw"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(parts: Sequence[Drafter], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        Composition(tuple(parts))
+
+
+# --- spec strings
+
+
+def test_a_spec_joins_drafters_and_the_last_part_has_the_budget() -> None:
+    name, strategy = resolve("ngram:n=2,k=4+token-recycling:k=3,nodes=16,rule=coin")
+    assert (
+        name == "ngram+token-recycling"
+        and isinstance(strategy, Speculative)
+        and strategy.nodes == 16
+    )
+    assert (
+        strategy.drafter == Composition((Ngram(2, 4), TokenRecycling(k=3)))
+        and strategy.rule is not None
+    )
+    assert resolve(strategy)[1] is strategy
+    assert resolve(Composition((Ngram(), Copyspec())))[0] == "ngram+copyspec"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("ngram+plain", "plain"),
+        ("plain+ngram", "plain"),
+        ("ngram+ngrm", "ngram"),
+        ("ngram+", "ngram"),
+        ("+ngram", "ngram"),
+        ("ngram:nodes=4+copyspec:nodes=5", "nodes"),
+        ("ngram:rule=walk+copyspec", "rule"),
+        ("ngram+ngram", "joined with itself"),
+    ],
+)
+def test_a_wrong_composition_is_one_clear_error(spec: str, message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        resolve(spec)
+
+
+# --- exactness
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("setting", ["plain", "penalties", "top-p"])
+def test_a_composition_is_exact(spec: str, setting: str) -> None:
+    laws.check_law(laws.build(spec, nodes=3), setting, 2)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_composition_is_greedy_identical_and_the_same_in_a_batch(spec: str) -> None:
+    laws.check_greedy([laws.build(spec)], 40)
+    laws.check_batch([laws.build(spec)])
+
+
+def test_without_draws_it_gives_the_plain_decoders_tokens_seed_by_seed() -> None:
+    laws.check_seeds(laws.build("ngram+copyspec+token-recycling"))
+    laws.check_seeds(resolve("ngram+token-recycling")[1])  # however the measured time turns out

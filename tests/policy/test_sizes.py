@@ -1,0 +1,286 @@
+"""How much is drafted, with costs set by hand: nothing here is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretell.core.drafter import Drafter
+from foretell.core.engine import Context, Engine, Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Outcome, Sampling
+from foretell.families.toy import Toy
+from foretell.policy.costs import Costs
+from foretell.policy.sizes import LIMIT, PRIOR, PROBE, STAY, Policy
+from foretell.spec import resolve
+from tests import laws
+
+
+class Line(Costs):
+    """Costs that nobody measured."""
+
+    def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
+        pass
+
+
+def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Policy:
+    engine = Engine({"target": Toy(4)})
+    engine.costs["target"] = Line()
+    engine.costs["target"].seconds = dict(seconds)
+    context = Context(engine, Request([1], laws.build("ngram"), Sampling()))
+    context.live.append(None)  # type: ignore[arg-type]  # the request itself
+    context.timed = not nodes
+    return Policy(context, nodes, whole)
+
+
+def certain(policy: Policy, tree: TokenTree, chances: list[float]) -> TokenTree:
+    """Makes the policy sure that the nodes of the tree are accepted with these chances, once their
+    parents are.
+    """
+    policy.estimate(tree)
+    for key, chance in zip(policy.keys[1:], chances, strict=True):
+        policy.chances[key] = [1e9, 1e9 * chance]
+    return tree
+
+
+def star(size: int) -> TokenTree:
+    tree = TokenTree(0)
+    for token in range(1, size + 1):
+        tree.add(0, token, value=0.1, source="s")
+    return tree
+
+
+FLAT = dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128), 1.0)
+STEEP = {n: float(n) for n in (1, 2, 4, 8, 16, 32, 64, 128)}
+
+
+def test_free_nodes_are_all_drafted_and_dear_ones_none() -> None:
+    for costs, size in ((FLAT, 6), (STEEP, 1)):
+        policy = make(costs)
+        tree = certain(policy, star(5), [0.3, 0.2, 0.1, 0.1, 0.1])
+        assert len(policy.fit(tree)) == size
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 0.5), st.floats(1, 3))
+def test_the_size_is_the_best_of_all_sizes(
+    chances: list[float], slope: float, power: float
+) -> None:
+    policy = make({n: 1 + slope * (n - 1) ** power for n in (1, 2, 4, 8, 16)})
+    tree = certain(policy, star(len(chances)), chances)
+    kept = policy.fit(tree)
+    line = policy.ctx.costs.line(len(tree))
+    gains = sorted(chances, reverse=True)
+    speed = [(1 + sum(gains[: n - 1])) / line[n - 1] for n in range(1, len(tree) + 1)]
+    if len(kept) == 1:
+        assert max(speed) <= STAY * speed[0] + 1e-6
+    else:
+        assert (
+            speed[len(kept) - 1] == pytest.approx(max(speed))
+            and speed[len(kept) - 1] >= STAY * speed[0] - 1e-6
+        )
+        left = sorted(
+            (c for t, c in zip(tree.tokens[1:], chances, strict=True) if t in kept.tokens),
+            reverse=True,
+        )
+        assert left == pytest.approx(gains[: len(kept) - 1]), "the best nodes are kept"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.floats(0, 1)), min_size=1, max_size=20),
+    st.integers(1, 12),
+)
+def test_what_is_kept_is_closed_under_parents(shape: list[tuple[int, float]], nodes: int) -> None:
+    tree = TokenTree(0)
+    for token, (parent, value) in enumerate(shape, 1):
+        above = parent % len(tree)
+        tree.add(above, token, value=value * tree.values[above], source="ab"[token % 2])
+    policy = make(FLAT, nodes=nodes)
+    small = policy.fit(tree)
+    small.check()
+    assert len(small) == min(len(tree), nodes + 1)
+    texts = {tuple(tree.words(n)) for n in range(len(tree))}
+    assert {tuple(small.words(n)) for n in range(len(small))} <= texts
+
+
+def test_rounding_puts_no_child_before_its_parent() -> None:
+    """Of a node that was always accepted the estimate must not come out an ulp above its
+    parent's.
+    """
+    for trials in range(1, 400):
+        policy = make(FLAT)
+        tree = TokenTree(0).chain([1] * 40, "s")
+        tree.values = [1.0] * len(tree)
+        policy.estimate(tree)
+        count = 0.37 * trials
+        policy.chances.update({key: [count, count] for key in policy.keys[1:]})
+        policy.chances[policy.keys[1]] = [5.3, 3.1]
+        values = policy.estimate(tree)
+        assert values == sorted(values, reverse=True)
+
+
+def test_kinds_are_told_apart_by_source_rank_depth_and_match() -> None:
+    tree = TokenTree(0).chain([1, 2, 3], "copy", match=3)
+    tree.chain([4, 5], "other")
+    tree.add(0, 6, source="other")
+    policy = make(FLAT)
+    policy.estimate(tree)
+    keys = dict(zip(tree.tokens, policy.keys, strict=True))
+    assert keys[1] == ("copy", 0, 2) and keys[2] == keys[3] == ("copy", 0, 3), (
+        "3 tokens matched, then 4 and 5"
+    )
+    assert (
+        keys[4] == ("other", 0, -1) and keys[5] == ("other", 0, -2) and keys[6] == ("other", 1, -1)
+    )
+
+
+def test_estimates_start_from_the_drafters_and_go_to_what_happens() -> None:
+    policy = make(FLAT)
+    tree = TokenTree(0)
+    tree.add(tree.add(0, 1, value=0.8, source="s"), 2, value=0.4, source="s")
+    assert policy.estimate(tree) == pytest.approx([1, 0.8, 0.4])
+    for _ in range(3):
+        policy.fit(tree)
+        policy.observe(Outcome([1], 3, [(1, True), (2, False)]))
+    first, second = (PRIOR * 0.8 + 3) / (PRIOR + 3), PRIOR * 0.5 / (PRIOR + 3)
+    assert policy.estimate(tree) == pytest.approx([1, first, first * second], rel=0.02)
+    for _ in range(300):
+        policy.fit(tree)
+        policy.observe(Outcome([], 3, [(1, False)]))
+    values = policy.estimate(tree)
+    assert values[1] < 0.06 and values[2] / values[1] == pytest.approx(second, rel=0.02), (
+        "what is not tested is kept"
+    )
+    again = Policy(policy.ctx, 0)
+    assert again.estimate(tree) == values, "the requests of a method share what they learn"
+
+
+def test_what_is_left_out_is_tried_now_and_then() -> None:
+    policy = make(STEEP)
+    tree = certain(policy, star(12), [0.05] * 12)
+    sizes = [len(policy.fit(tree)) for _ in range(2 * PROBE + 3)]
+    assert [i for i, size in enumerate(sizes, 1) if size == 9] == [PROBE, 2 * PROBE] and set(
+        sizes
+    ) == {1, 9}
+    assert len(policy.fit(TokenTree(0))) == 1 and policy.step == 2 * PROBE + 3, (
+        "nothing proposed does not count"
+    )
+
+
+def test_a_text_that_becomes_predictable_is_noticed() -> None:
+    policy, tree = (
+        make({n: 1 + 0.03 * n for n in (1, 2, 4, 8, 16)}),
+        TokenTree(0).chain([1] * 10, "s"),
+    )
+    for accepts in (False, True):
+        sizes = []
+        for _ in range(150):
+            if policy.budget() == 1:
+                sizes.append(1)
+                continue
+            cut = policy.fit(tree)
+            sizes.append(len(cut))
+            nodes = range(1, len(cut))
+            policy.observe(
+                Outcome(
+                    [*nodes] if accepts else [],
+                    0,
+                    [(n, accepts) for n in (nodes if accepts else [*nodes][:1])],
+                )
+            )
+        assert (sizes[-1] > 8) == accepts and (sizes.count(1) > 75) != accepts
+
+
+def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None:
+    for seconds, asked in ((0.3, 4), (0.0, 100)):
+        policy, count = make(FLAT), 0
+        policy.worth.gain = 0.0
+        for _ in range(100):
+            if policy.budget() > 1:
+                policy.fit(TokenTree(0))
+                policy.spent += seconds
+                count += 1
+            policy.observe(Outcome([], 0))
+        assert count == pytest.approx(asked, abs=4), f"asked {count} times at {seconds} s"
+    policy = make(FLAT, nodes=3)
+    policy.worth.wait = 9
+    assert policy.budget() == 4, "a given size is always drafted"
+
+
+def test_others_in_flight_make_a_forward_dearer() -> None:
+    knee = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
+    alone, among = make(knee), make(knee)
+    among.ctx.live.extend([None] * 7)  # type: ignore[list-item]
+    sizes = [
+        len(p.fit(certain(p, star(7), [0.4, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05])))
+        for p in (alone, among)
+    ]
+    assert sizes == [8, 1]
+
+
+def test_the_budget_grows_with_what_is_best() -> None:
+    policy, sizes = make(FLAT), []
+    certain(policy, TokenTree(0).chain([1] * 80, "s"), [1.0] * 80)
+    for _ in range(5):
+        sizes.append(policy.budget())
+        policy.fit(TokenTree(0).chain([1] * (policy.budget() - 1), "s"))
+    assert sizes == sorted(sizes) and sizes[0] == 17 and sizes[-1] == 81
+
+
+def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, Law(laws.torch.tensor([0.0, 1.0])))
+    assert make(STEEP).fit(tree) is tree, "cutting drawn nodes would bias them"
+    long = TokenTree(0).chain([1] * 9)
+    assert make(STEEP, nodes=9).fit(long) is long and make(STEEP, whole=True).fit(long) is long
+    assert make(FLAT, nodes=5).budget() == 6 and make(FLAT).budget() == 17
+    assert make(FLAT, whole=True).budget() == LIMIT + 1 and make(STEEP, whole=True).budget() == 17
+
+
+def test_where_time_may_not_decide_the_size_is_fixed() -> None:
+    policy = make(STEEP)
+    policy.ctx.timed = False
+    fixed = Policy(policy.ctx, 0)
+    assert fixed.budget() == 17 and len(fixed.fit(TokenTree(0).chain([1] * 16))) == 17
+    fixed.worth.wait = 9
+    assert fixed.budget() == 17
+
+
+@pytest.mark.parametrize(
+    ("spec", "temperature", "timed"),
+    [
+        ("ngram", 0.0, True),
+        ("ngram", 1.0, True),
+        ("ngram:nodes=4", 0.0, False),
+        ("ngram:rule=coin", 0.0, True),
+        ("ngram:rule=coin", 1.0, False),
+        ("draft", 0.0, True),
+        ("draft", 1.0, False),
+        ("ngram+draft", 1.0, False),
+    ],
+)
+def test_time_decides_nothing_that_would_change_samples(
+    spec: str, temperature: float, timed: bool
+) -> None:
+    seen = []
+
+    @dataclass(frozen=True)
+    class Spy(Drafter):
+        draws = "draft" in spec
+
+        def start(self, ctx: Context) -> None:
+            seen.append(ctx.timed)
+
+        def propose(self, ctx: Context, state: None, budget: int) -> TokenTree:
+            return TokenTree(ctx.tokens[-1])
+
+    strategy = resolve(spec)[1]
+    assert isinstance(strategy, Speculative)
+    setting = laws.Setting(Sampling(temperature=temperature, max_new_tokens=2))
+    laws.generate(
+        Speculative(Spy(), strategy.rule, strategy.nodes), [1], setting, {"target": Toy(4)}
+    )
+    assert seen == [timed]
