@@ -1,246 +1,283 @@
-"""The rows a model keeps of one branch of a request: committed rows, and behind them the scratch
-rows of its last tree.
+"""The rows a model keeps of one branch of a request.
 
-    rows   0 ........ length-1 | length .......... length+len(scratch)-1 | free, grown by doubling
-           committed tokens    | the last forest: pending chain and tree |
+    rows   0 ........ base-1 | base .......... base+len(scratch)-1 | free, grown by doubling
+           committed tokens  | the last forest: pending tokens and tree |
 
 This file knows rows, tokens and which of them belong together; it knows no model. A cache is told
-the branch's tokens and finds out by itself what it already has: `prepare` walks the scratch by
-token and keeps the rows of the path that was committed. So a drafter's cache that is ahead, behind
-or on another path needs no bookkeeping. The last committed token is never kept: it is the root of
-the next tree and is computed again, which is what gives its row of logits.
+the branch's tokens and finds out by itself what it already has: it walks the scratch rows by token
+and keeps those of the path that was committed. So a drafter's cache that is ahead, behind or on
+another path needs no bookkeeping. The last committed token is never kept: it is the root of the
+next tree and is computed again, which is what gives its row of logits.
+
+How many tokens a cache has taken in (`length`) and how many rows it holds of them (`base`) are two
+things: a shared prefix (`segments`) or a policy that evicts makes the latter smaller.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from foretell.core.tree import ancestors
-from foretell.core.types import Ask
-from foretell.ops.attention import attend_job
-from foretell.ops.rows import zeros
+from foretell.core.job import Job
+from foretell.core.kv import CachePolicy, Segment
+from foretell.core.plan import Plan, plan_part, plan_tree, reusable
+from foretell.ops.buffers import Layout, Rows
+from foretell.ops.states import TappedStates
+from foretell.core.tree import ancestors, visible
+from foretell.core.types import HUGE, Ask
 
-Layout = tuple[
-    tuple[int, int, int], ...
-]  # of each layer: key-value heads, width of a key, width of a value
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """The part of one forward that belongs to one cache: n new nodes, stored behind `start` rows
-    already there.
-
-    A node sees every committed row, and of the scratch rows what `seen` says, bool (n, scratch
-    rows); None: a chain, each node sees all rows before it. `rows`: new nodes (0-based) whose
-    logits are wanted. `states`: see types.Ask.
-    """
-
-    cache: Cache
-    tokens: list[int]
-    columns: list[int]  # positions of all scratch rows, the new nodes at the end
-    start: int
-    seen: torch.Tensor | None
-    rows: list[int]
-    first: int  # the tree's node that new node 0 is; below 0 where pending tokens precede the tree
-    layers: tuple[int, ...] | None = None
-    states: torch.Tensor | None = None
-    masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
-
-    attend = attend_job
-
-    @property
-    def positions(self) -> list[int]:
-        return self.columns[len(self.columns) - len(self.tokens) :]
-
-    def write(
-        self, layer: int, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores k, v (H, n, D) of the new nodes; returns the keys and values (H, start + n, D) of
-        all rows.
-        """
-        end = self.start + len(self.tokens)
-        keys, values = self.cache.k[layer], self.cache.v[layer]
-        keys[:, self.start : end] = k
-        values[:, self.start : end] = v
-        return keys[:, :end], values[:, :end]
-
-    def mask(self, window: int | None, dtype: torch.dtype, times: int = 1) -> torch.Tensor | None:
-        """Additive (times * n, start + n), 0 or -inf; None where every node sees all. `window` as
-        in transformers.
-        """
-        if window is not None and self.columns and max(self.columns) < window:
-            window = None
-        if (window, times) not in self.masks:
-            self.masks[window, times] = self._mask(window, dtype, times)
-        return self.masks[window, times]
-
-    def _mask(self, window: int | None, dtype: torch.dtype, times: int) -> torch.Tensor | None:
-        length, new, total = self.cache.length, len(self.tokens), self.start + len(self.tokens)
-        if new == 1 and self.seen is None and window is None:
-            return None
-        seen = torch.ones(new, total, dtype=torch.bool)
-        if self.seen is None:
-            seen = seen.tril_(self.start)
-        else:
-            seen[:, length:] = self.seen
-        if window is not None:
-            theirs = torch.tensor([*range(length), *self.columns])
-            seen &= theirs[total - new :, None] - theirs[None, :] < window
-        return torch.where(seen, 0.0, -torch.inf).to(self.cache.device, dtype).repeat(times, 1)
+LONG = 64  # pending tokens above which a mask is not worth remembering
 
 
-class Cache:
-    """Rows of one branch for one model: keys and values (H, capacity, D) a layer, layers of one
-    shape in one tensor.
-    """
+class Cache(Rows):
+    """Rows of one branch for one model."""
+
+    job_type: type[Job] = Job
+    recomputable = True  # whether its rows can be computed again from the tokens
 
     def __init__(
         self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int = 256
     ):
-        self.layout, self.dtype, self.device, self.capacity = layout, dtype, device, capacity
-        self.shapes = sorted(set(layout))
-        self.all = frozenset(range(len(layout)))
-        self.length = 0  # committed rows
-        self.tokens, self.parents = (
-            list[int](),
-            list[int](),
-        )  # of the scratch rows; -1 is the committed text
+        super().__init__(layout, dtype, device, capacity)
+        self.all_layers = frozenset(range(len(layout)))
+        self.length = 0  # committed tokens taken in
+        self.base = 0  # rows held of them
+        self.positions: list[int] | None = None  # of these rows, where some were evicted
+        self.segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
+        self.policy: CachePolicy | None = None
+        self.changes_at = HUGE  # length at which the policy changes the rows next
+        self.states: TappedStates | None = None  # the hidden states it keeps of its tokens
+        self.beside: Cache | None = None  # the target's cache whose states its model feeds on
+        self.feeds: tuple[int, ...] = ()  # taps of that
+        self.inputs: Mapping[str, Any] = {}  # the request's
+        self._clear_scratch()
+        self.synced = 0  # tokens of the branch at the last `prepare`; 0: only a part of a text
+
+    def _clear_scratch(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []  # -1 is the committed text
         self.done: frozenset[int] = frozenset()  # layers whose scratch rows are written
-        # tokens the branch had when the scratch was written; 0: a part of a long prompt
-        self.branch = 0
-        self.sharers = [
-            1
-        ]  # how many caches use these buffers; a writer copies them when it is not alone
-        self._allocate()
+        self.trusted = 0  # scratch rows before this one may be kept; later ones are estimates
+        self.plan: Plan | None = None  # what the running forward makes of the scratch rows
 
-    def _allocate(self) -> None:
-        sizes = [(self.layout.count(s), s[0], self.capacity) for s in self.shapes]
-        self.keys = [
-            zeros((*n, s[1]), self.dtype, self.device)
-            for n, s in zip(sizes, self.shapes, strict=True)
-        ]
-        self.values = [
-            zeros((*n, s[2]), self.dtype, self.device)
-            for n, s in zip(sizes, self.shapes, strict=True)
-        ]
-        self._name()
-
-    def _name(self) -> None:
-        places = [
-            (self.shapes.index(s), self.layout[:i].count(s)) for i, s in enumerate(self.layout)
-        ]
-        self.k, self.v = ([memory[g][i] for g, i in places] for memory in (self.keys, self.values))
-
-    def _own(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
         """Makes the buffers this cache's alone and at least `rows` long."""
-        if rows <= self.capacity and self.sharers[0] == 1:
-            return
-        self.capacity <<= ((rows - 1) // self.capacity).bit_length()  # doubled until they fit
-        used, old = self.length + len(self.tokens), (*self.keys, *self.values)
-        self.sharers[0] -= 1
-        self.sharers = [1]
-        self._allocate()
-        for mine, theirs in zip((*self.keys, *self.values), old, strict=True):
-            mine[:, :, :used] = theirs[:, :, :used]
+        self.grow(rows, self.base + len(self.tokens))
 
     def fork(self) -> Cache:
         """A copy that shares the buffers until one of the two writes."""
         self.sharers[0] += 1
-        return copy.copy(self)
+        twin = copy.copy(self)
+        twin.policy = copy.copy(self.policy)
+        twin.states = None if self.states is None else self.states.fork()
+        return twin
 
-    def drop(self) -> None:
-        self.sharers[0] -= 1  # the others need not copy on its account
+    def forget(self) -> None:
+        """Gives up all rows of its own; they are computed again when they are asked for."""
+        assert self.recomputable, "these rows cannot be computed again"
+        segments, self.segments = self.segments, ()
+        self.length, self.base, self.positions, self.synced = 0, 0, None, 0
+        self._clear_scratch()
+        if self.states is not None:
+            self.states = TappedStates(self.states.taps)
+        self._plan_change()
+        for segment in segments:
+            self.adopt(segment)
+
+    # --- rows beside its own
+
+    def use(self, policy: CachePolicy) -> None:
+        """Puts a new cache under a policy."""
+        self.policy = copy.copy(policy)
+        self._plan_change()
+
+    def _plan_change(self) -> None:
+        self.changes_at = HUGE
+        if self.policy is not None:
+            self.changes_at = self.length + max(1, self.policy.room(self.length))
+
+    def share(self, tokens: Sequence[int]) -> Segment:
+        """The committed rows of the branch `tokens`, which stay whatever this cache does next."""
+        assert not self.segments and self.positions is None, "only whole, own rows are shared"
+        self.sync(tokens)
+        self.sharers[0] += 1
+        n = self.length
+        states = {}
+        if self.states is not None:
+            states = {tap: rows[:n].clone() for tap, rows in self.states.committed.items()}
+        k = [None if rows is None else rows[:, :n] for rows in self.k]
+        v = [None if rows is None else rows[:, :n] for rows in self.v]
+        return Segment(tuple(tokens[:n]), 0, k, v, states)
+
+    def adopt(self, segment: Segment) -> bool:
+        """Begins an empty cache with shared rows; False: these lack states that it has to keep."""
+        assert self.length == segment.start and self.base == 0, "only an empty cache adopts rows"
+        if self.states is not None:
+            if not set(self.states.taps) <= segment.states.keys():
+                return False
+            self.states.adopt(segment.states)
+        self.segments = (*self.segments, segment)
+        self.length = segment.end
+        self._plan_change()
+        return True
+
+    def compact(self, rows: Iterable[int]) -> None:
+        """Keeps these of the committed rows, in order, and gives up the others."""
+        assert not self.tokens, "rows are evicted between forwards"
+        keep = list(rows)
+        self.positions = [self.row_positions()[row] for row in keep]
+        self.reserve(self.base)
+        self.move(keep, 0)
+        self.base = len(keep)
+
+    def row_positions(self) -> Sequence[int]:
+        """Of the committed rows, their tokens' positions in the text."""
+        if self.positions is not None:
+            return self.positions
+        return range(self.length - self.base, self.length)
+
+    @property
+    def plain(self) -> bool:
+        """Whether ordinary attention over its own rows is all there is to it."""
+        return not self.segments and (self.policy is None or self.policy.plain)
+
+    # --- what was accepted
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them;
-        forgets the rest.
-        """
-        keep, node, child, end = list[int](), -1, 0, len(self.tokens)
-        for token in tokens[self.length : len(tokens) - 1] if self.done == self.all else ():
-            while child < end and (self.parents[child] != node or self.tokens[child] != token):
-                child += 1
-            if child == end:
-                break
-            keep.append(child)
-            node, child = child, child + 1
-        self._keep(keep)
-        self.length += len(keep)
-        self.tokens, self.parents, self.done = [], [], frozenset()
+        """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them.
 
-    def _keep(self, keep: Sequence[int]) -> None:
-        """Moves these scratch rows, a path, to the front. A cache whose rows lie elsewhere has a
-        `_keep` of its own.
+        Forgets the other scratch rows. It may keep fewer rows than were accepted: what it then
+        lacks precedes the next tree.
         """
-        still = next((i for i, node in enumerate(keep) if i != node), len(keep))
-        if still < len(keep):
-            self._own(self.capacity)
-            source = torch.tensor(keep[still:], device=self.device) + self.length
-            for rows in (*self.keys, *self.values):
-                rows[:, :, self.length + still : self.length + len(keep)] = rows[:, :, source]
+        path = self._accepted(tokens) if self.done == self.all_layers else []
+        kept = self.keep(path)
+        if self.states is not None:
+            self.states.keep(path[:kept])
+        if self.positions is not None:
+            self.positions = [*self.positions, *range(self.length, self.length + kept)]
+        self.length += kept
+        self.base += kept
+        self._clear_scratch()
+        if self.policy is not None and self.length == self.changes_at:
+            self.policy.change(self)
+            self._plan_change()
+
+    def _accepted(self, tokens: Sequence[int]) -> list[int]:
+        """The scratch rows that hold the branch's next tokens, one below the other."""
+        path: list[int] = []
+        node = -1
+        child = 0
+        for token in tokens[self.length : len(tokens) - 1]:
+            while child < self.trusted:
+                if self.parents[child] == node and self.tokens[child] == token:
+                    break
+                child += 1
+            if child >= self.trusted:
+                break
+            path.append(child)
+            node = child
+            child += 1
+        return path
+
+    def keep(self, nodes: Sequence[int]) -> int:
+        """Moves these scratch rows, a path, behind the committed ones; returns how many it could.
+
+        A cache whose rows lie elsewhere, or cannot be cut anywhere, has a `keep` of its own.
+        """
+        moved = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
+        if moved < len(nodes):
+            self.reserve(self.capacity)
+            self.move([self.base + node for node in nodes[moved:]], self.base + moved)
+        return len(nodes)
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Takes note of the branch's tokens; returns how many it lacks, the last one aside."""
+        if self.synced != len(tokens):
+            self.commit(tokens)
+        return len(tokens) - 1 - self.length
+
+    # --- what is to be computed
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        """The job that answers `ask` on the branch `tokens`; False beside it: it only takes in
-        `chunk` pending ones.
-        """
-        tree = ask.tree
-        if self.branch != len(tokens):
-            self.commit(tokens)
-        pending = len(tokens) - 1 - self.length
-        shared, seen, rows, part = 0, None, ask.rows, pending > chunk
-        layers, states = (
-            (None, None) if part else (ask.layers, ask.states)
-        )  # pending rows are kept, so all layers run
-        run = self.all if layers is None else frozenset(layers)
-        if part:
-            whole, depths, rows = [*tokens[self.length :][:chunk]], [*range(chunk)], ()
-            parents = [d - 1 for d in depths]
-        else:
-            whole = [*tokens[self.length : -1], *tree.tokens]
-            parents = [*range(-1, pending), *(p + pending for p in tree.parents[1:])]
-            depths = [*range(pending), *(d + pending for d in tree.depths)]
-            if run == self.done:
-                known = len(whole) - (
-                    0 if states is None else len(states)
-                )  # states are those of the last nodes
-                end = min(len(self.tokens), known, pending + min(rows or [len(tree)]))
-                while shared < end and (whole[shared], parents[shared]) == (
-                    self.tokens[shared],
-                    self.parents[shared],
-                ):
-                    shared += 1
-                shared = pending if shared == len(whole) else shared
-            rows = range(max(0, shared - pending), len(tree)) if rows is None else rows
-            if not tree.is_chain:
-                # A long prompt's is not worth remembering.
-                seen = (ancestors if pending < 64 else ancestors.__wrapped__)(tuple(parents))[
-                    shared:
-                ]
-        self.branch = 0 if part else len(tokens)
-        same = (
-            states is not None
-            and self.tokens == whole
-            and self.parents == parents
-            and not run & self.done
-        )
-        before = self.done if same else frozenset()
-        self._own(self.length + len(whole))
-        # Until `finish` the rows behind `shared` are in nobody's name: an interrupted forward loses
-        # only them.
-        self.tokens, self.parents, self.next = (
-            whole[:shared],
-            parents[:shared],
-            (whole, parents, run | before),
-        )
-        columns, wanted = [self.length + d for d in depths], [pending + r - shared for r in rows]
-        start, first = self.length + shared, shared - pending
-        return Job(
-            self, whole[shared:], columns, start, seen, wanted, first, layers, states
-        ), not part
+        """The job that answers `ask` on the branch `tokens`.
 
-    def finish(self) -> None:
-        """The forward of the last job is through: its rows are what they claim to be."""
-        self.tokens, self.parents, self.done = self.next
+        False beside it: it only takes in pending tokens, at most `chunk`, and the ask stays open.
+        """
+        pending = self.sync(tokens)
+        room = self.changes_at - self.length
+        if pending > chunk or pending >= room:
+            piece = tokens[self.length : self.length + min(chunk, room)]
+            plan = plan_part(piece, self.all_layers)
+            shared = 0
+        else:
+            plan = plan_tree(ask, tokens[self.length : -1], self)
+            depth = max(ask.tree.depths)
+            assert pending + depth < room, f"a tree {depth} deep crosses a change of the rows"
+            shared = reusable(plan, ask, self)
+        job = self._job(plan, ask, shared)
+        self.synced = 0 if plan.part else len(tokens)
+        self.reserve(self.base + len(plan.tokens))
+        # Until `finish` the rows behind `shared` are nobody's: an interrupted forward loses them.
+        self.tokens = plan.tokens[:shared]
+        self.parents = plan.parents[:shared]
+        self.trusted = min(self.trusted, shared)
+        self.plan = plan
+        return job, not plan.part
+
+    def _job(self, plan: Plan, ask: Ask, shared: int) -> Job:
+        job = self.job_type(
+            cache=self,
+            tokens=plan.tokens[shared:],
+            scratch_positions=[self.length + depth for depth in plan.depths],
+            start=self.base + shared,
+            seen=None,
+            rows=[],
+            first=shared - plan.pending,
+            taps=() if self.states is None else self.states.taps,
+        )
+        if not plan.part:
+            tree = ask.tree
+            wanted = range(max(0, job.first), len(tree)) if ask.rows is None else ask.rows
+            job.rows = [row - job.first for row in wanted]
+            job.taps = tuple(sorted({*job.taps, *ask.taps}))
+            job.layers, job.states = ask.layers, ask.states
+            if not tree.is_chain:
+                mask = ancestors if plan.pending < LONG else visible
+                job.seen = mask(tuple(plan.parents))[shared:]
+        if self.beside is not None:
+            job.features = self._features(job, None if plan.part else ask.features)
+        return job
+
+    def _features(self, job: Job, given: torch.Tensor | None) -> torch.Tensor:
+        """(n, E) that the new nodes read: the target's states of the tokens before them.
+
+        Those of nodes below the root are not known yet and must be `given`.
+        """
+        assert self.beside is not None and self.beside.states is not None
+        new = len(job.tokens)
+        drafted = 0 if given is None else min(len(given), new)
+        start = job.positions[0] - 1
+        exact = self.beside.states.read(self.feeds, start, start + new - drafted)
+        parts = [exact] if given is None or not drafted else [exact, given[len(given) - drafted :]]
+        features = torch.cat([part.to(exact) for part in parts])
+        assert len(features) == new, "drafted nodes below the root need `features`"
+        return features
+
+    def finish(self, job: Job, hidden: Mapping[int, torch.Tensor]) -> None:
+        """The forward of this job is through: its rows are what they claim to be.
+
+        `hidden`: of each of the job's taps (new nodes, E).
+        """
+        plan = self.plan
+        assert plan is not None, "finished twice"
+        shared = len(plan.tokens) - len(job.tokens)
+        if self.states is not None:
+            self.states.write(shared, hidden)
+        self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
+        # Rows below the root that were fed by estimates must be computed again from true states.
+        self.trusted = len(plan.tokens)
+        if self.beside is not None and not plan.part:
+            self.trusted = plan.pending + 1

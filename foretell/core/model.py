@@ -2,20 +2,31 @@
 
 All jobs lie in one row of T tokens, without padding. A model computes what is local to a token as
 it likes; attention is here: each job's keys and values go to its own cache, and its nodes see that
-cache's rows under the job's mask. What a model can do is asked of `caps`: `tree` (branching jobs),
-`layers` (hidden states, subsets, entry in the middle).
+cache's rows under the job's mask. What a model can do is asked of `caps`:
+
+    tree    branching jobs          rows      logits that a drafter can learn from
+    taps    hidden states           layers    taps, layer subsets, entry with states
+    rollback  any scratch rows can be forgotten; else (recurrent states) chains only
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.cache import Cache, Job, Layout
+from foretell.core.cache import Cache
+from foretell.core.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
+from foretell.ops.attention import Bias
+from foretell.ops.buffers import Layout
+
+if TYPE_CHECKING:
+    from foretell.core.context import Request
 
 STEP: ContextVar[Sequence[Job]] = ContextVar("foretell_step")  # the jobs of the running forward
 
@@ -29,20 +40,33 @@ def forest_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    bias: Bias | None = None,
 ) -> torch.Tensor:
-    """Packed q (H, T, D), k, v (KV, T, D) of the running step -> (T, H, D), each job over its own
-    rows.
+    """Packed q (H, T, D), k, v (KV, T, D) of the running step -> (T, H, D), job by job.
+
+    `bias` is added to the scores: (query positions (n,), key positions (rows,)) -> (heads or 1, n,
+    rows), for families that tell positions apart in attention (ALiBi).
     """
-    scale, jobs = q.shape[-1] ** -0.5 if scale is None else scale, STEP.get()
-    if len(jobs) == 1:
-        return jobs[0].attend(layer, q, k, v, scale, window, softcap, sinks)
-    outs, low = [], 0
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    jobs = STEP.get()
+    outs = []
+    start = 0
     for job in jobs:
-        part = slice(low, low := low + len(job.tokens))
-        outs.append(
-            job.attend(layer, q[:, part], k[:, part], v[:, part], scale, window, softcap, sinks)
-        )
-    return torch.cat(outs)
+        end = start + len(job.tokens)
+        parts = (q[:, start:end], k[:, start:end], v[:, start:end])
+        outs.append(job.attend(layer, *parts, scale, window, softcap, sinks, bias))
+        start = end
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+@dataclass(slots=True)
+class Computed:
+    """What a forward of some jobs gave, in their order."""
+
+    logits: torch.Tensor  # (all wanted rows, V)
+    hidden: dict[int, torch.Tensor]  # of each tap (all new nodes, E)
+    computed_by: str = "torch"
+    width: int = 0  # tokens computed, with those that only fill a forward up
 
 
 class Model:
@@ -54,9 +78,13 @@ class Model:
     layout: Layout
     dtype: torch.dtype
     device: torch.device
-    caps: frozenset[str] = frozenset({"tree", "rows"})
-    calls, width = 0, 0  # forwards so far; tokens that the last one computed
-    asked = 0  # threads to compute with; 0: as many as torch has
+    caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
+    feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
+    usual_executor = "torch"  # who computes its plain jobs
+    threads = 0  # to compute with; 0: as many as torch has
+    calls = 0  # forwards so far
+    width = 0  # tokens that the last one computed
+    computed_by = "torch"  # the last one
 
     def run(
         self,
@@ -67,52 +95,97 @@ class Model:
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """ids, positions (1, T), rows (R,) -> logits (R, V), hidden[i] (T, E) of each tap i.
-        `first`: a job of STEP.
+
+        `first`: one of the jobs in STEP, all of which have the same layers.
         """
         raise NotImplementedError
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """What enters layer 0 for these tokens, (n, E). Models with the capability `layers` have
-        it.
-        """
+        """What enters layer 0 for these tokens, (n, E). Models that can `layers` have it."""
         raise NotImplementedError
 
-    def cache(self) -> Cache:
-        return Cache(self.layout, self.dtype, self.device)
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        """An empty cache for one branch of `request`.
 
-    def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        """One packed forward; the jobs have the same `layers`, and all or none of them `states`. A
-        Reply each.
+        `beside`: the target's cache of that branch, whose hidden states this model feeds on.
         """
-        ids = torch.tensor([[t for job in jobs for t in job.tokens]], device=self.device)
-        positions = torch.tensor([[p for job in jobs for p in job.positions]], device=self.device)
-        rows, low = [], 0
+        return self.prepared(Cache(self.layout, self.dtype, self.device), request, beside)
+
+    def prepared(self, cache: Cache, request: Request | None, beside: Cache | None) -> Cache:
+        """The new cache with what every cache is told."""
+        if request is not None:
+            cache.inputs = request.inputs
+        if self.feeds:
+            cache.beside, cache.feeds = beside, self.feeds
+        return cache
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        """One packed forward by `run`; the jobs have the same layers, and all or none states."""
+        ids = [token for job in jobs for token in job.tokens]
+        positions = [position for job in jobs for position in job.positions]
+        rows = []
+        start = 0
         for job in jobs:
-            rows += [low + r for r in job.rows]
-            low += len(job.tokens)
-        token = STEP.set(jobs)
+            rows += [start + row for row in job.rows]
+            start += len(job.tokens)
+        previous = STEP.set(jobs)
         try:
             logits, hidden = self.run(
-                ids, positions, torch.tensor(rows, device=self.device), jobs[0], taps
+                torch.tensor([ids], device=self.device),
+                torch.tensor([positions], device=self.device),
+                torch.tensor(rows, device=self.device),
+                jobs[0],
+                taps,
             )
         finally:
-            STEP.reset(token)
-        self.calls, self.width = self.calls + 1, ids.shape[1]
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        replies, row, low = [], 0, 0
+            STEP.reset(previous)
+        return Computed(logits, hidden, "torch", len(ids))
+
+    def forward(self, jobs: Sequence[Job]) -> list[Reply]:
+        """One forward of these jobs; a Reply each. Writes their cache rows."""
+        taps = sorted({tap for job in jobs for tap in job.taps})
+        computed = self.compute(jobs, taps)
+        self.calls += 1
+        self.width = computed.width
+        self.computed_by = computed.computed_by
+        logits = computed.logits
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        replies = []
+        row = 0
+        start = 0
         for job in jobs:
-            job.cache.finish()
-            mine = {i: h[low : low + len(job.tokens)] for i, h in hidden.items()}
-            replies.append(
-                Reply(logits[row : row + len(job.rows)], mine, [r + job.first for r in job.rows])
+            end = start + len(job.tokens)
+            hidden = {tap: computed.hidden[tap][start:end] for tap in job.taps}
+            job.cache.finish(job, hidden)
+            reply = Reply(
+                logits=logits[row : row + len(job.rows)],
+                hidden=hidden,
+                nodes=[r + job.first for r in job.rows],
+                new=list(range(job.first, job.first + len(job.tokens))),
+                computed_by=computed.computed_by,
             )
-            row, low = row + len(job.rows), low + len(job.tokens)
+            replies.append(reply)
+            row += len(job.rows)
+            start = end
         return replies
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int], tree: TokenTree | None = None) -> torch.Tensor:
-        """Rows (N, V) of a tree below `tokens`, from an empty cache: the reference for audits and
-        tests.
-        """
-        job, _ = self.cache().prepare(Ask(tree or TokenTree(tokens[-1])), tokens, len(tokens))
+        """Rows (N, V) of a tree below `tokens`, from an empty cache: a reference for audits."""
+        ask = Ask(tree or TokenTree(tokens[-1]))
+        job, _ = self.cache().prepare(ask, tokens, len(tokens))
         return self.forward([job])[0].logits
+
+
+def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
+    """The capability that `ask` needs and `model` has not, with what needs it."""
+    if ask.taps and not {"taps", "layers"} & model.caps:
+        return "hidden states", ask.taps
+    if ask.layers is not None and "layers" not in model.caps:
+        return "running a part of its layers", ask.layers
+    if ask.states is not None and "layers" not in model.caps:
+        return "entering its layers with given states", tuple(ask.states.shape)
+    if not ask.tree.is_chain and "tree" not in model.caps:
+        return "branching trees", len(ask.tree)
+    return None

@@ -1,11 +1,11 @@
-"""The one door for randomness: `sample`, `accept`, `gumbel`, each keyed by (purpose, position,
-index).
+"""The one door for randomness: `sample`, `accept`, `gumbel`, keyed by what they decide.
 
-`Rng` hashes (seed, key) with splitmix64 (Steele et al. 2014), so a draw depends on nothing but its
-key: not on batch mates, not on how many draws other requests made. The draw that decides the token
-at a position is keyed by that position alone, so rules that only follow the target's own sample
-give the plain decoder's tokens, seed by seed. `outcomes.Enumerator` is the other door: it opens
-every outcome in turn, so exactness is a test without luck.
+`Rng` hashes (seed, branch, purpose, position, index) with splitmix64 (Steele et al. 2014), so a
+draw depends on nothing but its key: not on batch mates, not on how many draws other requests made,
+and branches of one request never share draws. The draw that decides the token at a position is
+keyed by that position alone, so rules that only follow the target's own sample give the plain
+decoder's tokens, seed by seed. `measure.outcomes.Enumerator` is the other door: it opens every
+outcome in turn, so exactness is a test without luck.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ PURPOSES = {"target": 1, "accept": 2, "draft": 3, "gumbel": 4}
 
 
 class Door(Protocol):
-    """A purpose is one of PURPOSES; no (purpose, position, index) may be used twice in a
-    request.
-    """
+    """A purpose is one of PURPOSES; on a branch no (purpose, position, index) is used twice."""
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
         """A token drawn from the law p (V,), which sums to 1."""
@@ -35,6 +33,9 @@ class Door(Protocol):
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
         """Independent standard Gumbel values (size,), float64."""
 
+    def at(self, branch: int) -> Door:
+        """The door of this branch of the same request."""
+
 
 def _mix(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & MASK
@@ -44,10 +45,16 @@ def _mix(x: int) -> int:
 
 
 class Rng:
-    """The real door of one request."""
+    """The real door of one branch of a request."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, branch: int = 0):
+        self.request_seed = seed
         self.seed = _mix(seed & MASK)
+        if branch:
+            self.seed = _mix(self.seed ^ _mix(branch))
+
+    def at(self, branch: int) -> Rng:
+        return Rng(self.request_seed, branch)
 
     def _bits(self, purpose: str, position: int, index: int) -> int:
         return _mix(_mix(_mix(self.seed ^ PURPOSES[purpose]) ^ position) ^ index)
@@ -63,7 +70,6 @@ class Rng:
         return self.uniform(purpose, position, index) < chance
 
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
-        u = np.random.Generator(np.random.Philox(key=self._bits("gumbel", position, index))).random(
-            size
-        )
+        bits = self._bits("gumbel", position, index)
+        u = np.random.Generator(np.random.Philox(key=bits)).random(size)
         return torch.from_numpy(-np.log(-np.log1p(-u * (1 - 2.0**-53))))

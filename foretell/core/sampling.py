@@ -2,8 +2,7 @@
 
 This file knows penalties, bans, temperature and filters, and the order they are applied in, which
 is transformers' (its own processors are used, so the same arguments mean the same law): penalties
-and bans, the user's processors, temperature, top-k, top-p, min-p, typical-p. It knows no tree and
-no cache.
+and bans, the user's processors, temperature, top-k, top-p, min-p, typical-p. It knows no cache.
 """
 
 from __future__ import annotations
@@ -14,89 +13,92 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
+from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, BadModel
+from foretell.text import stopped
+
+Text = Callable[[Sequence[int]], str]
 
 
 class Sampler:
-    """The law of one request. `prompt`: its token ids; `eos`: ids that end it."""
+    """The law of one branch. `prompt`: its token ids; `eos`: ids that end it."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], eos: Sequence[int], vocab: int):
-        self.sampling, self.prompt, self.vocab = sampling, list(prompt), vocab
+        self.sampling = sampling
+        self.prompt = list(prompt)
+        self.eos = tuple(eos)
+        self.vocab = vocab
         s = sampling
         self.stops = frozenset((*(() if s.ignore_eos else eos), *s.stop_token_ids))
-        for name, ids in (
-            ("logit_bias", list(s.logit_bias)),
-            ("stop_token_ids", list(s.stop_token_ids)),
-            ("bad_words", [t for word in s.bad_words for t in word]),
-        ):
-            for token in ids:
-                if not (isinstance(token, int) and 0 <= token < vocab):
-                    raise BadConfig(
-                        f"{name}: token {token!r} is not in the vocabulary (0 to {vocab - 1})"
-                    )
-        before = [  # need the tokens before the row
-            (
-                s.repetition_penalty != 1,
-                hf.RepetitionPenaltyLogitsProcessor,
-                float(s.repetition_penalty),
-            ),
+        self._check_ids("logit_bias", list(s.logit_bias))
+        self._check_ids("stop_token_ids", s.stop_token_ids)
+        self._check_ids("bad_words", [token for word in s.bad_words for token in word])
+        bad_words = [list(word) for word in s.bad_words]
+        history = [  # these need the tokens before the row
+            (s.repetition_penalty != 1, hf.RepetitionPenaltyLogitsProcessor, s.repetition_penalty),
             (s.no_repeat_ngram_size, hf.NoRepeatNGramLogitsProcessor, s.no_repeat_ngram_size),
-            (s.bad_words, hf.NoBadWordsLogitsProcessor, [list(w) for w in s.bad_words]),
+            (s.bad_words, hf.NoBadWordsLogitsProcessor, bad_words),
         ]
-        after = [
+        filters = [
             (s.temperature not in (0, 1), hf.TemperatureLogitsWarper, float(s.temperature)),
             (0 < s.top_k < vocab, hf.TopKLogitsWarper, s.top_k),
             (s.top_p < 1, hf.TopPLogitsWarper, s.top_p),
             (s.min_p > 0, hf.MinPLogitsWarper, s.min_p),
             (s.typical_p < 1, hf.TypicalLogitsWarper, s.typical_p),
         ]
-        self.processors: list[Any] = [make(value) for on, make, value in before if on]
+        self.processors: list[Any] = [make(value) for wanted, make, value in history if wanted]
         self.processors += s.logits_processors
-        self.warpers: list[Any] = [make(value) for on, make, value in after if on]
-        counted = s.presence_penalty or s.frequency_penalty
+        self.warpers: list[Any] = [make(value) for wanted, make, value in filters if wanted]
         self.greedy = s.temperature == 0
-        self.plain = not (
-            self.processors or counted or s.logit_bias or (s.min_new_tokens and self.stops)
-        )
+        counted = s.presence_penalty or s.frequency_penalty
+        held_back = s.min_new_tokens and self.stops
+        # Whether the row alone decides the law, whatever tokens stand before it.
+        self.plain = not (self.processors or counted or s.logit_bias or held_back)
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not (isinstance(token, int) and 0 <= token < self.vocab):
+                known = f"the vocabulary (0 to {self.vocab - 1})"
+                raise BadConfig(f"{name}: token {token!r} is not in {known}")
+
+    def beside(self, prompt: Sequence[int]) -> Sampler:
+        """The same options over a text with another prompt."""
+        return Sampler(self.sampling, prompt, self.eos, self.vocab)
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-        """Processed logits (V,) after the output tokens `output`; temperature and filters not yet
-        applied.
-        """
+        """Processed logits (V,) after the output tokens `output`, before temperature and filters."""
         if self.plain:
             return row
         s = self.sampling
         scores = row.clone()
         if self.processors:
-            ids = torch.tensor([[*self.prompt, *output]], dtype=torch.long, device=row.device)
+            text = [*self.prompt, *output]
+            ids = torch.tensor([text], dtype=torch.long, device=row.device)
             for processor in self.processors:
                 scores = processor(ids, scores[None])[0]
             if scores.shape != row.shape:
-                raise BadConfig(
-                    f"a logits processor returned shape {tuple(scores.shape)} for {tuple(row.shape)}"
-                )
+                shapes = f"{tuple(scores.shape)} for {tuple(row.shape)}"
+                raise BadConfig(f"logits_processors: one returned shape {shapes}; keep the shape")
         if (s.presence_penalty or s.frequency_penalty) and output:
-            ids, counts = torch.unique(
-                torch.tensor(list(output), device=row.device), return_counts=True
-            )
+            tokens = torch.tensor(list(output), device=row.device)
+            ids, counts = torch.unique(tokens, return_counts=True)
             scores[ids] -= s.presence_penalty + s.frequency_penalty * counts.to(scores.dtype)
         for token, bias in s.logit_bias.items():
             scores[token] += bias
         if len(output) < s.min_new_tokens and self.stops:
             scores[list(self.stops)] = -torch.inf
-        if not bool((scores > -torch.inf).any()):
-            raise BadConfig("the sampling options leave no token possible at some position")
         return scores
 
     def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-        """Probabilities (V,) of the token after `output`; one-hot on the first best token at
-        temperature 0.
-        """
+        """Probabilities (V,) of the token after `output`; one-hot on the best at temperature 0."""
         scores = self.scores(row, output)
         if self.greedy:
-            return torch.zeros_like(scores).index_fill_(0, scores.argmax(), 1)
-        return self.laws(scores[None])[0]
+            return torch.zeros_like(scores).index_fill_(0, self.argmax(scores, row), 1)
+        p = self.laws(scores[None])[0]
+        if not bool(p.sum().isfinite()):
+            raise self.fault(scores, row)
+        return p
 
     def laws(self, scores: torch.Tensor) -> torch.Tensor:
         """Processed logits (N, V) through temperature and filters to probabilities."""
@@ -104,25 +106,77 @@ class Sampler:
             scores = warper(None, scores)
         return scores.softmax(-1)
 
+    def argmax(self, scores: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        """The best token (), ties to the lowest id, of processed logits made from `row`."""
+        best = scores.argmax()
+        if not float(scores[best]) > -torch.inf:  # nothing is possible, or it is NaN
+            raise self.fault(scores, row)
+        return best
+
+    def fault(self, scores: torch.Tensor, row: torch.Tensor) -> BadConfig | BadModel:
+        """Whose fault it is that these processed logits, made from `row`, have no law."""
+        if not bool(row.isfinite().any()) or bool(row.isnan().any()):
+            return BadModel(
+                "the model's logits are not numbers (NaN or no finite one): its weights are damaged, "
+                "or too large for its number format; try dtype='float32'"
+            )
+        if bool(scores.isnan().any()):
+            return BadConfig("logits_processors: one returned NaN; return -inf to forbid a token")
+        if not bool((scores > -torch.inf).any()):
+            return BadConfig(
+                "the sampling options leave no token possible at some position; "
+                "loosen bad_words, logit_bias or logits_processors"
+            )
+        return BadConfig.field(
+            "temperature", self.sampling.temperature, "0, or large enough for finite numbers"
+        )
+
 
 class Target:
-    """The rows (N, V) of one tree below `output`, processed when visited; `words(node)`: tokens
-    from the root to it.
+    """The target's laws at one tree's nodes, processed when a node is visited.
+
+    `rows` (N, V); the tree hangs below `output`; `text(tokens)` decodes, for stop strings.
     """
 
     def __init__(
         self,
         rows: torch.Tensor,
         sampler: Sampler,
-        output: list[int],
-        words: Callable[[int], list[int]],
+        output: Sequence[int],
+        tree: TokenTree,
+        text: Text | None = None,
     ):
-        self.rows, self.sampler, self.output, self.words = rows, sampler, output, words
+        self.rows = rows
+        self.sampler = sampler
+        self.output = output
+        self.tree = tree
+        self.text = text
+
+    def path(self, node: int) -> Sequence[int]:
+        """The output up to `node`, or nothing where no law looks at it."""
+        return () if self.sampler.plain else [*self.output, *self.tree.tokens_to(node)]
 
     def p(self, node: int) -> torch.Tensor:
         """The law (V,) of the token after `node`."""
-        return self.sampler.law(self.rows[node], [*self.output, *self.words(node)])
+        return self.sampler.law(self.rows[node], self.path(node))
 
     def best(self, node: int) -> int:
         """The greedy token after `node`, ties to the lowest id, as everywhere."""
-        return int(self.sampler.scores(self.rows[node], [*self.output, *self.words(node)]).argmax())
+        row = self.rows[node]
+        return int(self.sampler.argmax(self.sampler.scores(row, self.path(node)), row))
+
+    def fault(self, node: int) -> BadConfig | BadModel:
+        """Whose fault it is that `node` has no law."""
+        row = self.rows[node]
+        return self.sampler.fault(self.sampler.scores(row, self.path(node)), row)
+
+    def ends(self, node: int) -> bool:
+        """Whether the text ends with this node, so that nothing may be asked behind it."""
+        if node == 0:
+            return False
+        if self.tree.tokens[node] in self.sampler.stops:
+            return True
+        strings = self.sampler.sampling.stop
+        if not strings or self.text is None:
+            return False
+        return stopped(self.text, strings, [*self.output, *self.tree.tokens_to(node)])

@@ -1,24 +1,31 @@
-"""What decides how a request's tokens come about. A strategy is a generator of messages (types.py),
-never a loop of its own over a model; closing it at any point leaves every cache valid.
-`Speculative` is the one that drafts.
+"""What decides how a request's tokens come about.
+
+A strategy is a generator of messages (types.py), never a loop of its own over a model; closing it
+at any point leaves every cache valid. `Speculative` is the one that drafts. It and `Plain` run on
+whatever branch their context is of, and take the target's rows from the request's source.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from foretell.core.drafter import Drafter, Step
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.sampling import Target
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Commit, Kept, Reply, Steps
-from foretell.core.verify import Rule, default
+from foretell.core.types import Commit, Kept, Message, Outcome, Reply, Steps
+from foretell.core.verify import Rule, default, walk
 from foretell.errors import BadConfig
-from foretell.policy.sizes import Policy
+from foretell.policy.sizes import sizes_for
 
 if TYPE_CHECKING:
-    from foretell.core.engine import Context
+    from foretell.core.context import Context
+    from foretell.core.model import Model
+
+R = TypeVar("R")
+MOST = 1024  # nodes that may be asked for
 
 
 class Strategy:
@@ -26,12 +33,14 @@ class Strategy:
 
     kind = "strategy"
     models: tuple[str, ...] = ()  # models besides the target
-    needs: tuple[str, ...] = ()  # capabilities of the target
+    needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        """As Drafter.bring."""
+        return {}
 
     def run(self, ctx: Context) -> Steps:
-        """Yields messages until the request is done; returns when a Commit on its branch comes back
-        with a reason.
-        """
+        """Yields messages until the branch is done: a Commit on it came back with a reason."""
         raise NotImplementedError
 
 
@@ -44,8 +53,9 @@ class Speculative(Strategy):
     nodes: int = 0  # drafted a step at most; 0: as many as the policy finds worth their cost
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nodes <= 1024:
-            raise BadConfig.field("nodes", self.nodes, "between 0 (the policy decides) and 1024")
+        if not 0 <= self.nodes <= MOST:
+            allowed = f"between 0 (the policy decides) and {MOST}"
+            raise BadConfig.field("nodes", self.nodes, allowed)
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -55,34 +65,85 @@ class Speculative(Strategy):
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.drafter.needs
 
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        return self.drafter.bring(models)
+
     def run(self, ctx: Context) -> Steps:
         ctx = ctx.scoped(self.drafter)
-        # Where another draft would mean other samples, time decides nothing: a seed gives its
-        # tokens again.
-        ctx.timed = not self.nodes and (ctx.sampler.greedy or not (self.drafter.draws or self.rule))
-        state = self.drafter.start(ctx)
-        policy = Policy(ctx, self.nodes, self.drafter.whole)
-        taps = tuple(
-            t if t >= 0 else len(ctx.models["target"].layout) + 1 + t for t in self.drafter.taps
+        # Where another draft would mean other samples, measured time decides nothing: a seed gives
+        # its tokens again.
+        ctx.timed = not self.nodes and (
+            ctx.sampler.greedy or not (self.drafter.draws or self.rule)
         )
+        source = ctx.request.source
+        target_state = yield from source.start(ctx)
+        state = self.drafter.start(ctx)
+        sizes = sizes_for(ctx, self.nodes, self.drafter)
+        layers = len(ctx.models["target"].layout)
+        taps = tuple(tap if tap >= 0 else layers + 1 + tap for tap in self.drafter.taps)
         while True:
-            tree, start = TokenTree(ctx.tokens[-1]), time.perf_counter()
-            if (budget := policy.budget()) > 1:
-                tree = policy.fit((yield from self.drafter.steps(ctx, state, budget)))
-                policy.spent += time.perf_counter() - start
-            reply: Reply = yield Ask(tree, taps=taps)
-            target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
-            outcome = (self.rule or default)(tree, target, ctx.rng, len(ctx.output))
-            tokens = [*(tree.tokens[n] for n in outcome.path), outcome.token]
-            sources = [*(tree.sources[n] for n in outcome.path), "target"]
-            tested = [(tree.depths[n], good) for n, good in outcome.tested]
-            rows = (
-                reply.logits
-                if ctx.sampler.sampling.logprobs is None
-                else reply.logits[[0, *outcome.path]]
-            )
-            kept: Kept = yield Commit(tokens, rows, 0, sources, len(tree) - 1, tested)
-            policy.observe(outcome)
-            self.drafter.observe(ctx, state, Step(tree, reply, outcome, kept.tokens))
+            tree = TokenTree(ctx.tokens[-1])
+            budget = sizes.budget()
+            if budget > 1:
+                watch = Stopwatch()
+                tree = yield from watch.over(self.drafter.steps(ctx, state, budget))
+                tree = sizes.fit(tree, watch.seconds)
+            reply = yield from source.read(ctx, target_state, tree, taps)
+            outcome, kept = yield from settle(ctx, tree, reply, self.rule or default)
+            sizes.observe(outcome)
+            self.drafter.observe(ctx, state, Feedback(tree, reply, outcome, kept.tokens))
             if kept.reason:
                 return
+
+
+def settle(
+    ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk
+) -> Generator[Message, Any, tuple[Outcome, Kept]]:
+    """Verifies `tree` by the rows of all its nodes and commits what was accepted."""
+    target = Target(reply.logits, ctx.sampler, ctx.output, tree, ctx.request.text)
+    outcome: Outcome = rule(tree, target, ctx.rng, len(ctx.output))
+    tokens = [tree.tokens[node] for node in outcome.path]
+    sources = [tree.sources[node] for node in outcome.path]
+    if outcome.token is not None:
+        tokens.append(outcome.token)
+        sources.append("target")
+    tested = [(tree.depths[node], accepted) for node, accepted in outcome.tested]
+    rows = reply.logits
+    if ctx.sampler.sampling.logprobs is not None:
+        rows = rows[[0, *outcome.path][: len(tokens)]]
+    kept: Kept = yield Commit(tokens, rows, ctx.branch, sources, len(tree) - 1, tested)
+    ctx.trace(tree, reply, outcome, kept, sources)
+    return outcome, kept
+
+
+class Stopwatch:
+    """Seconds that a generator of messages takes: its own, and its shares of forwards.
+
+    What other requests do while it waits is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def over(self, steps: Generator[Message, Any, R]) -> Generator[Message, Any, R]:
+        """The same messages and the same result, with the time taken."""
+        answer: Any = None
+        try:
+            while True:
+                start = time.perf_counter()
+                try:
+                    message = steps.send(answer)
+                except StopIteration as end:
+                    result: R = end.value
+                    return result
+                finally:
+                    self.seconds += time.perf_counter() - start
+                answer = yield message
+                self.seconds += sum(reply.seconds for reply in _replies(answer))
+        finally:
+            steps.close()
+
+
+def _replies(answer: Any) -> Sequence[Reply]:
+    answers = answer if isinstance(answer, list) else [answer]
+    return [reply for reply in answers if isinstance(reply, Reply)]

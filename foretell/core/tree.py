@@ -12,31 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
+NEXT = 0.75  # chance that a node is accepted if its parent is, where a drafter has no estimate
+
 
 class Law:
-    """The law q of a drawn token, dense (`ids` None, probs (V,)) or sparse (ids (K,), probs (K,)).
-    Sums to 1.
+    """The law q of a drawn token. Sums to 1.
+
+    Dense (`ids` None, probs (V,)) or sparse (ids (K,), probs (K,)).
     """
 
     __slots__ = ("ids", "probs")
 
     def __init__(self, probs: torch.Tensor, ids: torch.Tensor | None = None):
-        self.probs, self.ids = probs, ids
+        self.probs = probs
+        self.ids = ids
 
     def prob(self, token: int) -> float:
-        at: Any = slice(token, token + 1) if self.ids is None else self.ids == token
-        return float(self.probs[at].sum())
+        if self.ids is not None:
+            return float(self.probs[self.ids == token].sum())
+        return float(self.probs[token]) if token < len(self.probs) else 0.0
 
     def dense(self, vocab: int) -> torch.Tensor:
         """(vocab,) of the same dtype; tokens the drafter does not have get 0."""
         if self.ids is None and len(self.probs) == vocab:
             return self.probs
         full = self.probs.new_zeros(max(vocab, len(self.probs)))
-        full[slice(len(self.probs)) if self.ids is None else self.ids] = self.probs
+        if self.ids is None:
+            full[: len(self.probs)] = self.probs
+        else:
+            full[self.ids] = self.probs
         return full[:vocab]
 
 
@@ -46,7 +53,9 @@ class TokenTree:
     __slots__ = ("tokens", "parents", "depths", "laws", "values", "sources", "matches", "tries")
 
     def __init__(self, root: int):
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
+        self.tokens = [root]
+        self.parents = [-1]
+        self.depths = [0]
         self.laws: list[Law | None] = [None]
         self.values = [1.0]  # the drafter's estimate that verification reaches the node
         self.sources = [""]
@@ -55,6 +64,17 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __repr__(self) -> str:
+        """`TokenTree(5: 17 (3 8) 4)`: the root's token, then its children, each with its own."""
+
+        def below(node: int) -> str:
+            children = list(dict.fromkeys(self.tries[node]))
+            inner = " ".join(below(child) for child in children)
+            return f"{self.tokens[node]} ({inner})" if inner else str(self.tokens[node])
+
+        drafts = " ".join(below(child) for child in dict.fromkeys(self.tries[0]))
+        return f"TokenTree({self.tokens[0]}: {drafts or 'no drafts'})"
 
     def child(self, parent: int, token: int) -> int:
         """The child of `parent` that holds `token`, or -1."""
@@ -69,12 +89,15 @@ class TokenTree:
         parent: int,
         token: int,
         law: Law | None = None,
-        value: float = 0.0,
+        value: float | None = None,
         source: str = "",
         match: int = 0,
     ) -> int:
-        """Adds a child and returns its node. A token already there stays one node, drawn again with
-        one more try.
+        """Adds a child and returns its node.
+
+        A token already there stays one node; drawn again it is tried once more. `value`: the
+        drafter's estimate of the chance that verification reaches the node, by which the policy
+        decides what is worth drafting; None: NEXT times its parent's.
         """
         node = self.child(parent, token)
         if node >= 0:
@@ -86,7 +109,7 @@ class TokenTree:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.laws.append(law)
-        self.values.append(value)
+        self.values.append(NEXT * self.values[parent] if value is None else value)
         self.sources.append(source)
         self.matches.append(match)
         self.tries[parent].append(node)
@@ -98,7 +121,7 @@ class TokenTree:
     ) -> TokenTree:
         """Hangs a deterministic chain below node `at`; returns the tree."""
         for token in tokens:
-            at = self.add(at, token, None, self.values[at] * 0.75, source, match)
+            at = self.add(at, token, source=source, match=match)
         return self
 
     def path(self, node: int) -> list[int]:
@@ -109,12 +132,13 @@ class TokenTree:
             node = self.parents[node]
         return nodes[::-1]
 
-    def words(self, node: int) -> list[int]:
+    def tokens_to(self, node: int) -> list[int]:
         """The tokens on the way to `node`, root excluded."""
         return [self.tokens[i] for i in self.path(node)]
 
     @property
     def drawn(self) -> bool:
+        """Whether any token was drawn from a law."""
         return self.laws.count(None) < len(self.laws)
 
     @property
@@ -122,14 +146,16 @@ class TokenTree:
         return max(map(len, self.tries)) <= 1
 
     def keep(self, nodes: Sequence[int]) -> TokenTree:
-        """The root and these nodes, in order and with their parents. A drawn tree is limited before
-        it is drawn.
+        """The root and these nodes, in order and with their parents.
+
+        A drawn tree must not be cut afterwards: it is limited before it is drawn.
         """
         chosen = [0, *nodes]
         if len(chosen) == len(self):
             return self
         assert not self.drawn, "a drawn tree must not be cut afterwards"
-        small, place = TokenTree(self.tokens[0]), {old: new for new, old in enumerate(chosen)}
+        place = {old: new for new, old in enumerate(chosen)}
+        small = TokenTree(self.tokens[0])
         for name in ("tokens", "depths", "laws", "values", "sources", "matches"):
             values = getattr(self, name)
             setattr(small, name, [values[i] for i in chosen])
@@ -137,33 +163,38 @@ class TokenTree:
         small.tries = [[place[t] for t in self.tries[i] if t in place] for i in chosen]
         return small
 
+    def rooted(self, token: int) -> TokenTree:
+        """The same tree below another last committed token: for a branch with another text."""
+        if token == self.tokens[0]:
+            return self
+        other = TokenTree(token)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.tokens = [token, *self.tokens[1:]]
+        return other
+
     def check(self) -> None:
         """Asserts what every consumer relies on."""
         seen = {0}
         for node, tries in enumerate(self.tries):
-            assert node == 0 or 0 <= self.parents[node] < node, (
-                f"node {node} stands before its parent"
-            )
-            assert all(self.parents[t] == node for t in tries), (
-                f"a try of node {node} is not its child"
-            )
+            before = node == 0 or 0 <= self.parents[node] < node
+            assert before, f"node {node} stands before its parent"
+            assert all(self.parents[t] == node for t in tries), f"a try of {node} is not its child"
             laws = [self.laws[t] is None for t in tries]
-            assert laws == sorted(laws), (
-                f"node {node}: a deterministic child is tried before a drawn one"
-            )
+            assert laws == sorted(laws), f"node {node}: a drawn child is tried after one that is not"
             tokens = [self.tokens[t] for t in dict.fromkeys(tries)]
             assert len(set(tokens)) == len(tokens), f"node {node} has the same child twice"
             seen.update(tries)
         assert seen == set(range(len(self))), "a node is nobody's child"
 
 
-@lru_cache(maxsize=512)
-def ancestors(parents: tuple[int, ...]) -> torch.Tensor:
-    """Bool (N, N): entry (i, j) says that j is i or an ancestor of i. Parent -1 is the committed
-    text.
-    """
+def visible(parents: tuple[int, ...]) -> torch.Tensor:
+    """Bool (N, N): entry (i, j) says that j is i or an ancestor of i. Parent -1: the text itself."""
     mask = torch.eye(len(parents), dtype=torch.bool).numpy()
     for node, parent in enumerate(parents):
         if parent >= 0:
             mask[node, :node] = mask[parent, :node]
     return torch.from_numpy(mask)
+
+
+ancestors = lru_cache(maxsize=512)(visible)  # the same, remembered

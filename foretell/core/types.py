@@ -9,12 +9,12 @@ The glossary of shape letters, used in every comment of the project:
 
 One vocabulary everywhere: `p` is the target's law, `q` a drafter's; a `tree` hangs below the last
 committed token, its `row` i is the logits after node i, an `outcome` is what verification made of
-it.
+it. A *branch* is one text of a request: every request begins with branch 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when to stop. Every field is a function of the path, so it holds
-    inside drafts too.
+    """How tokens are chosen and when to stop.
+
+    Every field is a function of the path, so that it holds inside drafts too.
     """
 
     max_new_tokens: int = 64
@@ -44,7 +45,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, per occurrence
     no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: Sequence[Sequence[int]] = ()  # token id sequences (texts are encoded on the way in)
+    bad_words: Sequence[Sequence[int]] = ()  # token ids (texts are encoded on the way in)
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -52,9 +53,8 @@ class Sampling:
     n: int = 1
     # None: none; k: the emitted token's and the k best, of the unprocessed row
     logprobs: int | None = None
-    logits_processors: Sequence[
-        Any
-    ] = ()  # transformers' (input_ids (1, L), scores (1, V)) -> scores
+    # transformers' (input_ids (1, L), scores (1, V)) -> scores
+    logits_processors: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():
@@ -62,22 +62,20 @@ class Sampling:
             if name == "logprobs" and value is None:
                 continue
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if (
-                not (whole or (kind is float and isinstance(value, float)))
-                or not low <= value <= high
-            ):
-                what = "a whole number" if kind is int else "a number"
-                raise BadConfig.field(
-                    name, value, f"{what} from {low}" + (f" to {high}" if high < HUGE else "")
-                )
+            right_type = whole or (kind is float and isinstance(value, float))
+            if not right_type or not low <= value <= high:
+                number = "a whole number" if kind is int else "a number"
+                up_to = f" to {high}" if high < HUGE else ""
+                raise BadConfig.field(name, value, f"{number} from {low}{up_to}")
         if self.min_new_tokens > self.max_new_tokens:
             raise BadConfig(
-                f"min_new_tokens={self.min_new_tokens} is above max_new_tokens={self.max_new_tokens}"
+                f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
+                f"{self.max_new_tokens}: lower the one or raise the other"
             )
-        for name in ("stop", "bad_words"):
-            kinds: Any = str if name == "stop" else (list, tuple)
-            if not all(isinstance(item, kinds) and item for item in getattr(self, name)):
-                raise BadConfig.field(name, getattr(self, name), "a list without empty items")
+        for name, kinds in (("stop", str), ("bad_words", (list, tuple))):
+            items = getattr(self, name)
+            if not all(isinstance(item, kinds) and item for item in items):  # type: ignore[arg-type]
+                raise BadConfig.field(name, items, "a list without empty items")
 
 
 HUGE = 2**62
@@ -99,46 +97,51 @@ _RANGES: dict[str, tuple[type, float, float]] = {
 }
 
 
+# --- what a strategy yields, and what it is answered with
+
+
 @dataclass(slots=True)
 class Ask:
-    """One forward over `tree`, whose node 0 is the branch's last committed token. Answered with a
-    Reply.
+    """One forward over `tree`, whose node 0 is the branch's last committed token.
 
-    The engine prepends whatever committed tokens the model's cache lacks. Asking again with a tree
-    that extends the last one (same leading nodes) computes the new nodes only, so a drafter grows
-    its tree level by level. `rows`: nodes whose logits are wanted, None for all new ones. `taps`:
-    hidden states wanted, i = entering layer i. `layers`: run only these, in order. `states` (new
-    nodes, E): enter layers[0] with these instead of embeddings. A node whose state is no token's
-    has token -1, so that its rows are never taken for those of a token.
+    Answered with a Reply. The engine prepends whatever committed tokens the model's cache lacks.
+    Asking again with a tree that extends the last one (same leading nodes) computes the new nodes
+    only, so a drafter grows its tree level by level. What an ask means is up to the cache it goes
+    to (cache.py); this is what an ordinary one makes of it.
     """
 
     tree: TokenTree
     model: str = "target"
     branch: int = 0
-    rows: Sequence[int] | None = None
-    taps: tuple[int, ...] = ()
-    layers: tuple[int, ...] | None = None
+    rows: Sequence[int] | None = None  # nodes whose logits are wanted; None: all new ones
+    taps: tuple[int, ...] = ()  # hidden states wanted, i = entering layer i
+    layers: tuple[int, ...] | None = None  # run only these, in order
+    # (n, E): the last n nodes enter layers[0] with these instead of their embeddings. A node whose
+    # state is no token's has token -1, so that its cache rows are never taken for a token's.
     states: torch.Tensor | None = None
+    # (n, E): what a model that feeds on the target's hidden states reads beside the last n nodes'
+    # tokens. Nodes before them read the target's own. These are estimates: their rows are not kept.
+    features: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class Reply:
-    """`logits` (rows asked, V) in float32 or wider; `hidden[i]` (new nodes, E); `nodes`: the rows'
-    node ids.
-    """
+    """The answer to an Ask. Rows and hidden states lie in the order of `nodes` and `new`."""
 
-    logits: torch.Tensor
-    hidden: dict[int, torch.Tensor]
-    nodes: list[int]
+    logits: torch.Tensor  # (rows asked, V), in float32 or wider
+    hidden: dict[int, torch.Tensor]  # of each tap (new nodes, E)
+    nodes: list[int]  # the tree's nodes whose rows these are
+    new: list[int]  # the tree's nodes whose hidden states these are
+    seconds: float = 0.0  # this ask's share of the forward's time
+    computed_by: str = "torch"
 
 
 @dataclass(slots=True)
 class Commit:
-    """These tokens are final on this branch. Answered with Kept; after a `reason` the branch takes
-    no more.
+    """These tokens are final on this branch. Answered with Kept; after a `reason` it takes no more.
 
-    `rows` (tokens, V): read for logprobs only; `sources`: who proposed each token; `tested`:
-    (depth, accepted).
+    `rows` (tokens, V): read for logprobs only; `sources`: who proposed each token; `tested`: (depth,
+    accepted) for every node that verification looked at.
     """
 
     tokens: list[int]
@@ -151,18 +154,30 @@ class Commit:
 
 @dataclass(slots=True)
 class Kept:
-    """`tokens`: what is left of a Commit after EOS, stops and lengths; `reason`: why the branch
-    ended, or None.
-    """
+    """`tokens`: what is left of a Commit after EOS, stops and lengths; `reason`: why it ended."""
 
     tokens: list[int]
     reason: str | None
 
 
 @dataclass(slots=True)
+class Open:
+    """One more branch with a text of its own. Answered with its handle.
+
+    `tokens` is its prompt, for `model`, whose context it has to fit. A `quiet` one is a means only:
+    it has no stops and no length limit but the context, and counts in no statistics.
+    """
+
+    tokens: Sequence[int]
+    model: str = "target"
+    quiet: bool = True
+
+
+@dataclass(slots=True)
 class Fork:
-    """`n` more branches that start as copies of this one (rows are shared until written). Answered
-    with handles.
+    """`n` more branches that start as copies of this one. Answered with their handles.
+
+    Cache rows are shared until one of them writes.
     """
 
     branch: int = 0
@@ -171,9 +186,30 @@ class Fork:
 
 @dataclass(slots=True)
 class Drop:
-    """The branch is not needed any more."""
+    """The branch is not needed any more. Answered with None."""
 
     branch: int
+
+
+@dataclass(slots=True)
+class Together:
+    """Runs several generators of messages side by side. Answered with what each returned.
+
+    `first`: with what the first to end returned, and None for the others, which are closed.
+    """
+
+    steps: Sequence[Steps]
+    first: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """Runs a slow function outside the engine's thread, and is answered with what it returns.
+
+    Other requests go on meanwhile. What it raises is raised where it was yielded.
+    """
+
+    function: Callable[[], Any]
 
 
 @dataclass(slots=True)
@@ -182,23 +218,41 @@ class Finish:
 
     branch: int = 0
     reason: str = "stop"
-    answers: Sequence[
-        tuple[list[int], float, str]
-    ] = ()  # all found: (tokens, score, reason), the result first
+    # all texts found: (tokens, score, reason), the result first
+    answers: Sequence[tuple[list[int], float, str]] = ()
 
 
-Message = Ask | Commit | Fork | Drop | Finish | list[Ask]
-Steps = Generator[Message, Any, None]
+Message = Ask | Commit | Open | Fork | Drop | Together | Call | Finish | list[Ask]
+Steps = Generator[Message, Any, Any]
+
+
+# --- what verification finds
 
 
 @dataclass(slots=True)
 class Outcome:
     """`path`: accepted nodes, root excluded; `token`: what the target says after them.
 
+    `token` is None where the path's last node ends the text: nothing may be asked behind an end.
     `tested`: (node, accepted) for every node the rule looked at, which is all that acceptance may
     be learnt from.
     """
 
     path: list[int]
-    token: int
+    token: int | None
     tested: list[tuple[int, bool]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TraceStep:
+    """One step as it happened, for `Request.trace`."""
+
+    position: int  # tokens of output before it
+    tree: TokenTree
+    tested: list[tuple[int, bool]]  # see Outcome
+    path: list[int]
+    tokens: list[int]  # that were committed
+    sources: list[str]  # who proposed each of them
+    margins: list[float]  # between the two best logits of the row that decided each of them
+    computed_by: str  # who computed the forward
+    seconds: float  # of it

@@ -1,11 +1,12 @@
-"""Verification: (tree, target laws, randomness) -> which drafted path is accepted and what follows
-it.
+"""Verification: (tree, target laws, randomness) -> which drafted path is accepted, what follows it.
 
 Here are the two rules everything rests on and the base of all. `walk` follows the target's own
 samples: exact on any tree, optimal for deterministic ones, seed by seed the plain decoder's tokens.
 `sequential` is recursive rejection over a node's tries: exact for any mixture of laws, and it
 accepts more of drawn tokens. More rules stand in `rules/`; each says which trees it accepts and
-refuses the rest: a tree verified with the wrong law is silently biased.
+refuses the rest: a tree verified with the wrong law is silently biased. Where an accepted node ends
+the text, nothing is asked behind it: plain decoding would not have asked, and a grammar may have no
+answer there.
 """
 
 from __future__ import annotations
@@ -21,37 +22,36 @@ TINY = 1e-12
 
 
 class Rule:
-    """The base of a rule, which is a frozen dataclass with `verify`; see verify.walk for what that
-    is given.
-    """
+    """The base of a rule, which is a frozen dataclass with `verify`; its arguments are walk's."""
 
     needs = "any tree"  # in words, for the error
-    exact = greedy = True  # its law is the target's; at temperature 0 it is the walk
+    exact = True  # whether its law is the target's
+    greedy = True  # whether at temperature 0 it is the walk
 
     def accepts(self, tree: TokenTree) -> bool:
-        return True  # of any laws and shape
+        """Whether it can verify a tree of this shape, with these laws."""
+        return True
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         raise NotImplementedError
 
     def __call__(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        """Verifies; with a greedy target nearly every rule is the walk. Raises BadConfig for a tree
-        it refuses.
+        """Verifies; with a greedy target nearly every rule is the walk.
+
+        Raises BadConfig for a tree it refuses.
         """
         if target.sampler.greedy and self.greedy:
             return walk(tree, target, rng, position)
         if not self.accepts(tree):
-            raise BadConfig(
-                f"rule {type(self).__name__.lower()!r} cannot verify these trees: it needs {self.needs}"
-            )
+            name = type(self).__name__.lower()
+            raise BadConfig(f"rule {name!r} cannot verify these trees: it needs {self.needs}")
         return self.verify(tree, target, rng, position)
 
 
 def default(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
     """The walk for deterministic trees, sequential for drawn ones."""
-    return (sequential if tree.drawn and not target.sampler.greedy else walk)(
-        tree, target, rng, position
-    )
+    rule = sequential if tree.drawn and not target.sampler.greedy else walk
+    return rule(tree, target, rng, position)
 
 
 def walk(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
@@ -59,10 +59,14 @@ def walk(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
 
     `position`: tokens generated so far, so that a node of depth d decides position + d.
     """
-    node, outcome, found = 0, Outcome([], -1), ahead(target, rng, position, tree.depths)
-    while True:
-        if found is not None:
-            token = found[node]
+    node = 0
+    outcome = Outcome([], None)
+    known = ahead(target, rng, position, tree.depths)
+    while not target.ends(node):
+        if known is not None:
+            token = known[node]
+            if token < 0:
+                raise target.fault(node)
         elif target.sampler.greedy:
             token = target.best(node)
         else:
@@ -71,25 +75,30 @@ def walk(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         outcome.tested += [(n, n == child) for n in dict.fromkeys(tree.tries[node])]
         if child < 0:
             outcome.token = token
-            return outcome
+            break
         outcome.path.append(child)
         node = child
+    return outcome
 
 
 def sequential(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-    """At each node tries the children in order: x from law q is accepted with min(1, p(x)/q(x)),
-    else p <- (p - q)+.
+    """At each node tries the children in order.
+
+    x drawn from q is accepted with probability min(1, p(x)/q(x)), else p <- (p - q)+, renormalised.
     """
-    node, tries, outcome = 0, 0, Outcome([], -1)
-    while True:
+    node = 0
+    draws = 0
+    outcome = Outcome([], None)
+    while not target.ends(node):
         p = target.p(node)
         accepted = -1
         for child in tree.tries[node]:
-            token, q = tree.tokens[child], tree.laws[child]
+            token = tree.tokens[child]
+            q = tree.laws[child]
             share = 1.0 if q is None else q.prob(token)
-            tries += 1
+            draws += 1
             ratio = float(p[token]) / share if share > 0 else 0.0
-            taken = rng.accept(ratio, "accept", position, tries)
+            taken = rng.accept(ratio, "accept", position, draws)
             if not taken:
                 rest = p.clone()
                 if q is None:
@@ -97,7 +106,7 @@ def sequential(tree: TokenTree, target: Target, rng: Door, position: int) -> Out
                 else:
                     rest = (p - q.dense(len(p)).to(p)).clamp_min_(0)
                 total = float(rest.sum())
-                # Nothing left means p was q up to rounding: the refusal was a rounding event.
+                # Nothing left means that p was q up to rounding: the refusal was a rounding event.
                 taken = total <= TINY
                 p = p if taken else rest / total
             outcome.tested.append((child, taken))
@@ -106,6 +115,7 @@ def sequential(tree: TokenTree, target: Target, rng: Door, position: int) -> Out
                 break
         if accepted < 0:
             outcome.token = rng.sample(p, "target", position + tree.depths[node])
-            return outcome
+            break
         outcome.path.append(accepted)
         node = accepted
+    return outcome

@@ -1,33 +1,14 @@
-"""Attention of one job's nodes over one cache's rows."""
+"""Attention of new nodes over cache rows, whole or in parts that are merged."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:
-    from foretell.core.cache import Job
-
-
-def attend_job(
-    job: Job,
-    layer: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Of a job's new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends to all rows -> (n,
-    H, D).
-    """
-    times = len(q) // len(k) if softcap is None and sinks is None else 1
-    keys, values = job.write(layer, k, v)
-    return attend(q, keys, values, job.mask(window, q.dtype, times), scale, softcap, sinks)
+# (query positions (n,), key positions (rows,)) -> what is added to the scores, (heads or 1, n, rows)
+Bias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attend(
@@ -38,27 +19,78 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    grouped: bool = True,
 ) -> torch.Tensor:
     """q (H, n, D) over k, v (KV, L, D), mask additive or None -> (n, H, D).
 
-    The mask is (n, L) with a softcap or sinks; else (H / KV * n, L), repeated for the heads that
-    share keys.
+    Without softcap and sinks, `grouped`, the mask is (H / KV * n, L), repeated for the heads that
+    share keys; else it is (n, L) or (H or 1, n, L).
     """
-    (heads, new, width), wide = q.shape, torch.promote_types(q.dtype, torch.float32)
-    if softcap is None and sinks is None:
+    heads, new, width = q.shape
+    if grouped and softcap is None and sinks is None:
         # Heads that share keys become more queries of one head: no copy of the keys, and far
         # quicker on a CPU.
-        grouped = q.reshape(1, len(k), -1, width)
-        out = F.scaled_dot_product_attention(grouped, k[None], v[None], mask, scale=scale)
+        queries = q.reshape(1, len(k), -1, width)
+        out = F.scaled_dot_product_attention(queries, k[None], v[None], mask, scale=scale)
         return out.view(heads, new, -1).transpose(0, 1)
-    scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores + mask
+    scores = _scores(q, k, mask, scale, softcap)
+    wide = torch.promote_types(q.dtype, torch.float32)
     if sinks is not None:
         sink = sinks.reshape(-1, 1, 1).expand(-1, new, 1)
-        p = torch.cat([scores, sink], -1).softmax(-1, dtype=wide)[..., :-1].to(q.dtype)
+        with_sink = torch.cat([scores, sink], -1)
+        p = with_sink.softmax(-1, dtype=wide)[..., :-1].to(q.dtype)
     else:
         p = scores.softmax(-1, dtype=wide).to(q.dtype)
     return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
+
+
+def _scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """(H, n, L)."""
+    heads, new, width = q.shape
+    scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return scores if mask is None else scores + mask
+
+
+def partial_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a part of the rows: (output (n, H, D), log of the sum of exponentials (n, H)).
+
+    Both in float32 or wider. A node that sees nothing here has log-sum -inf and output 0.
+    """
+    heads, new, _ = q.shape
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = _scores(q.to(wide), k.to(wide), None if mask is None else mask.to(wide), scale, softcap)
+    if sinks is not None:
+        sink = sinks.to(wide).reshape(-1, 1, 1).expand(-1, new, 1)
+        log_sum = torch.cat([scores, sink], -1).logsumexp(-1)
+    else:
+        log_sum = scores.logsumexp(-1)
+    weights = (scores - log_sum.clamp_min(torch.finfo(wide).min)[..., None]).exp()
+    out = (weights.view(len(k), -1, weights.shape[-1]) @ v.to(wide)).view(heads, new, -1)
+    return out.transpose(0, 1), log_sum.transpose(0, 1)
+
+
+def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """The attention over all rows from that over its parts, each (output (n, H, D), log-sum (n, H)).
+
+    The merge of FlashDecoding and Hydragen (arXiv:2402.05099, section 3.1).
+    """
+    log_sums = torch.stack([log_sum for _, log_sum in parts])
+    shares = log_sums.softmax(0)
+    outputs = torch.stack([out for out, _ in parts])
+    return (shares[..., None] * outputs).sum(0)

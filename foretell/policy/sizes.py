@@ -4,115 +4,207 @@ Of every kind of node, told apart by its source, rank, depth and the length of t
 the policy counts how often it was accepted once its parent was, starting from the drafter's own
 estimate; only tested nodes count. A deterministic tree is cut, best first, to the size n that
 maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless that wins by a margin; now and then
-twice that is tried. Drawn trees are never cut: that would bias them. A drafter that gains less time
-than it takes is asked more rarely: every 33rd step, or so that it costs a twentieth of the time.
+twice that is tried. A drafter that gains less time than it takes is asked more rarely.
+
+Where other drafts would mean other samples (drawn trees, some rules) neither the draw nor a clock
+may decide, or a seed would not give its tokens again: `DrawnSizes` chooses the number of nodes
+before they are drawn, by what the request's own earlier drafts of that size brought in and by the
+cost curve that was measured beforehand.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.policy.costs import Worth
+from foretell.policy.costs import Payoff
 
 if TYPE_CHECKING:
-    from foretell.core.engine import Context
+    from foretell.core.context import Context
+    from foretell.core.drafter import Drafter
 
-START, STAY = (
-    1.05,
-    1.02,
-)  # drafting must promise this much more than not drafting: to begin, to go on
+START = 1.05  # drafting must promise this much more than not drafting, to begin
+STAY = 1.02  # and this much, to go on
 PROBE = 16  # every so many proposals a larger tree is tried
 LIMIT = 80  # nodes, unless a number is given
 PRIOR = 4.0  # trials a drafter's own estimate counts for
 KEEP = 1 - 1 / 64  # what a trial leaves of the weight of earlier ones
-Key = tuple[str, int, int]
+DRAWN_SIZES = (0, 4, 8, 16, 32, 64, LIMIT)  # nodes that drawn trees may have
+DRAWN_START = 16  # nodes of the first drawn tree
+PAUSE = 32  # steps without a draft after which one is tried again
+Kind = tuple[str, int, int]  # of a node: source, rank, depth or length of its copy
+
+
+class Sizes(Protocol):
+    """Decides the sizes of one request's drafts."""
+
+    def budget(self) -> int:
+        """Nodes a drafter may propose now, its root counted. 1: it is not to be asked."""
+
+    def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        """The proposed tree, maybe cut; drafting it took `seconds`."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learns from what became of the step, with or without a draft."""
+
+
+def sizes_for(ctx: Context, nodes: int, drafter: Drafter) -> Sizes:
+    """`nodes`: how many at most; 0: the policy decides."""
+    if nodes or ctx.timed:
+        return Policy(ctx, nodes, drafter.whole)
+    return DrawnSizes(ctx)
 
 
 class Policy:
-    """The sizes of one request's drafts; what it learns is shared by all requests of the same
-    drafter.
-    """
+    """Sizes by measured time; what it learns is shared by all requests of the same drafter."""
 
     def __init__(self, ctx: Context, nodes: int, whole: bool = False):
-        """`nodes`: how many at most, 0: it decides if it may; `whole`: trees are verified as they
-        come.
-        """
-        self.ctx, self.nodes, self.whole, self.step = ctx, nodes or 16 * (not ctx.timed), whole, 0
-        line = ctx.costs.line(LIMIT, len(ctx.tokens)) if whole else np.zeros(1)
-        self.size = max(
-            8, int((line <= 1.5 * line[0]).sum()) // 2
-        )  # a whole tree may cost half a forward
-        self.chances: dict[Key, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
-        self.worth = ctx.shared(Worth, "worth")
-        self.keys: list[Key] = []
-        self.spent = (
-            -1.0
-        )  # seconds the last draft took beyond a plain step, added to by who drafts; below 0: none
+        """`nodes`: how many at most, 0: it decides; `whole`: trees are verified as they come."""
+        self.ctx = ctx
+        self.nodes = nodes
+        self.whole = whole
+        self.proposals = 0
+        self.size = 8  # nodes that were best last
+        if whole:  # such a tree may cost half a forward
+            curve = ctx.costs.curve(LIMIT, len(ctx.tokens))
+            self.size = max(8, int((curve <= 1.5 * curve[0]).sum()) // 2)
+        self.chances: dict[Kind, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
+        self.payoff = ctx.shared(Payoff, "worth")
+        self.kinds: list[Kind] = []  # of the last tree's nodes
+        self.spent = -1.0  # seconds the last draft took beyond a plain step; below 0: no draft
+        self.plain_seconds = 0.0  # of a plain step then
 
     def budget(self) -> int:
-        """Nodes a drafter may propose now, its root counted: twice what was best last. 1: it is not
-        to be asked.
-        """
-        self.spent, self.keys = -1.0, []
-        if not self.nodes and not self.worth.due():
+        self.spent = -1.0
+        self.kinds = []
+        if not self.nodes and not self.payoff.due():
             return 1
         return (self.nodes or min(LIMIT, max(16, 2 * self.size))) + 1
 
     def estimate(self, tree: TokenTree) -> list[float]:
         """The chance of each node to be reached; notes the kinds of the nodes."""
-        values, self.keys = [1.0] * len(tree), [("", 0, 0)] * len(tree)
+        values = [1.0] * len(tree)
+        self.kinds = [("", 0, 0)] * len(tree)
         for parent, tries in enumerate(tree.tries):
             ranks: dict[str, int] = {}
             for node in tries:
-                source, match, depth = tree.sources[node], tree.matches[node], tree.depths[node]
+                source, depth = tree.sources[node], tree.depths[node]
                 rank = ranks[source] = ranks.get(source, -1) + 1
                 # Along a copy what counts is how long it has held: before the draft and in it.
+                match = tree.matches[node]
                 held = match + depth - 1 if match else 0
-                key = self.keys[node] = source, rank, held.bit_length() if held else -min(depth, 8)
-                trials, accepted = self.chances.get(key, (0.0, 0.0))
-                # Copies that have held for n tokens were seen to hold with 1 - 2 / (3 n), whoever
-                # made them.
-                own = min(
-                    1 - 2 / (3 * held) if held else 1.0,
-                    tree.values[node] / max(tree.values[parent], 1e-9),
-                )
-                values[node] = values[parent] * (
-                    (PRIOR * own + accepted) / (PRIOR + trials)
-                )  # rounds to no more
+                kind = source, rank, held.bit_length() if held else -min(depth, 8)
+                self.kinds[node] = kind
+                trials, accepted = self.chances.get(kind, (0.0, 0.0))
+                # Copies that have held for n tokens were seen to go on with 1 - 2 / (3 n).
+                cap = 1 - 2 / (3 * held) if held else 1.0
+                prior = min(cap, tree.values[node] / max(tree.values[parent], 1e-9))
+                chance = (PRIOR * prior + accepted) / (PRIOR + trials)
+                values[node] = values[parent] * min(1.0, chance)
         return values
 
-    def fit(self, tree: TokenTree) -> TokenTree:
-        """Cuts a deterministic tree to what is worth its cost, maybe the root alone."""
-        line = self.ctx.costs.share(
-            len(tree), len(self.ctx.tokens), len(self.ctx.live)
-        )  # others may draft as much
+    def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        # Other requests may draft as much in the same forward.
+        curve = self.ctx.costs.share(len(tree), len(self.ctx.tokens), len(self.ctx.live))
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
-            order = sorted(range(1, len(tree)), key=lambda n: -values[n])
-            count = self.nodes or self._best([values[n] for n in order], line.tolist())
+            order = sorted(range(1, len(tree)), key=lambda node: -values[node])
+            count = self.nodes or self._best([values[node] for node in order], curve.tolist())
             nodes = sorted(order[:count])
-            tree, self.keys = tree.keep(nodes), [self.keys[n] for n in (0, *nodes)]
-        self.spent, self.unit = float(line[len(tree) - 1] - line[0]), float(line[0])
+            tree = tree.keep(nodes)
+            self.kinds = [self.kinds[node] for node in (0, *nodes)]
+        self.plain_seconds = float(curve[0])
+        self.spent = float(curve[len(tree) - 1]) - self.plain_seconds + seconds
         return tree
 
-    def _best(self, values: list[float], line: list[float]) -> int:
+    def _best(self, values: list[float], curve: list[float]) -> int:
         """How many nodes of these values, best first, make the most of a forward's time."""
-        best, fastest, total = 0, 1 / line[0] * (STAY if self.size else START), 1.0
+        best = 0
+        fastest = 1 / curve[0] * (STAY if self.size else START)
+        expected = 1.0
         for count, value in enumerate(values, 1):
-            total += value
-            if (speed := total / line[count]) > fastest:
+            expected += value
+            speed = expected / curve[count]
+            if speed > fastest:
                 best, fastest = count, speed
-        self.size, self.step = best, self.step + 1
-        return max(8, 2 * best) if self.step % PROBE == 0 else best
+        self.size = best
+        self.proposals += 1
+        return max(8, 2 * best) if self.proposals % PROBE == 0 else best
 
     def observe(self, outcome: Outcome) -> None:
-        """Learns from what became of the last tree."""
-        for node, accepted in outcome.tested if self.keys else ():
-            entry = self.chances.setdefault(self.keys[node], [0.0, 0.0])
-            entry[:] = KEEP * entry[0] + 1, KEEP * entry[1] + accepted
+        for node, accepted in outcome.tested if self.kinds else ():
+            entry = self.chances.setdefault(self.kinds[node], [0.0, 0.0])
+            entry[0] = KEEP * entry[0] + 1
+            entry[1] = KEEP * entry[1] + accepted
         if self.spent >= 0 and not self.nodes:
-            self.worth.note(len(outcome.path), self.spent, self.unit)
+            self.payoff.note(len(outcome.path), self.spent, self.plain_seconds)
+
+
+class DrawnSizes:
+    """Sizes chosen before the draw, by this request's own history and a fixed cost curve.
+
+    Neither other requests nor the machine's mood have a say, so the same seed gives the same tokens
+    in any batch. Of each size in DRAWN_SIZES it knows how many drafts of it were accepted on the
+    mean; a size not tried yet is expected to bring in what its nearest tried neighbour does, scaled
+    by the logarithm of the sizes.
+    """
+
+    def __init__(self, ctx: Context):
+        curve = ctx.costs.fixed_curve(LIMIT + 1, len(ctx.tokens))
+        self.costs = None if curve is None else [float(curve[size]) for size in DRAWN_SIZES]
+        self.trials = [0.0] * len(DRAWN_SIZES)
+        self.gains = [0.0] * len(DRAWN_SIZES)
+        self.chosen = DRAWN_SIZES.index(DRAWN_START)
+        self.used = 0  # place of the size of the running step
+        self.steps = 0
+        self.waited = 0  # steps without a draft
+
+    def budget(self) -> int:
+        self.steps += 1
+        self.used = self.chosen
+        if self.costs is not None and self.steps % PROBE == 0 and self.chosen:
+            # Next larger and next smaller in turn, so that the estimates stay fresh.
+            step = 1 if (self.steps // PROBE) % 2 else -1
+            self.used = min(max(1, self.chosen + step), len(DRAWN_SIZES) - 1)
+        if not self.chosen:
+            self.waited += 1
+            if self.waited > PAUSE:
+                self.waited = 0
+                self.used = 1
+        return DRAWN_SIZES[self.used] + 1
+
+    def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        nodes = DRAWN_SIZES[self.used]
+        if tree.drawn or len(tree) <= 1 + nodes:
+            return tree
+        order = sorted(range(1, len(tree)), key=lambda node: -tree.values[node])
+        return tree.keep(sorted(order[:nodes]))
+
+    def expected(self, place: int) -> float:
+        """Drafts of a step that are accepted with the size at this place of DRAWN_SIZES."""
+        if not place:
+            return 0.0
+        tried = [i for i, trials in enumerate(self.trials) if trials and i]
+        if not tried:
+            return math.inf
+        nearest = min(tried, key=lambda i: (abs(i - place), i))
+        mean = self.gains[nearest] / self.trials[nearest]
+        return mean * math.log1p(DRAWN_SIZES[place]) / math.log1p(DRAWN_SIZES[nearest])
+
+    def observe(self, outcome: Outcome) -> None:
+        if self.costs is None or not self.used:
+            return
+        self.trials[self.used] = KEEP * self.trials[self.used] + 1
+        self.gains[self.used] = KEEP * self.gains[self.used] + len(outcome.path)
+        speeds = []
+        for place, cost in enumerate(self.costs):
+            speeds.append((1 + self.expected(place)) / cost)
+        best = int(np.argmax(speeds))
+        # Not far beyond what was tried, and drafting has to win by a margin.
+        best = min(best, max(i for i, trials in enumerate(self.trials) if trials) + 1)
+        margin = STAY if self.chosen else START
+        self.chosen = best if speeds[best] > margin * speeds[0] else 0

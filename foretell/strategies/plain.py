@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.core.engine import Context
-from foretell.core.sampling import Target
-from foretell.core.strategy import Strategy
+from foretell.core.context import Context
+from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Commit, Kept, Reply, Steps
-from foretell.core.verify import walk
+from foretell.core.types import Steps
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,11 @@ class Plain(Strategy):
     """Nothing to set."""
 
     def run(self, ctx: Context) -> Steps:
+        source = ctx.request.source
+        state = yield from source.start(ctx)
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            reply: Reply = yield Ask(tree)
-            target = Target(reply.logits, ctx.sampler, ctx.output, tree.words)
-            outcome = walk(tree, target, ctx.rng, len(ctx.output))
-            kept: Kept = yield Commit([outcome.token], reply.logits, sources=["target"])
+            reply = yield from source.read(ctx, state, tree, ())
+            _, kept = yield from settle(ctx, tree, reply)
             if kept.reason:
                 return

@@ -27,8 +27,9 @@ def logprobs(
 
 @dataclass(slots=True)
 class Stats:
-    """The numbers of one request. Seconds are wall clock; a forward shared by a batch counts in
-    full for each.
+    """The numbers of one request.
+
+    Seconds are wall clock; a forward shared by a batch counts in full for each.
     """
 
     prompt_tokens: int = 0
@@ -37,41 +38,46 @@ class Stats:
     steps: int = 0  # target forwards after that one
     drafted: int = 0
     accepted: int = 0
-    by_depth: list[list[int]] = field(
-        default_factory=list
-    )  # [tested, accepted] at draft depth 1, 2, ...
+    # [tested, accepted] at draft depth 1, 2, ...
+    by_depth: list[list[int]] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)  # forwards by model
     draft_s: float = 0.0
     target_s: float = 0.0
     host_s: float = 0.0
+    prefill_s: float = 0.0  # until the forward that ended the prefill was through
     ttft_s: float = 0.0
     total_s: float = 0.0
 
-    def called(self, model: str, seconds: float) -> None:
-        """A forward this request took part in."""
+    def called(self, model: str, seconds: float, step: bool, elapsed: float) -> None:
+        """A forward this request took part in; `step`: a whole one of the target on its text."""
         self.calls[model] = self.calls.get(model, 0) + 1
         if model == "target":
             self.target_s += seconds
         else:
             self.draft_s += seconds
+        if step and self.prefill_s:
+            self.steps += 1
+        elif step:
+            self.prefill_s = elapsed
 
     def committed(self, commit: Commit, kept: int, elapsed: float) -> None:
         """`kept` of the commit's tokens became final, `elapsed` seconds after the request began."""
-        if not self.first_tokens:
-            self.first_tokens, self.ttft_s = kept, elapsed
-        else:
-            self.steps += 1
+        if not self.steps:
+            self.first_tokens += kept
+        if not self.ttft_s:
+            self.ttft_s = elapsed
         self.drafted += commit.drafted
-        self.accepted += min(kept, len(commit.tokens) - 1, commit.drafted)
-        for depth, good in commit.tested:
+        self.accepted += sum(source != "target" for source in commit.sources[:kept])
+        for depth, accepted in commit.tested:
             while len(self.by_depth) < depth:
                 self.by_depth.append([0, 0])
             self.by_depth[depth - 1][0] += 1
-            self.by_depth[depth - 1][1] += good
+            self.by_depth[depth - 1][1] += accepted
 
     def ended(self, tokens: int, elapsed: float) -> None:
         """The request is over with `tokens` tokens."""
-        self.tokens, self.total_s = tokens, elapsed
+        self.tokens = tokens
+        self.total_s = elapsed
         self.host_s = max(0.0, elapsed - self.draft_s - self.target_s)
 
     @property
@@ -83,7 +89,8 @@ class Stats:
     def tokens_per_s(self) -> float:
         """After prefill."""
         later = self.tokens - self.first_tokens
-        return later / max(self.total_s - self.ttft_s, 1e-9) if later else 0.0
+        start = self.ttft_s if self.first_tokens else self.prefill_s
+        return later / max(self.total_s - start, 1e-9) if later else 0.0
 
     @property
     def tpot_s(self) -> float:

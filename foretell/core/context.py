@@ -1,0 +1,197 @@
+"""A request, its branches, and what its strategy and drafter may see of it."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from foretell.core.kv import CachePolicy, Segment
+from foretell.core.model import Model
+from foretell.core.rng import Door, Rng
+from foretell.core.sampling import Sampler
+from foretell.core.source import Direct, Source
+from foretell.core.tree import TokenTree
+from foretell.core.types import HUGE, Kept, Outcome, Reply, Sampling, TraceStep
+from foretell.policy.costs import Costs
+from foretell.stats import Stats
+
+if TYPE_CHECKING:
+    from foretell.core.strategy import Strategy
+
+T = TypeVar("T")
+TENANTS = 64  # whose stores are kept; beyond that those unused for longest are forgotten
+
+
+@dataclass
+class Request:
+    """What to generate. `text(tokens)` decodes, for stop strings."""
+
+    prompt: Sequence[int]
+    strategy: Strategy
+    sampling: Sampling = field(default_factory=Sampling)
+    name: str = "method"
+    text: Callable[[Sequence[int]], str] | None = None
+    tenant: str = ""  # separates what requests share
+    rng: Door | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: encoder states, images
+    source: Source = Direct()  # where the target's rows come from
+    policy: CachePolicy | None = None  # of the target's caches
+    prefix: Segment | None = None  # rows of the prompt's first tokens, made before
+    trace: Callable[[TraceStep], None] | None = None  # told of every step
+
+
+@dataclass
+class Event:
+    """Tokens that became final, `sources` beside them; `done`: the request's reason, once."""
+
+    request: int
+    tokens: list[int]
+    sources: list[str]
+    done: str | None = None
+
+
+@dataclass
+class Branch:
+    """One text of a request. `output` is what stands in `tokens` behind the prompt."""
+
+    tokens: list[int]
+    output: list[int]
+    sampler: Sampler
+    limit: int  # of tokens in all
+    quiet: bool = False
+    reason: str | None = None  # why it ended
+    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+
+    def fork(self) -> Branch:
+        twin = copy.copy(self)
+        twin.tokens, twin.output = list(self.tokens), list(self.output)
+        twin.logprobs = list(self.logprobs)
+        return twin
+
+
+class Stores:
+    """What requests of one tenant and config share, of a bounded number of tenants."""
+
+    def __init__(self) -> None:
+        self.tenants: OrderedDict[str, dict[Hashable, Any]] = OrderedDict()
+
+    def get(self, tenant: str, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The tenant's object under this key, made on first use."""
+        held = self.tenants.setdefault(tenant, {})
+        self.tenants.move_to_end(tenant)
+        if key not in held:
+            held[key] = make()
+        return held[key]
+
+    def trim(self, in_use: set[str]) -> None:
+        """Forgets tenants unused for longest, except those that have requests in flight."""
+        spare = [name for name in self.tenants if name not in in_use]
+        for name in spare[: max(0, len(self.tenants) - TENANTS)]:
+            del self.tenants[name]
+
+
+class Shared(Protocol):
+    """What a context uses of the engine."""
+
+    eos: tuple[int, ...]
+    stores: Stores
+    live: list[Any]
+
+    def costs_of(self, model: Model) -> Costs: ...
+
+
+class Context:
+    """One branch of a request as its strategy and drafter see it."""
+
+    def __init__(self, engine: Shared, request: Request, models: Mapping[str, Model]):
+        target = models["target"]
+        self.engine = engine
+        self.request = request
+        self.models = models
+        self.costs = engine.costs_of(target)
+        self.stats = Stats(prompt_tokens=len(request.prompt))
+        self.live = engine.live
+        self.owner: Any = request.strategy  # whose stores `shared` gives
+        # Hidden states of the target that its caches keep, for models that feed on them.
+        self.kept_taps = tuple(sorted({tap for model in models.values() for tap in model.feeds}))
+        self.timed = False  # whether measured time may decide what is drafted
+        self.branch = 0
+        sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab)
+        limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
+        prompt = list(request.prompt)
+        self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
+        self.door: Door = request.rng or Rng(request.sampling.seed)
+        self.rng = self.door
+
+    # --- the branch; none of these lists may be changed
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output."""
+        return self.branches[self.branch].tokens
+
+    @property
+    def output(self) -> list[int]:
+        return self.branches[self.branch].output
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.branches[self.branch].sampler
+
+    @property
+    def limit(self) -> int:
+        """The longest that the text may become."""
+        return self.branches[self.branch].limit
+
+    @property
+    def depth(self) -> int:
+        """How deep a draft may be: one more token always follows it."""
+        length = len(self.tokens)
+        depth = self.limit - length - 1
+        if self.request.policy is not None:  # drafts end where cached rows change
+            depth = min(depth, self.request.policy.room(length - 1) - 1)
+        return depth
+
+    def on(self, branch: int) -> Context:
+        """The same request seen from another of its branches; its draws are that branch's own."""
+        view = copy.copy(self)
+        view.branch = branch
+        view.rng = self.door.at(branch)
+        return view
+
+    # --- what is shared
+
+    def scoped(self, owner: Any) -> Context:
+        """The same, seen by a part of the method: what it shares stands under its own config."""
+        view = copy.copy(self)
+        view.owner = owner
+        return view
+
+    def shared(self, make: Callable[[], T], name: str = "store") -> T:
+        """What all requests of this engine and tenant with the same config share."""
+        stored: T = self.engine.stores.get(self.request.tenant, (self.owner, name), make)
+        return stored
+
+    # --- what happened
+
+    def trace(self, tree: TokenTree, reply: Reply, outcome: Outcome, kept: Kept,
+              sources: Sequence[str]) -> None:
+        """Tells the request's `trace` of a step."""
+        if self.request.trace is None:
+            return
+        top = reply.logits[[0, *outcome.path]][: len(kept.tokens)].topk(2).values
+        step = TraceStep(
+            position=len(self.output) - len(kept.tokens),
+            tree=tree,
+            tested=outcome.tested,
+            path=outcome.path,
+            tokens=kept.tokens,
+            sources=list(sources[: len(kept.tokens)]),
+            margins=(top[:, 0] - top[:, 1]).tolist(),
+            computed_by=reply.computed_by,
+            seconds=reply.seconds,
+        )
+        self.request.trace(step)

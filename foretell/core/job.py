@@ -1,0 +1,167 @@
+"""The part of one forward that belongs to one cache.
+
+A job knows the new nodes, where their cache rows go, and who sees whom. Models call `write` and
+`attend` (or read the same facts, as executors do); they never look into a cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretell.ops.attention import Bias, attend, merge, partial_attention
+
+if TYPE_CHECKING:
+    from foretell.core.cache import Cache
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """n new nodes, stored behind `start` cache rows that are there already.
+
+    A node sees every committed row, and of the scratch rows (those behind the committed ones) what
+    `seen` says, bool (n, scratch rows); None: a chain, each node sees all rows before it.
+    """
+
+    cache: Cache
+    tokens: list[int]
+    scratch_positions: list[int]  # of all scratch rows in the text, the new nodes at the end
+    start: int
+    seen: torch.Tensor | None
+    rows: list[int]  # new nodes (0-based) whose logits are wanted
+    first: int  # the tree's node that new node 0 is; below 0: committed tokens precede the tree
+    taps: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+    states: torch.Tensor | None = None  # (n, E), see types.Ask
+    features: torch.Tensor | None = None  # (n, E) of a model that feeds on the target's states
+    masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> list[int]:
+        """Of the new nodes in the text."""
+        return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is an ordinary forward over ordinary cache rows.
+
+        An executor computes nothing else: what a policy, a prefix or a given state asks for would
+        be lost without a word.
+        """
+        usual = self.layers is None and self.states is None and self.features is None
+        return usual and self.cache.plain
+
+    def write(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores k, v (KV, n, D) of the new nodes; returns keys and values (KV, start + n, D)."""
+        end = self.start + len(self.tokens)
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        keys[:, self.start : end] = k
+        values[:, self.start : end] = v
+        return keys[:, :end], values[:, :end]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
+    ) -> torch.Tensor:
+        """Of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n, H, D)."""
+        keys, values = self.write(layer, k, v)
+        policy, segments = self.cache.policy, self.cache.segments
+        if policy is not None and not policy.plain:
+            mask = self.biased_mask(window, q.dtype, bias)
+            return policy.attend(self, layer, q, keys, values, mask, scale, softcap, sinks)
+        if bias is not None or segments:
+            mask = self.biased_mask(window, q.dtype, bias)
+            if not segments:
+                return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
+            parts = [partial_attention(q, keys, values, mask, scale, softcap, sinks)]
+            for segment in segments:
+                prefix = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
+                rows = segment.k[layer], segment.v[layer]
+                parts.append(partial_attention(q, *rows, prefix, scale, softcap))
+            return merge(parts).to(q.dtype)
+        grouped = softcap is None and sinks is None
+        times = len(q) // len(k) if grouped else 1
+        return attend(q, keys, values, self.mask(window, q.dtype, times), scale, softcap, sinks)
+
+    # --- who sees whom
+
+    def mask(
+        self, window: int | None, dtype: torch.dtype, times: int = 1
+    ) -> torch.Tensor | None:
+        """Additive (times * n, start + n), 0 or -inf; None where every node sees all rows.
+
+        `window`: positions a node sees back, itself included.
+        """
+        if window is not None and max(self.scratch_positions, default=0) < window:
+            window = None
+        key = (window, times)
+        if key not in self.masks:
+            self.masks[key] = self._additive(self._seen(window), dtype, times)
+        return self.masks[key]
+
+    def _seen(self, window: int | None) -> torch.Tensor | None:
+        """Bool (n, start + n); None: every node sees all."""
+        new, base = len(self.tokens), self.cache.base
+        if new == 1 and self.seen is None and window is None:
+            return None
+        total = self.start + new
+        seen = torch.ones(new, total, dtype=torch.bool)
+        if self.seen is None:
+            seen = seen.tril_(self.start)
+        else:
+            seen[:, base:] = self.seen
+        if window is not None:
+            columns = torch.tensor([*self.cache.row_positions(), *self.scratch_positions])
+            here = torch.tensor(self.positions)
+            seen &= here[:, None] - columns[None, :] < window
+        return seen
+
+    def _additive(
+        self, seen: torch.Tensor | None, dtype: torch.dtype, times: int
+    ) -> torch.Tensor | None:
+        if seen is None:
+            return None
+        mask = torch.where(seen, 0.0, -torch.inf).to(self.cache.device, dtype)
+        return mask.repeat(times, 1)
+
+    def biased_mask(
+        self, window: int | None, dtype: torch.dtype, bias: Bias | None
+    ) -> torch.Tensor | None:
+        """The mask over the cache's own rows with `bias` added: (n, rows) or (heads, n, rows)."""
+        mask = self.mask(window, dtype)
+        if bias is None:
+            return mask
+        columns = [*self.cache.row_positions(), *self.scratch_positions]
+        added = self._bias(bias, columns, dtype)
+        return added if mask is None else added + mask
+
+    def prefix_mask(
+        self, start: int, end: int, window: int | None, dtype: torch.dtype, bias: Bias | None
+    ) -> torch.Tensor | None:
+        """The same over rows of the shared positions `start` to `end`, which every node follows."""
+        mask = None
+        if window is not None:
+            here = torch.tensor(self.positions)
+            seen = here[:, None] - torch.arange(start, end)[None, :] < window
+            mask = self._additive(seen, dtype, 1)
+        if bias is None:
+            return mask
+        added = self._bias(bias, list(range(start, end)), dtype)
+        return added if mask is None else added + mask
+
+    def _bias(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
+        here = torch.tensor(self.positions, device=self.cache.device)
+        there = torch.tensor(columns, device=self.cache.device)
+        return bias(here, there).to(dtype)

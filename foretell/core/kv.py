@@ -1,0 +1,63 @@
+"""What stands beside a cache's own rows: a policy that changes them, and rows shared with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretell.core.types import HUGE
+
+if TYPE_CHECKING:
+    from foretell.core.cache import Cache
+    from foretell.core.job import Job
+
+
+class CachePolicy:
+    """What a cache does with its committed rows, besides keeping them: the base does nothing.
+
+    Rows change only where a cache reaches certain lengths, which committed tokens alone decide.
+    Drafts and prompt chunks end there, so that every token is computed over the rows that plain
+    decoding has: speculation on a policy's cache equals plain decoding on it.
+    """
+
+    plain = True  # its rows are read by ordinary attention; else `attend` computes it
+
+    def room(self, length: int) -> int:
+        """Tokens (1 or more) that a cache of this length takes before its rows change next."""
+        return HUGE
+
+    def change(self, cache: Cache) -> None:
+        """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
+
+    def attend(
+        self,
+        job: Job,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attention of its own where `plain` is False: arguments of ops.attention.attend."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows of some first tokens of a text, which several caches read and none writes."""
+
+    tokens: tuple[int, ...]
+    start: int  # position of its first row
+    k: Sequence[torch.Tensor | None]  # of each layer (KV, rows, D)
+    v: Sequence[torch.Tensor | None]
+    states: Mapping[int, torch.Tensor]  # tapped hidden states (rows, E), see TappedStates
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)

@@ -1,0 +1,105 @@
+"""A request in flight: its tasks, each a generator and what it waits for, and its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretell.core.cache import Cache
+from foretell.core.context import Context
+from foretell.core.model import Model
+from foretell.core.types import Ask, Reply, Steps
+
+
+@dataclass(eq=False)
+class OpenAsk:
+    """An ask that waits for its forward."""
+
+    live: Live
+    model: Model
+    ask: Ask
+    task: Task | None  # None: what another ask has to wait for
+    place: int  # among the task's asks
+    since: int  # the engine's count of forwards when it was asked
+    pending: int = 0  # committed tokens that its cache lacks
+    waited: int = 0  # forwards since then
+    after: OpenAsk | None = None  # which has to be answered first
+
+    @property
+    def size(self) -> int:
+        """Tokens to compute, when all rows of the tree are new."""
+        return self.pending + len(self.ask.tree)
+
+
+@dataclass(eq=False)
+class Task:
+    """One generator of a request. It can go on unless it waits for replies, children or a call."""
+
+    steps: Steps
+    parent: Task | None = None
+    place: int = 0  # among the parent's children
+    answer: Any = None  # to be sent next
+    error: BaseException | None = None  # to be thrown instead
+    ready: bool = True
+    single: bool = True  # it yielded one Ask, not a list
+    replies: list[Reply | None] = field(default_factory=list)
+    children: list[Task] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)  # of the children
+    running: int = 0  # children that have not ended
+    first: bool = False  # it waits for the first child only
+    call: Future[Any] | None = None
+    ended: bool = False
+
+    def wake(self, answer: Any = None, error: BaseException | None = None) -> None:
+        """Lets it go on."""
+        self.answer, self.error, self.ready = answer, error, True
+
+    def close(self) -> None:
+        """Ends it, its children first."""
+        self.ended = True
+        for child in self.children:
+            if not child.ended:
+                child.close()
+        if self.call is not None:
+            self.call.cancel()
+        self.steps.close()
+
+
+@dataclass(eq=False)
+class Live:
+    """A request in flight."""
+
+    index: int
+    ctx: Context
+    root: Task
+    started: float
+    tasks: list[Task] = field(default_factory=list)
+    asks: list[OpenAsk] = field(default_factory=list)
+    caches: dict[tuple[str, int], Cache] = field(default_factory=dict)
+    result: int = 0  # the branch that is the result
+    reason: str | None = None  # why the request ended
+    answers: Sequence[tuple[list[int], float, str]] = ()  # see types.Finish
+    streamed: int = 0  # output tokens that events have carried
+    next_branch: int = 1
+    error: BaseException | None = None
+
+    @property
+    def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Of the result's tokens: see stats.logprobs."""
+        return self.ctx.branches[self.result].logprobs
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether nothing but outside work can move it on."""
+        calls = any(task.call is not None for task in self.tasks)
+        return calls and not self.asks and not any(task.ready for task in self.tasks)
+
+    def calls(self) -> Iterator[Future[Any]]:
+        return (task.call for task in self.tasks if task.call is not None)
+
+    def free(self) -> None:
+        """Lets go of all rows."""
+        while self.caches:
+            self.caches.popitem()[1].drop()

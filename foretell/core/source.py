@@ -1,0 +1,60 @@
+"""Where the target's rows come from: a value, so that any of them goes with any drafter.
+
+`Direct` asks the target. Others mix rows of several branches, models or layers: guidance,
+contrastive decoding, ensembles, judges. What they return is verified as the target's own rows, so
+whatever drafts, the text has the mixed law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Message, Reply
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+    from foretell.core.model import Model
+
+Reading = Generator[Message, Any, Reply]
+
+
+class Source:
+    """The base: a frozen dataclass. It asks on branches of its own, opened in `start`."""
+
+    models: tuple[str, ...] = ()  # besides the target
+    needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        """As Drafter.bring."""
+        return {}
+
+    def start(self, ctx: Context) -> Generator[Message, Any, Any]:
+        """Opens what it needs; returns its state."""
+        return None
+        yield Ask(TokenTree(0))  # never reached: makes this a generator
+
+    def read(self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int]) -> Reading:
+        """The reply with the rows of all nodes of `tree`, and the target's hidden states `taps`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Direct(Source):
+    """The target's own rows."""
+
+    def read(self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int]) -> Reading:
+        reply: Reply = yield Ask(tree, branch=ctx.branch, taps=tuple(taps))
+        return reply
+
+
+def follow(ctx: Context, branch: int, start: int) -> Generator[Message, Any, None]:
+    """Brings a quiet branch, opened when the text had `start` tokens, up to the text's end."""
+    mirrored = len(ctx.branches[branch].output)
+    missing = ctx.tokens[start + mirrored :]
+    if missing:
+        yield Commit(list(missing), torch.empty(0), branch)

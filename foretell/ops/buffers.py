@@ -1,0 +1,73 @@
+"""The memory of a cache: keys and values of its rows, grown by doubling, shared until written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from foretell.ops.rows import zeros
+
+# Of each layer: key-value heads, width of a key, width of a value; None: it keeps no rows.
+Layout = tuple[tuple[int, int, int] | None, ...]
+
+
+class Rows:
+    """Keys and values (KV, capacity, D) of every layer; layers of one shape lie in one tensor.
+
+    Executors with memory of their own override `_allocate`, which sets `keys` and `values`.
+    """
+
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int = 256
+    ):
+        self.layout = layout
+        self.dtype = dtype
+        self.device = device
+        self.capacity = capacity
+        self.shapes = sorted({shape for shape in layout if shape is not None})
+        self.sharers = [1]  # how many caches use these buffers; a writer copies unless alone
+        self._allocate()
+
+    def _allocate(self) -> None:
+        self.keys, self.values = [], []
+        for shape in self.shapes:
+            size = (self.layout.count(shape), shape[0], self.capacity)
+            self.keys.append(zeros((*size, shape[1]), self.dtype, self.device))
+            self.values.append(zeros((*size, shape[2]), self.dtype, self.device))
+        self._name_layers()
+
+    def _name_layers(self) -> None:
+        """Sets `k` and `v`: of each layer its part of the buffers."""
+        self.k: list[Any] = []
+        self.v: list[Any] = []
+        for layer, shape in enumerate(self.layout):
+            group = -1 if shape is None else self.shapes.index(shape)
+            place = self.layout[:layer].count(shape)
+            self.k.append(None if shape is None else self.keys[group][place])
+            self.v.append(None if shape is None else self.values[group][place])
+
+    def grow(self, rows: int, used: int) -> None:
+        """Makes the buffers this cache's alone and at least `rows` long; keeps the first `used`."""
+        if rows <= self.capacity and self.sharers[0] == 1:
+            return
+        doublings = ((rows - 1) // self.capacity).bit_length()
+        self.capacity <<= doublings
+        old = (*self.keys, *self.values)
+        self.sharers[0] -= 1
+        self.sharers = [1]
+        self._allocate()
+        for new_rows, old_rows in zip((*self.keys, *self.values), old, strict=True):
+            new_rows[:, :, :used] = old_rows[:, :, :used]
+
+    def move(self, sources: Sequence[int], target: int) -> None:
+        """Copies these rows to `target` and behind it. The buffers must be this cache's alone."""
+        rows = torch.tensor(list(sources), device=self.device)
+        place = slice(target, target + len(rows))
+        for buffer in (*self.keys, *self.values):
+            buffer[:, :, place] = buffer[:, :, rows]
+
+    def drop(self) -> None:
+        """Lets go of the buffers: the others that share them need not copy on its account."""
+        self.sharers[0] -= 1

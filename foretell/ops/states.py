@@ -1,0 +1,70 @@
+"""Hidden states kept beside a cache's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+
+class TappedStates:
+    """Hidden states of a cache's tokens: of the committed ones by position, of scratch rows beside.
+
+    They outlive an eviction of rows, and feed models that read the target's states.
+    """
+
+    def __init__(self, taps: Sequence[int]):
+        self.taps = tuple(taps)
+        self.length = 0
+        self.committed: dict[int, torch.Tensor] = {}  # (capacity, E)
+        self.scratch: dict[int, torch.Tensor] = {}  # (scratch rows, E)
+        self.shared = False  # whether a fork reads `committed` too
+
+    def write(self, first: int, hidden: Mapping[int, torch.Tensor]) -> None:
+        """States of the scratch rows from `first` on; what stood there is forgotten."""
+        for tap in self.taps:
+            before = self.scratch.get(tap, hidden[tap][:0])[:first]
+            self.scratch[tap] = torch.cat([before, hidden[tap]])
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """The states of these scratch rows, a path, become those of the next committed tokens."""
+        end = self.length + len(nodes)
+        for tap, scratch in self.scratch.items() if nodes else ():
+            held = self.committed.get(tap)
+            if held is None or len(held) < end or self.shared:
+                grown = scratch.new_empty(max(64, 1 << (end - 1).bit_length()), scratch.shape[1])
+                if held is not None:
+                    grown[: self.length] = held[: self.length]
+                self.committed[tap] = held = grown
+            held[self.length : end] = scratch[list(nodes)]
+        if nodes:
+            self.shared = False
+            self.length = end
+        self.scratch = {}
+
+    def adopt(self, states: Mapping[int, torch.Tensor]) -> None:
+        """Takes the first tokens' states, of all its taps, from a segment."""
+        self.committed = {tap: states[tap] for tap in self.taps}
+        self.length = len(next(iter(self.committed.values()), ()))
+        self.shared = True
+
+    def read(self, taps: Sequence[int], start: int, end: int) -> torch.Tensor:
+        """(end - start, E of all taps side by side) of the committed tokens at these positions.
+
+        What stands before the first token is zeros.
+        """
+        assert end <= self.length, "the states of these tokens are not there yet"
+        parts = []
+        for tap in taps:
+            rows = self.committed[tap][max(0, start) : end]
+            before = rows.new_zeros(max(0, min(end, 0) - start), rows.shape[1])
+            parts.append(torch.cat([before, rows]))
+        return torch.cat(parts, 1)
+
+    def fork(self) -> TappedStates:
+        twin = TappedStates(self.taps)
+        twin.length = self.length
+        twin.committed = dict(self.committed)
+        twin.scratch = dict(self.scratch)
+        self.shared = twin.shared = True
+        return twin
