@@ -28,7 +28,8 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
 from foretell.measure import tuning
-from foretell.policy.costs import ROWS, SIZES, identity, profile
+from foretell.measure.profiling import ROWS, identity, profile
+from foretell.policy.costs import SIZES
 from foretell.spec import AUTO, QUICK, STEP, resolve
 from foretell.text import Detokenizer
 
@@ -263,7 +264,7 @@ class LM:
             costs, where = profile(target, fresh, tell)
         self.engine.costs["target"], self.measured = costs, True
         self._default = (
-            QUICK if costs.one() < STEP else AUTO
+            QUICK if costs.single() < STEP else AUTO
         )  # now: what is measured later must not change it
         return {
             "about": identity(target),
@@ -272,7 +273,7 @@ class LM:
                 rows: dict(
                     zip(
                         SIZES,
-                        costs.line(SIZES[-1], rows)[[n - 1 for n in SIZES]].tolist(),
+                        costs.curve(SIZES[-1], rows)[[n - 1 for n in SIZES]].tolist(),
                         strict=True,
                     )
                 )

@@ -203,7 +203,7 @@ def generate(
         raise BadConfig("--compare measures one sample: leave --n out")
     text = _stdin() if prompt == "-" else prompt
     lm = _load(model, draft, device, dtype, revision, trust_remote_code, executor, exact_bits)
-    from foretell.policy.costs import numbers
+    from foretell.measure.profiling import numbers
 
     about = {
         "schema": "foretell.generate/1",

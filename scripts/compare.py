@@ -33,8 +33,8 @@ from rich.progress import track
 import foretell
 from foretell.measure import peers
 from foretell.measure.peers import Peer, Place
+from foretell.measure.profiling import processor
 from foretell.measure.prompts import read_prompts
-from foretell.policy.costs import processor
 
 PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
 Run = tuple[

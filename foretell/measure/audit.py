@@ -48,8 +48,8 @@ from foretell.families.decoder import Decoder
 from foretell.families.exact import compare
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
+from foretell.measure.profiling import numbers
 from foretell.measure.prompts import Prompt
-from foretell.policy.costs import numbers
 from foretell.spec import resolve
 
 LAW = 1e-9  # largest error of a probability

@@ -46,8 +46,8 @@ from foretell.families.decoder import Decoder
 from foretell.loading import ASSETS
 from foretell.measure import peers
 from foretell.measure.peers import Peer, Place, Run
+from foretell.measure.profiling import numbers, processor
 from foretell.measure.prompts import Prompt, read_prompts
-from foretell.policy.costs import numbers, processor
 
 SCHEMA = "foretell.measure.bench/1"
 PROMPTS = ASSETS / "prompts"

@@ -26,8 +26,8 @@ from foretell.cards import guarantee
 from foretell.core.model import Model
 from foretell.core.strategy import Speculative, Strategy
 from foretell.errors import BadConfig, ForetellError
+from foretell.measure.profiling import folder, numbers, traits
 from foretell.measure.prompts import Prompt
-from foretell.policy.costs import folder, numbers, traits
 from foretell.spec import AUTO, resolve
 
 if TYPE_CHECKING:

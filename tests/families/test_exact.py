@@ -22,7 +22,7 @@ from foretell.errors import BadConfig, ForetellError, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.exact import ExactCache, ExactDecoder, compare, exp2, in_pieces, tanh
 from foretell.families.int8 import quantize
-from foretell.policy.costs import identity
+from foretell.measure.profiling import identity
 from tests import tiny as small
 from tests.families.families import tiny
 from tests.families.test_families import PROMPTS, TREE, answer, stock

@@ -18,7 +18,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.families.int8 import Linear8, quantize
-from foretell.policy.costs import numbers
+from foretell.measure.profiling import numbers
 from foretell.runtimes.openvino import Executor
 from tests.families.families import tiny
 from tests.families.test_families import PROMPTS, TREE, answer

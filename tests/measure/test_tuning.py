@@ -18,7 +18,7 @@ from foretell.drafters.ngram import Ngram
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.families.toy import Toy
 from foretell.measure import bench, report, tuning
-from foretell.policy.costs import folder
+from foretell.measure.profiling import folder
 from foretell.spec import AUTO, QUICK, resolve
 from foretell.strategies.plain import Plain
 from tests import tiny
@@ -106,7 +106,7 @@ def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatc
 def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny.lm()
     lm.measure()
-    step = lm.engine.costs["target"].one()
+    step = lm.engine.costs["target"].single()
     for limit, later, expected in ((step / 2, step / 9, AUTO), (step * 2, step * 9, QUICK)):
         monkeypatch.setattr("foretell.api.STEP", limit)
         lm = tiny.lm()
@@ -114,7 +114,7 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
         costs = lm.engine.costs["target"]
         for _ in range(99):
             costs.note(1, later)
-        assert (costs.one() < limit) != (expected == QUICK) and lm.default == expected, (
+        assert (costs.single() < limit) != (expected == QUICK) and lm.default == expected, (
             "what is seen later changes it"
         )
         assert bench.Method(lm, "auto").about == f"stands for {expected}, the default"
@@ -257,7 +257,7 @@ def test_another_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(foretell, "__version__", "9.9")
         assert "foretell 0.1.0 there, foretell 9.9 here" in said(tiny.lm())
     with monkeypatch.context() as patch:
-        patch.setattr("foretell.policy.costs.processor", lambda: "Other CPU")
+        patch.setattr("foretell.measure.profiling.processor", lambda: "Other CPU")
         assert "there, Other CPU here)" in said(tiny.lm())
     other = foretell.wrap(tiny.llama(), tiny.tokenizer(), name="another")
     assert other.auto == AUTO, "a model nobody tuned is none of its business"

@@ -25,8 +25,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import BadModel, ForetellError, PromptTooLong, Unsupported
 from foretell.loading import load_tokenizer
-from foretell.measure import audit
-from foretell.policy import costs
+from foretell.measure import audit, profiling
 from foretell.runtimes import llama_cpp as gguf
 from foretell.runtimes.llama_cpp import GGUF, Branch
 from tests import tiny
@@ -390,7 +389,7 @@ def test_costs_are_measured_and_kept_for_this_file(
     lm: foretell.LM, file: Path, second: Path
 ) -> None:
     found = lm.measure()
-    assert "tiny.gguf" in found["about"] and set(found["seconds"]) == set(costs.ROWS)
+    assert "tiny.gguf" in found["about"] and set(found["seconds"]) == set(profiling.ROWS)
     assert (
         foretell.load(file).measure()["file"]
         == found["file"]

@@ -109,7 +109,7 @@ class Environment:
 
 
 def home(name: str) -> Path:
-    from foretell.policy.costs import folder  # imports torch, which a worker does without
+    from foretell.measure.profiling import folder  # imports torch, which a worker does without
 
     return folder() / "peers" / stem(name)
 

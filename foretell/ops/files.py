@@ -1,0 +1,52 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from foretell.errors import BadFile
+
+CURE = "free some space or name another place"
+
+
+@contextmanager
+def whole(path: Path, cure: str = CURE) -> Iterator[Path]:
+    """Yields an empty file beside `path`, which takes its place when the block has ended.
+
+    If the block raises, that file is removed and `path` stays as it was. Missing folders are made.
+    Raises BadFile, which ends with the cure, where the system refuses to write (a full disk, a
+    folder that is read-only); so no other file should be opened in the block.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()  # so that a wrong place is found out before the work
+        mode = part.stat().st_mode
+        yield part
+        part.chmod(mode)  # safetensors makes files that other users cannot read
+        os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        raise BadFile(f"{path}: cannot be written ({_reason(error)}); {cure}") from error
+    finally:
+        with contextlib.suppress(OSError):  # where nothing can be written nothing is left either
+            part.unlink()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error).rpartition("I/O error: ")[2]  # safetensors wraps what the system said
+
+
+def write_text(path: Path, text: str, cure: str = CURE) -> None:
+    """Writes a UTF-8 text file, whole or not at all. Raises BadFile, which ends with the cure."""
+    with whole(path, cure) as part:
+        part.write_text(text, "utf-8")
