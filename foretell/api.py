@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foretell import stores
+from foretell.core.context import Event, Request
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Engine, Event, Live, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.model import Model
-from foretell.core.stats import Stats
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
@@ -31,6 +32,7 @@ from foretell.measure import tuning
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.policy.costs import SIZES
 from foretell.spec import AUTO, QUICK, STEP, resolve
+from foretell.stats import Stats
 from foretell.text import Detokenizer
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from foretell.errors import BadConfig, ForetellError
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
     from foretell.cards import Card
-    from foretell.core.stats import Stats
+    from foretell.stats import Stats
 
 ROUNDS = 3  # of --compare
 COLOURS = (

@@ -29,8 +29,10 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from foretell.core.context import Request
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Engine, Live, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.model import Model
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling

@@ -24,7 +24,9 @@ import torch
 
 from foretell import cards, registry
 from foretell.core.cache import Cache
-from foretell.core.engine import Engine, Live, Request
+from foretell.core.context import Request, Stores
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.model import Model
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
@@ -224,7 +226,7 @@ class Law:
         return max(abs(self.outputs.get(k, 0.0) - other.get(k, 0.0)) for k in keys)
 
 
-def warmed(strategy: Strategy, models: Mapping[str, Model], setting: Setting) -> dict[Any, Any]:
+def warmed(strategy: Strategy, models: Mapping[str, Model], setting: Setting) -> Stores:
     """What the engine's shared stores hold after two texts; only a drafter that learns leaves
     anything there.
     """
@@ -246,7 +248,7 @@ def enumerate_law(
     warm: bool = True,
 ) -> Law:
     """Runs the engine once for every outcome of every draw."""
-    stores = warmed(strategy, models, setting) if warm else {}
+    stores = warmed(strategy, models, setting) if warm else Stores()
     law = Law()
 
     def once(door: Enumerator) -> tuple[int, ...]:
@@ -423,7 +425,7 @@ def check_cache(cache: Cache, model: Model, tokens: Sequence[int]) -> None:
         assert torch.equal(ours[:, : cache.length], theirs[:, : cache.length]), (
             "stale rows in the cache"
         )
-    cache.branch = 0
+    cache.synced = 0
     job, _ = cache.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
     got = model.forward([job])[0].logits
     assert torch.equal(got, want), "the cache answers otherwise than a fresh prefill"

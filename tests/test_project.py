@@ -360,7 +360,7 @@ def test_every_sampling_option_is_explained(name: str) -> None:
 def test_everything_public_is_explained() -> None:
     from foretell import errors
     from foretell.api import Output, Piece
-    from foretell.core.stats import Stats
+    from foretell.stats import Stats
 
     page = (ROOT / "docs" / "python.md").read_text("utf-8")
     wanted = [*foretell.__all__, *inspect.signature(foretell.load).parameters]

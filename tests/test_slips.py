@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import foretell.core.cache
-from foretell.core.cache import Cache, Job
+from foretell.core.cache import Cache
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.engine import Context, Engine
+from foretell.core.engine import Engine
+from foretell.core.job import Job
 from foretell.core.model import Model
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Target

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from foretell import stores
-from foretell.core.engine import Engine, Request
+from foretell.core.context import Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.types import Sampling
 from foretell.errors import BadFile

@@ -24,10 +24,10 @@ import torch
 from foretell.core.job import Job
 from foretell.core.kv import CachePolicy, Segment
 from foretell.core.plan import Plan, plan_part, plan_tree, reusable
-from foretell.ops.buffers import Layout, Rows
-from foretell.ops.states import TappedStates
 from foretell.core.tree import ancestors, visible
 from foretell.core.types import HUGE, Ask
+from foretell.ops.buffers import Layout, Rows
+from foretell.ops.states import TappedStates
 
 LONG = 64  # pending tokens above which a mask is not worth remembering
 

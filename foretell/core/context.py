@@ -97,6 +97,7 @@ class Shared(Protocol):
     """What a context uses of the engine."""
 
     eos: tuple[int, ...]
+    models: dict[str, Model]
     stores: Stores
     live: list[Any]
 
@@ -106,7 +107,10 @@ class Shared(Protocol):
 class Context:
     """One branch of a request as its strategy and drafter see it."""
 
-    def __init__(self, engine: Shared, request: Request, models: Mapping[str, Model]):
+    def __init__(
+        self, engine: Shared, request: Request, models: Mapping[str, Model] | None = None
+    ):
+        models = engine.models if models is None else models
         target = models["target"]
         self.engine = engine
         self.request = request

@@ -7,10 +7,9 @@ whatever branch their context is of, and take the target's rows from the request
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.sampling import Target
@@ -19,12 +18,12 @@ from foretell.core.types import Commit, Kept, Message, Outcome, Reply, Steps
 from foretell.core.verify import Rule, default, walk
 from foretell.errors import BadConfig
 from foretell.policy.sizes import sizes_for
+from foretell.policy.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.core.model import Model
 
-R = TypeVar("R")
 MOST = 1024  # nodes that may be asked for
 
 
@@ -114,36 +113,3 @@ def settle(
     kept: Kept = yield Commit(tokens, rows, ctx.branch, sources, len(tree) - 1, tested)
     ctx.trace(tree, reply, outcome, kept, sources)
     return outcome, kept
-
-
-class Stopwatch:
-    """Seconds that a generator of messages takes: its own, and its shares of forwards.
-
-    What other requests do while it waits is not counted.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def over(self, steps: Generator[Message, Any, R]) -> Generator[Message, Any, R]:
-        """The same messages and the same result, with the time taken."""
-        answer: Any = None
-        try:
-            while True:
-                start = time.perf_counter()
-                try:
-                    message = steps.send(answer)
-                except StopIteration as end:
-                    result: R = end.value
-                    return result
-                finally:
-                    self.seconds += time.perf_counter() - start
-                answer = yield message
-                self.seconds += sum(reply.seconds for reply in _replies(answer))
-        finally:
-            steps.close()
-
-
-def _replies(answer: Any) -> Sequence[Reply]:
-    answers = answer if isinstance(answer, list) else [answer]
-    return [reply for reply in answers if isinstance(reply, Reply)]

@@ -131,7 +131,8 @@ class Reply:
     logits: torch.Tensor  # (rows asked, V), in float32 or wider
     hidden: dict[int, torch.Tensor]  # of each tap (new nodes, E)
     nodes: list[int]  # the tree's nodes whose rows these are
-    new: list[int]  # the tree's nodes whose hidden states these are
+    # the tree's nodes whose hidden states these are; below 0: the text before it
+    new: list[int] = field(default_factory=list)
     seconds: float = 0.0  # this ask's share of the forward's time
     computed_by: str = "torch"
 

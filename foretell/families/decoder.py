@@ -20,12 +20,14 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from foretell.core.cache import Cache, Job, Layout
+from foretell.core.cache import Cache
+from foretell.core.job import Job
 from foretell.core.model import STEP, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
+from foretell.ops.buffers import Layout
 from foretell.ops.threads import torch_threads
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
@@ -363,7 +365,7 @@ class Decoder(Model):
             job, done = cache.prepare(Ask(tree), self.probe, 3)
             reply = self.forward([job])[0]
         for node, row in enumerate(reply.logits):
-            ids = torch.tensor([self.probe + tree.words(node)], device=self.device)
+            ids = torch.tensor([self.probe + tree.tokens_to(node)], device=self.device)
             if not self._close(row, self.hf(input_ids=ids, use_cache=False).logits[0, -1]):
                 raise self._refuse(
                     "a tree to give the rows of its paths, and a self-test found that it does not"

@@ -31,7 +31,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from foretell.core.cache import Cache, Job, Layout
+from foretell.core.cache import Cache
+from foretell.core.job import Job
 from foretell.core.model import STEP, Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
@@ -40,6 +41,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.fused import Fused, blocks
 from foretell.families.int8 import Linear8
 from foretell.families.loop import Block, Loop
+from foretell.ops.buffers import Layout
 
 PIECE = 16_384  # elements that torch leaves to one thread
 SCORES = 131_072  # numbers of attention that are worked on at a time
@@ -443,7 +445,7 @@ def compare(model: Model, steps: int, seed: int = 0, longest: int = 160) -> tupl
             cache = model.cache()
             job, _ = cache.prepare(Ask(TokenTree(texts[which][cut - 1])), texts[which][:cut], 512)
             model.forward([job])
-            wanted.append((other, one(cache, [*texts[which][:cut], *tree.words(other)])))
+            wanted.append((other, one(cache, [*texts[which][:cut], *tree.tokens_to(other)])))
             for node, row in wanted:
                 mine = reply.logits[reply.nodes.index(node)]
                 if not torch.equal(mine, row):

@@ -36,10 +36,11 @@ import foretell
 from foretell.api import LM, wrap
 from foretell.cards import guarantee
 from foretell.core.cache import Cache
-from foretell.core.engine import Engine, Live, Request
+from foretell.core.context import Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.model import Model
 from foretell.core.sampling import Sampler
-from foretell.core.stats import Stats
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
@@ -51,6 +52,7 @@ from foretell.measure.outcomes import Enumerator
 from foretell.measure.profiling import numbers
 from foretell.measure.prompts import Prompt
 from foretell.spec import resolve
+from foretell.stats import Stats
 
 LAW = 1e-9  # largest error of a probability
 P = 1e-3  # smallest p-value

@@ -37,9 +37,10 @@ import transformers
 
 import foretell
 from foretell.api import LM
-from foretell.core.engine import Engine, Live, Request
+from foretell.core.context import Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.model import Model
-from foretell.core.stats import Stats
 from foretell.core.types import Commit, Kept, Sampling
 from foretell.errors import BadConfig, BadFile, ForetellError
 from foretell.families.decoder import Decoder
@@ -48,6 +49,7 @@ from foretell.measure import peers
 from foretell.measure.peers import Peer, Place, Run
 from foretell.measure.profiling import numbers, processor
 from foretell.measure.prompts import Prompt, read_prompts
+from foretell.stats import Stats
 
 SCHEMA = "foretell.measure.bench/1"
 PROMPTS = ASSETS / "prompts"

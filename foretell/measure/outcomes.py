@@ -23,9 +23,15 @@ class Enumerator:
         self.script, self.taken = script, 0
         self.choices: list[list[tuple[int, float]]] = []
         self.weight = 1.0
-        self.used: set[tuple[str, int, int]] = set()
+        self.used: set[tuple[int, str, int, int]] = set()
+        self.branch = 0
 
-    def _choose(self, branches: list[tuple[int, float]], key: tuple[str, int, int]) -> int:
+    def at(self, branch: int) -> Enumerator:
+        """The same door, for the draws of another branch."""
+        return BranchDoor(self, branch)
+
+    def choose(self, branches: list[tuple[int, float]], key: tuple[int, str, int, int]) -> int:
+        """Goes on with the outcome of this draw whose turn it is."""
         if key in self.used:
             raise AssertionError(f"the draw {key} was used twice: draws would be dependent")
         self.used.add(key)
@@ -40,12 +46,12 @@ class Enumerator:
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
         total = float(p.sum())
         branches = [(token, float(w) / total) for token, w in enumerate(p.tolist()) if w > 0]
-        return self._choose(branches, (purpose, position, index))
+        return self.choose(branches, (self.branch, purpose, position, index))
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         if chance <= 0 or chance >= 1:
             return chance >= 1
-        return bool(self._choose([(1, chance), (0, 1 - chance)], (purpose, position, index)))
+        return bool(self.choose([(1, chance), (0, 1 - chance)], (self.branch, purpose, position, index)))
 
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
         raise AssertionError(
@@ -68,3 +74,17 @@ class Enumerator:
                 script[-1] += 1
             else:
                 script = None
+
+
+class BranchDoor(Enumerator):
+    """The door of another branch of the same request: its draws are outcomes of the same walk."""
+
+    def __init__(self, door: Enumerator, branch: int):
+        self.door = door
+        self.branch = branch
+
+    def at(self, branch: int) -> Enumerator:
+        return BranchDoor(self.door, branch)
+
+    def choose(self, branches: list[tuple[int, float]], key: tuple[int, str, int, int]) -> int:
+        return self.door.choose(branches, key)

@@ -10,15 +10,18 @@ if it were alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretell.core.drafter import Drafter, Drafting, Step
-from foretell.core.engine import Context
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import merge
-from foretell.policy.costs import Worth
+from foretell.policy.costs import Payoff
+from foretell.policy.stopwatch import Stopwatch
 
 
 @dataclass
@@ -28,33 +31,29 @@ class Part:
     drafter: Drafter
     ctx: Context
     state: Any
-    worth: Worth
+    payoff: Payoff
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
 
 
-class Joint(Worth):
-    """Of a composition as a whole, which is asked whenever one of its parts is due: each has pauses
-    of its own.
-    """
+class JointPayoff(Payoff):
+    """Of a composition, which is asked whenever one of its parts is due: each pauses by itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[Worth] = []
+        self.parts: list[Payoff] = []
 
     def due(self) -> bool:
-        if any(worth.wait <= 0 for worth in self.parts):
+        if any(part.wait <= 0 for part in self.parts):
             return True
-        for worth in self.parts:
-            worth.wait -= 1
+        for part in self.parts:
+            part.wait -= 1
         return False
 
 
 @dataclass
 class Pace:
-    """Running means of a step: its tokens and its seconds, of drafting and of the target's
-    forward.
-    """
+    """Running means of a step: its tokens and its seconds, of drafting and of the forward."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -86,7 +85,8 @@ class Composition(Drafter):
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(dict.fromkeys(("tree", *(need for part in self.parts for need in part.needs))))
+        needs = [need for part in self.parts for need in part.needs]
+        return tuple(dict.fromkeys(("tree", *needs)))
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -100,58 +100,58 @@ class Composition(Drafter):
     def whole(self) -> bool:  # type: ignore[override]
         return any(part.whole for part in self.parts)
 
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        brought: dict[str, Model] = {}
+        for part in self.parts:
+            brought |= part.bring(models)
+        return brought
+
     def start(self, ctx: Context) -> list[Part]:
+        # Before the policy makes one that would pause all parts at once.
+        joint = ctx.shared(JointPayoff, "worth")
         parts = []
-        joint = ctx.shared(
-            Joint, "worth"
-        )  # before the policy makes one that would pause all parts at once
         for drafter in sorted(self.parts, key=lambda d: not d.draws):
             scope = ctx.scoped(drafter)
-            worth = ctx.scoped((self, drafter)).shared(Worth, "worth")
-            parts.append(Part(drafter, scope, drafter.start(scope), worth))
-        joint.parts = [part.worth for part in parts]
+            payoff = ctx.scoped((self, drafter)).shared(Payoff, "worth")
+            parts.append(Part(drafter, scope, drafter.start(scope), payoff))
+        joint.parts = [part.payoff for part in parts]
         return parts
 
     def steps(self, ctx: Context, state: list[Part], budget: int) -> Drafting:
-        tree, uncut = TokenTree(ctx.tokens[-1]), self.whole or self.draws
+        tree = TokenTree(ctx.tokens[-1])
+        uncut = self.whole or self.draws  # what is not cut afterwards has to fit now
         for part in state:
-            room = budget - (
-                len(tree) - 1 if uncut else 0
-            )  # what is not cut afterwards has to fit now
+            room = budget - (len(tree) - 1 if uncut else 0)
             part.seconds = -1.0
-            if room <= 1 or (ctx.timed and not part.worth.due()):
+            if room <= 1 or (ctx.timed and not part.payoff.due()):
                 continue
+            watch = Stopwatch()
+            proposal = yield from watch.over(part.drafter.steps(part.ctx, part.state, room))
             start = time.perf_counter()
-            mine = yield from part.drafter.steps(part.ctx, part.state, room)
-            part.sources = set(mine.sources[1:])
-            tree = merge(tree, mine) if len(tree) > 1 else mine
-            part.seconds = time.perf_counter() - start
+            part.sources = set(proposal.sources[1:])
+            tree = merge(tree, proposal) if len(tree) > 1 else proposal
+            part.seconds = watch.seconds + time.perf_counter() - start
         return tree
 
-    def observe(self, ctx: Context, state: list[Part], step: Step) -> None:
-        asked = [part.seconds for part in state if part.seconds >= 0]
+    def observe(self, ctx: Context, state: list[Part], step: Feedback) -> None:
+        asked = [part for part in state if part.seconds >= 0]
         if not asked:
             for part in state:
                 part.drafter.observe(part.ctx, part.state, step)
             return
         tree = step.tree
-        firsts = [source.partition("+")[0] for source in tree.sources]  # who proposed it first
-        line = ctx.costs.share(len(tree), len(ctx.tokens), len(ctx.live))
-        node = float(line[-1] - line[0]) / max(1, len(tree) - 1)
-        pace = ctx.shared(Pace, "pace").note(
-            1 + len(step.outcome.path), sum(asked) + float(line[-1])
-        )
+        proposers = [source.partition("+")[0] for source in tree.sources]  # the first of each node
+        curve = ctx.costs.share(len(tree), len(ctx.tokens), len(ctx.live))
+        node_seconds = float(curve[-1] - curve[0]) / max(1, len(tree) - 1)
+        step_seconds = sum(part.seconds for part in asked) + float(curve[-1])
+        pace = ctx.shared(Pace, "pace").note(1 + len(step.outcome.path), step_seconds)
         for part in state:
             start = time.perf_counter()
             part.drafter.observe(part.ctx, part.state, step)
-            if part.seconds >= 0:
-                spent = (
-                    part.seconds
-                    + time.perf_counter()
-                    - start
-                    + node * sum(f in part.sources for f in firsts)
-                )
-                part.worth.note(
-                    sum(firsts[n] in part.sources for n in step.outcome.path), spent, pace
-                )
-                part.seconds = -1.0  # it may not be asked in the next step
+            if part.seconds < 0:
+                continue
+            learning = time.perf_counter() - start
+            nodes = sum(proposer in part.sources for proposer in proposers)
+            gained = sum(proposers[node] in part.sources for node in step.outcome.path)
+            part.payoff.note(gained, part.seconds + learning + node_seconds * nodes, pace)
+            part.seconds = -1.0  # it may not be asked in the next step

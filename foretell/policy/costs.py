@@ -34,6 +34,7 @@ class Costs:
         self.seconds: dict[int, float] = {}
         self.slope: dict[int, float] = {}
         self.sizes: tuple[int, ...] = ()
+        self.frozen: tuple[dict[int, float], dict[int, float]] | None = None
 
     def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
         """One forward of `tokens` tokens that attended to `rows` cache rows took `seconds`.
@@ -77,6 +78,19 @@ class Costs:
         """A request's share (size,) of `curve` where `live` requests have as many tokens each."""
         live = max(1, live)
         return self.curve(live * size, rows)[live - 1 :: live] / live
+
+    def freeze(self) -> None:
+        """Keeps the curve as it is now for `fixed_curve`: it was measured, and is not followed."""
+        self.frozen = (dict(self.seconds), dict(self.slope))
+
+    def fixed_curve(self, size: int, rows: int = 0) -> np.ndarray | None:
+        """As `curve`, as it was when frozen; None: it never was."""
+        if self.frozen is None:
+            return None
+        kept = Costs()
+        kept.seconds, kept.slope = self.frozen
+        kept.sizes = self.sizes
+        return kept.curve(size, rows)
 
     def single(self, rows: int = 0) -> float:
         """The first of `curve`: estimated seconds of a forward of one token."""

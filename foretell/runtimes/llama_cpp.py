@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.core.cache import Cache, Job
+from foretell.core.cache import Cache
+from foretell.core.job import Job
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
@@ -632,7 +633,7 @@ class GGUF(Model):
                 job, done = cache.prepare(Ask(tree), probe, 3)
                 reply = self.forward([job])[0]
             cache.drop()
-            paths = [self.score([*probe, *tree.words(node)])[0] for node in range(len(tree))]
+            paths = [self.score([*probe, *tree.tokens_to(node)])[0] for node in range(len(tree))]
         except RequestFailed as error:
             raise self._refuse(
                 f"a tree, and a self-test found that it takes none ({error})"

@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.core.cache import Cache, Job, Layout
+from foretell.core.cache import Cache
+from foretell.core.job import Job
 from foretell.families.decoder import Executor as Other
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
+from foretell.ops.buffers import Layout
 from foretell.ops.rows import Lent
 from foretell.runtimes.openvino import SMALL
 

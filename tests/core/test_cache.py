@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.cache import Cache, Job
+from foretell.core.cache import Cache
+from foretell.core.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.families.toy import Toy
@@ -36,7 +37,7 @@ def planted(
 
 def expected(toy: Toy, tokens: Sequence[int], tree: TokenTree, node: int) -> list[float]:
     """Logits of a node from the tokens on its way alone, those within the window."""
-    seen = [*tokens, *tree.words(node)]
+    seen = [*tokens, *tree.tokens_to(node)]
     start = max(0, len(seen) - toy.window) if toy.window else 0
     return list(
         toy.row(
@@ -104,7 +105,7 @@ def test_any_history_leaves_the_rows_of_the_branch(data: st.DataObject, window: 
             assert reply.nodes == [len(tree) - 1] or set(range(size, len(tree))) <= set(reply.nodes)
         elif action == "commit":
             tree = old or TokenTree(text[-1])
-            path = tree.words(data.draw(st.integers(0, len(tree) - 1), "accepted"))
+            path = tree.tokens_to(data.draw(st.integers(0, len(tree) - 1), "accepted"))
             texts[i] = [
                 *text,
                 *path,

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from foretell.core import engine as engine_module
-from foretell.core.engine import Context, Engine, Live, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Kept, Sampling, Steps
@@ -139,7 +141,7 @@ class Both(Strategy):
             toy = ctx.models["target"]
             assert isinstance(toy, Toy)
             for node, row in enumerate(reply.logits.tolist()):
-                assert row == laws.row(toy, [*ctx.tokens, *tree.words(node)])
+                assert row == laws.row(toy, [*ctx.tokens, *tree.tokens_to(node)])
         yield Commit([0], replies[0].logits)
         yield Finish()
 

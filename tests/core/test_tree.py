@@ -27,7 +27,7 @@ def closure(texts: list[Path]) -> list[Path]:
 
 def content(tree: TokenTree) -> list[Path]:
     tree.check()
-    return [tuple(tree.words(n)) for n in range(1, len(tree))]
+    return [tuple(tree.tokens_to(n)) for n in range(1, len(tree))]
 
 
 @given(paths)
@@ -54,7 +54,7 @@ def test_keeping_some_nodes_keeps_their_texts_and_the_original(
     tree = planted(texts)
     nodes = sorted({n for c in chosen if c < len(tree) for n in tree.path(c)})
     small = tree.keep(nodes)
-    assert content(small) == [tuple(tree.words(n)) for n in nodes] and content(tree) == closure(
+    assert content(small) == [tuple(tree.tokens_to(n)) for n in nodes] and content(tree) == closure(
         texts
     )
     if small is not tree:

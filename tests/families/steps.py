@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.cache import Job
+from foretell.core.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.families.decoder import Decoder
@@ -37,7 +37,7 @@ def grows(quick: Any, slow: Any) -> None:
         )
         assert ours.nodes == theirs.nodes and len(ours.nodes) == len(parents) + (parents == [0, 0])
         assert close(ours.logits, theirs.logits)
-    after = [*text, *tree.words(8)]
+    after = [*text, *tree.tokens_to(8)]
     ours, theirs = (
         answer(m, c, Ask(TokenTree(after[-1])), after)
         for m, c in zip((quick, slow), caches, strict=True)

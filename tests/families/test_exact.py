@@ -81,7 +81,7 @@ def test_what_is_computed_is_the_same_model(family: str, monkeypatch: pytest.Mon
     model = ExactDecoder(tiny(family), family)
     logits = answer(model, model.cache(), Ask(TREE), PROMPTS[1], chunk=4).logits
     for node in range(len(TREE)):
-        theirs = stock(model.hf, [*PROMPTS[1], *TREE.words(node)])[-1]
+        theirs = stock(model.hf, [*PROMPTS[1], *TREE.tokens_to(node)])[-1]
         assert (logits[node] - theirs).abs().max() <= 3e-5 * theirs.abs().max()
 
 

@@ -126,7 +126,7 @@ def test_rows_of_a_packed_tree_are_those_of_its_paths(family: str) -> None:
         rows = model.score(PROMPTS[1], TREE)
         assert rows.dtype == dtype
         for node in range(len(TREE)):
-            row = stock(hf, PROMPTS[1] + TREE.words(node))[-1]
+            row = stock(hf, PROMPTS[1] + TREE.tokens_to(node))[-1]
             assert float((row - rows[node]).abs().max()) <= tolerance, (dtype, node)
 
 

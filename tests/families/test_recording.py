@@ -11,12 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.context import Context, Request
 from foretell.core.drafter import Drafter
-from foretell.core.engine import CHUNK, Context, Engine, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.families.recording import Recording
+from foretell.policy.schedule import CHUNK
 from tests import laws
 
 TEXT = [3, 1, 4, 1, 5, 2, 6, 5]

@@ -24,8 +24,8 @@ def test_a_tree_gives_the_rows_of_its_paths(text: list[int], shape: int) -> None
     toy = Toy(8, copy=1.0, noise=0.3)
     tree = TokenTree(text[-1]).chain([1, 2, 3]).chain([1, 4]).chain([shape])
     for node, row in enumerate(toy.score(text, tree)):
-        assert torch.equal(row, toy.score([*text, *tree.words(node)])[0])
-        assert row.tolist() == laws.row(toy, [*text, *tree.words(node)])
+        assert torch.equal(row, toy.score([*text, *tree.tokens_to(node)])[0])
+        assert row.tolist() == laws.row(toy, [*text, *tree.tokens_to(node)])
 
 
 @given(texts, st.integers(1, 9))

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell import cli
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Reply, Steps
@@ -147,7 +147,7 @@ class Remembering(Drafter):
             tree.chain([state[ctx.tokens[-1]]]) if ctx.tokens[-1] in state and ctx.depth else tree
         )
 
-    def observe(self, ctx: Context, state: dict[int, int], step: Step) -> None:
+    def observe(self, ctx: Context, state: dict[int, int], step: Feedback) -> None:
         text = [step.tree.tokens[0], *step.tokens]
         state.update(itertools.pairwise(text))
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.context import Context, Request
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -44,7 +45,7 @@ class Fixed(Drafter):
     def draws(self) -> bool:  # type: ignore[override]
         return self.drawn
 
-    def start(self, ctx: Context) -> list[Step]:
+    def start(self, ctx: Context) -> list[Feedback]:
         return ctx.shared(list)
 
     def propose(self, ctx: Context, state: Any, budget: int) -> TokenTree:
@@ -57,7 +58,7 @@ class Fixed(Drafter):
                     at = tree.add(at, token, law, 0.5 * tree.values[at], self.name)
         return tree
 
-    def observe(self, ctx: Context, state: list[Step], step: Step) -> None:
+    def observe(self, ctx: Context, state: list[Feedback], step: Feedback) -> None:
         state.append(step)
 
 
@@ -78,7 +79,7 @@ def propose(
 def test_the_tree_is_the_union_and_tells_who_proposed_what() -> None:
     tree, _, _ = propose(Composition((Fixed(((1, 2), (3,)), "a"), Fixed(((1, 4), (5,)), "b"))), 9)
     tree.check()
-    found = {tuple(tree.words(n)): tree.sources[n] for n in range(1, len(tree))}
+    found = {tuple(tree.tokens_to(n)): tree.sources[n] for n in range(1, len(tree))}
     assert found == {(1,): "a+b", (1, 2): "a", (3,): "a", (1, 4): "b", (5,): "b"}
 
 
@@ -172,14 +173,14 @@ def test_a_step_without_a_question_counts_against_nobody() -> None:
     tree, ctx, state = propose(composition, 9)
     before = [part.worth.gain for part in state]
     reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
-    composition.observe(ctx, state, Step(tree, reply, Outcome([], 0), [0]))
+    composition.observe(ctx, state, Feedback(tree, reply, Outcome([], 0), [0]))
     after = [(part.worth.gain, part.worth.spent) for part in state]
     assert all(a < b for (a, _), b in zip(after, before, strict=True)), (
         "a draft that was refused counts"
     )
     for _ in range(9):  # the policy did not ask
         composition.observe(
-            ctx, state, Step(TokenTree(1), Reply(torch.zeros(1, 8), {}, [0]), Outcome([], 0), [0])
+            ctx, state, Feedback(TokenTree(1), Reply(torch.zeros(1, 8), {}, [0]), Outcome([], 0), [0])
         )
     assert [(part.worth.gain, part.worth.spent) for part in state] == after
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.context import Context, Request
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Sampling
@@ -102,8 +103,8 @@ def test_what_is_kept_is_closed_under_parents(shape: list[tuple[int, float]], no
     small = policy.fit(tree)
     small.check()
     assert len(small) == min(len(tree), nodes + 1)
-    texts = {tuple(tree.words(n)) for n in range(len(tree))}
-    assert {tuple(small.words(n)) for n in range(len(small))} <= texts
+    texts = {tuple(tree.tokens_to(n)) for n in range(len(tree))}
+    assert {tuple(small.tokens_to(n)) for n in range(len(small))} <= texts
 
 
 def test_rounding_puts_no_child_before_its_parent() -> None:

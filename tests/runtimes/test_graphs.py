@@ -178,7 +178,7 @@ def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
             wide.add(len(wide) - 1, len(wide))
         executor.size = 0
         ours = answer(quick, other, Ask(wide, rows=[level - 1]), [3, 9])
-        assert close(ours.logits, slow.score([3, 9, *wide.words(level - 1)]))
+        assert close(ours.logits, slow.score([3, 9, *wide.tokens_to(level - 1)]))
         assert bool(executor.size) == bool(sized)
     executor.size = 0
     for stranger in (

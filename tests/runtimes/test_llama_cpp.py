@@ -118,7 +118,7 @@ def test_other_families(name: str, tmp_path: Path) -> None:
 
 def expected(model: GGUF, tokens: list[int], tree: TokenTree, node: int) -> torch.Tensor:
     """A node's logits from its way alone, one token after the other."""
-    return model.score([*tokens, *tree.words(node)])[0]
+    return model.score([*tokens, *tree.tokens_to(node)])[0]
 
 
 @torch.inference_mode()
@@ -158,7 +158,7 @@ def test_any_history_leaves_the_rows_of_the_branch(model: GGUF, seed: int) -> No
             for i in some:
                 tree = trees.pop(i, TokenTree(pairs[i][1][-1]))
                 pairs[i][1].extend(
-                    [*tree.words(source.randrange(len(tree))), source.randrange(1, 20)]
+                    [*tree.tokens_to(source.randrange(len(tree))), source.randrange(1, 20)]
                 )
         elif action == "fork":
             pairs.append((pairs[some[0]][0].fork(), list(pairs[some[0]][1])))
