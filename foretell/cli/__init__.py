@@ -26,7 +26,7 @@ import foretell
 from foretell.cli._commands import command_group
 from foretell.cli._input import check_arguments
 from foretell.cli._options import split_specs
-from foretell.cli._output import CURE, abandon, message, refusals
+from foretell.cli._output import CURE, abandon, emit, message, refusals
 from foretell.errors import ForetellError
 
 __all__ = ["app", "main", "run", "split_specs"]
@@ -39,7 +39,7 @@ app = command_group(__name__, Path(__file__).parent, foretell.__doc__)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"foretell {foretell.__version__}")
+        emit(f"foretell {foretell.__version__}")
         raise typer.Exit
 
 
