@@ -79,6 +79,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         abandon(sys.stdout, sys.stderr)
         return READER_LEFT
+    except SystemExit as request:  # what rich makes of a closed pipe
+        if not isinstance(request.__context__, BrokenPipeError):
+            raise
+        abandon(sys.stdout, sys.stderr)
+        return READER_LEFT
     except (KeyboardInterrupt, typer.Abort):
         message("interrupted")
         return INTERRUPTED

@@ -33,8 +33,12 @@ def quiet() -> Iterator[None]:
         message(f"warning: {text}")
 
 
-def load_model(options: ModelOptions, executors: ExecutorOptions = AUTO) -> LM:
-    """Loads the model; says in one line if a profile of it exists and cannot be used."""
+def load_model(
+    options: ModelOptions, executors: ExecutorOptions = AUTO, profile: bool = True
+) -> LM:
+    """Loads the model. `profile`: also reads what `foretell tune` kept of it, and says in one line
+    if that cannot be used; without one, what `auto` stands for is measured.
+    """
     with messages.status(f"loading {options.model}"), quiet():
         lm = foretell.load(
             options.model,
@@ -46,7 +50,8 @@ def load_model(options: ModelOptions, executors: ExecutorOptions = AUTO) -> LM:
             revision=options.revision,
             trust_remote_code=options.trust_remote_code,
         )
-        _ = lm.auto  # reads the profile, and warns where it is of no use
+        if profile:
+            _ = lm.auto
         return lm
 
 

@@ -30,13 +30,6 @@ from foretell.errors import BadConfig, BadFile
 CURE = "free some space or choose another place"
 
 
-class AnswerConsole(Console):
-    """Writes to standard output. A reader that has left is for `foretell.cli.run` to handle."""
-
-    def on_broken_pipe(self) -> None:
-        raise  # the BrokenPipeError that is being handled; rich would end the process
-
-
 messages = Console(stderr=True, highlight=False)
 
 
@@ -80,7 +73,7 @@ def _finite(value: Any) -> Any:
 def show(*renderables: Any, **options: Any) -> None:
     """Writes rich texts and tables to standard output."""
     with refusals("standard output"):
-        AnswerConsole(highlight=False).print(*renderables, **options)
+        Console(highlight=False).print(*renderables, **options)
 
 
 def table(*columns: str | Column) -> Table:

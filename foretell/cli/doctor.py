@@ -67,7 +67,7 @@ def doctor(
     reports: list[ModelReport] = []
     if model is not None:
         options = ModelOptions(model, draft, device, dtype, revision, trust_remote_code)
-        lm = load_model(options, executors)
+        lm = load_model(options, executors, profile=False)
         from foretell.diagnosis import diagnose
 
         reports = diagnose(lm)
@@ -82,7 +82,7 @@ def doctor(
             }
         )
         return 0
-    parts = [_section("machine", {name: str(fact) for name, fact in machine.items()})]
+    parts = [_section("machine", list(machine.items()))]
     parts.append(packages_text(packages))
     parts += [model_text(report) for report in reports]
     emit("\n\n".join(parts))
@@ -143,12 +143,11 @@ def model_text(report: ModelReport) -> str:
         "layer loop": "foretell's" if report.loop else "the model's own forward",
         "fused blocks": "yes" if report.fused else "no",
     }
-    refusals = dict(report.refusals)
-    if not refusals:
+    if not report.refusals:
         facts["refused by"] = "nobody"
-    text = _section(f"{report.name}: {report.model}", facts)
-    if refusals:
-        text += "\n" + _section("  refused by", refusals, indent=4)
+    text = _section(f"{report.name}: {report.model}", list(facts.items()))
+    if report.refusals:
+        text += "\n" + _section("  refused by", report.refusals, indent=4)
     return text
 
 
@@ -159,11 +158,12 @@ def packages_text(packages: list[Package] | None) -> str:
         return (
             f"{title}\n  not known: foretell is not installed; run pip install -e . in its folder"
         )
-    facts = {}
+    facts = []
     for package in packages:
-        facts[package.name] = f"missing: {package.install}"
+        state = f"missing: {package.install}"
         if package.version is not None:
-            facts[package.name] = f"{package.version} (supported: {package.wanted})"
+            state = f"{package.version} (supported: {package.wanted})"
+        facts.append((package.name, state))
     return _section(title, facts)
 
 
@@ -171,7 +171,7 @@ def _documents(items: Sequence[Any] | None) -> list[dict[str, Any]] | None:
     return None if items is None else [dataclasses.asdict(item) for item in items]
 
 
-def _section(title: str, facts: dict[str, str], indent: int = 2) -> str:
-    width = max(WIDTH, *(len(name) for name in facts)) if facts else WIDTH
-    lines = [f"{' ' * indent}{name:<{width}}  {fact}" for name, fact in facts.items()]
+def _section(title: str, facts: Sequence[tuple[str, Any]], indent: int = 2) -> str:
+    width = max([WIDTH, *(len(name) for name, _ in facts)])
+    lines = [f"{' ' * indent}{name:<{width}}  {fact}" for name, fact in facts]
     return "\n".join([title, *lines])

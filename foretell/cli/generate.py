@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 import foretell
@@ -22,7 +23,6 @@ from foretell.cli._options import (
     check_method,
 )
 from foretell.cli._output import (
-    AnswerConsole,
     emit,
     emit_json,
     message,
@@ -109,7 +109,7 @@ def _print_stream(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
     """Writes an answer as it comes; on a terminal after its prompt, and coloured. Returns the last
     piece.
     """
-    console = AnswerConsole(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
     coloured = console.is_terminal
     styles: dict[str, str] = {}
     piece = None

@@ -25,10 +25,10 @@ def methods(
     """List the methods, or show the card of one."""
     from foretell.cards import card
 
-    cards = [card(name)] if name else foretell.methods()
+    cards = foretell.methods() if name is None else [card(name)]
     if as_json:
         emit_json({"schema": "foretell.methods/1", "methods": [_document(c) for c in cards]})
-    elif name:
+    elif name is not None:
         _print_card(cards[0])
     else:
         rows = table("method", "kind", "guarantee", "what it does")

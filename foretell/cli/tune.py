@@ -128,11 +128,11 @@ def _speeds(profile: dict[str, Any], measured: Any) -> Any:
 
 
 def _costs(profile: dict[str, Any]) -> Any:
-    """Milliseconds of a forward, by its tokens and by the rows in the cache."""
+    """Milliseconds of a forward, by its tokens and by the tokens of the text before them."""
     (model,) = profile["bench"]["models"]
     by_rows = model["seconds"]
     sizes = next(iter(by_rows.values()))
-    costs = table(Column("ms of a forward of so many tokens", no_wrap=True), *sizes)
+    costs = table(Column("ms by tokens", no_wrap=True), *sizes)
     for rows, by_size in by_rows.items():
         figures = [f"{1000 * seconds:.2f}" for seconds in by_size.values()]
         costs.add_row(f"after {rows} tokens of text", *figures)

@@ -39,6 +39,7 @@ SHORT = ["--max-new-tokens", "12"]
         (["audit", "--method", "nothing"], "unknown method"),
         (["audit", "--method", "ngram", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["methods", "nothing"], "unknown method"),
+        (["methods", ""], "unknown method"),
         (
             ["train", "lm", "--out", "o", "--corpus", "c", "--text", "t", "--heads", "5"],
             "hidden=384",

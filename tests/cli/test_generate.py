@@ -114,7 +114,7 @@ def test_drafted_tokens_are_coloured_on_a_terminal_only(
 ) -> None:
     monkeypatch.setattr(
         generate,
-        "AnswerConsole",
+        "Console",
         lambda **options: Console(force_terminal=True, color_system="standard", **options),
     )
     code, out, _ = run(

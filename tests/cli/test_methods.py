@@ -20,4 +20,5 @@ def test_methods_are_listed(run: Any) -> None:
     assert code == 0 and all(name in out for name in cards)
     code, out, _ = run("methods", "ngram")
     assert code == 0 and "guarantee: exact" in out and "n=3, k=10" in out
+    assert "differs: \n" not in out and "('" not in out, "departures are a list, one a line"
     assert json.loads(run("methods", "ngram", "--json")[1])["methods"] == [cards["ngram"]]

@@ -78,7 +78,7 @@ def test_a_full_disk_under_standard_output_is_one_line(args: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("args", [["methods"], ["methods", "--json"], ["methods", "ngram"]])
+@pytest.mark.parametrize("args", [["methods"], ["methods", "--json"], ["--help"]])
 def test_a_reader_that_leaves_is_no_error(args: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

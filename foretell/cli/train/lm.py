@@ -37,7 +37,8 @@ def _settings(path: Path, name: str) -> Any:
         assert node.value is not None, f"{name}.{node.target.id} needs a default"
         default = ast.literal_eval(node.value)
         comment = lines[(node.end_lineno or 1) - 1].partition("#")[2].strip()
-        option: Any = Annotated[type(default), typer.Option(help=comment)]  # type: ignore[valid-type]
+        kind: Any = type(default)
+        option: Any = Annotated[kind, typer.Option(help=comment)]
         fields.append((node.target.id, option, dataclasses.field(default=default)))
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
