@@ -358,26 +358,17 @@ def commands() -> dict[str, Any]:
     return found
 
 
-def options(command: Any, training: bool) -> str:
-    """The table of a command's options; what the command line leaves unsaid is said where the
-    option is defined.
-    """
-    comments = {
-        f.name: f.comment for f in fields_of(ROOT / "foretell" / "train" / "lm.py", "TrainLM")
-    }
-    sampling = {f.name for f in fields_of(ROOT / "foretell" / "core" / "types.py", "Sampling")}
+def options(command: Any) -> str:
+    """The table of a command's options."""
     rows = []
     for p in command.params:
         flag = p.default is False
         plain = p.default is None or isinstance(p.default, bool)
         default = "" if plain and not p.required else "required" if p.required else f"`{p.default}`"
-        meaning = p.help or ("see [Sampling](sampling.md)" if p.name in sampling else "")
-        if training:
-            meaning = p.help or comments[p.name]
         names = " ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
         if not any(o.startswith("-") for o in p.opts):
             names = f"`{p.metavar or p.name.upper()}`"
-        rows.append([names, "off" if flag else "on" if p.default is True else default, meaning])
+        rows.append([names, "off" if flag else "on" if p.default is True else default, p.help])
     return table(["option", "default", "meaning"], rows)
 
 
@@ -414,9 +405,7 @@ def pages() -> dict[Path, str]:
     line = ROOT / "docs" / "cli.md"
     wanted[line] = line.read_text("utf-8")
     for name, command in commands().items():
-        wanted[line] = between(
-            line, f"options of {name}", options(command, name == "train lm"), wanted[line]
-        )
+        wanted[line] = between(line, f"options of {name}", options(command), wanted[line])
     site = ROOT / "mkdocs.yml"
     wanted[site] = between(site, "methods", navigation(every))
     return wanted

@@ -22,9 +22,12 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     """
     try:
         text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    except OSError as error:
+        what = error.strerror
         raise BadConfig(f"{path}: cannot be read ({what}); give a file of JSON lines") from error
+    except UnicodeDecodeError as error:
+        number = error.object[: error.start].count(b"\n") + 1
+        raise BadConfig(f"{path}, line {number}: not UTF-8 text; convert the file to it") from None
     prompts = [
         _prompt(line, f"{path}, line {number}")
         for number, line in enumerate(text.split("\n"), 1)
@@ -40,9 +43,19 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 def _prompt(line: str, where: str) -> Prompt:
     try:
         row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         raise BadConfig(
             f"{where}: not JSON ({error.msg} at column {error.colno}); one object a line"
+        ) from None
+    except UnicodeEncodeError as error:  # JSON can write what UTF-8 has not
+        half = error.object[error.start]
+        raise BadConfig(
+            f"{where}: half a character, {half!a}, stands alone; write its other half too"
+        ) from None
+    except RecursionError:
+        raise BadConfig(
+            f"{where}: lists or objects nested too deeply; one flat object a line"
         ) from None
     name = next((f for f in FIELDS if isinstance(row, dict) and row.get(f) is not None), None)
     if name is None:
@@ -62,7 +75,6 @@ def _prompt(line: str, where: str) -> Prompt:
             return value
         raise BadConfig(f"{where}: `messages` must be a list of objects with `role` and `content`")
     if not isinstance(value, str) or not value:
-        raise BadConfig(
-            f"{where}: `{name}` must be {'a list of texts' if name == 'turns' else 'a text'}, and not empty"
-        )
+        kind = "a list of texts" if name == "turns" else "a text"
+        raise BadConfig(f"{where}: `{name}` must be {kind}, and not empty")
     return value

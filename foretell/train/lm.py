@@ -42,23 +42,23 @@ from foretell.train.corpus import END, prepare
 class TrainLM:
     """Shape of the model and of the run. Lengths are in tokens."""
 
-    hidden: int = 384
-    layers: int = 6
-    heads: int = 6
-    kv_heads: int = 2
-    intermediate: int = 1024
-    vocab_size: int = 8192
+    hidden: int = 384  # width of the hidden state
+    layers: int = 6  # layers of the model
+    heads: int = 6  # attention heads
+    kv_heads: int = 2  # heads of keys and values
+    intermediate: int = 1024  # width inside a feed-forward block
+    vocab_size: int = 8192  # tokens of the tokenizer that is trained
     context: int = 2048  # longest sequence, used by the last part of the run
     short_context: int = 512  # sequence length before that
     long_share: float = 0.08  # share of the steps run at `context`
     tokens: int = 11_600_000  # training tokens in all
     batch: int = 16_384  # tokens a step
     micro: int = 4_096  # tokens a forward
-    matrix_rate: float = 0.02  # Muon
-    other_rate: float = 0.003  # AdamW: embeddings, norms
-    warmup: int = 20  # steps
+    matrix_rate: float = 0.02  # learning rate of matrices (Muon)
+    other_rate: float = 0.003  # learning rate of embeddings and norms (AdamW)
+    warmup: int = 20  # steps over which the rate rises
     decay: float = 0.6  # share of the run over which the rate falls to 0
-    seed: int = 0
+    seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.heads % self.kv_heads:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.progress import Progress
 
 from foretell import cli
 from foretell.core.context import Context
@@ -492,13 +493,13 @@ def test_progress_follows_the_bytes_read(
     run: Any, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     seen: list[tuple[float, float | None]] = []
-    update = cli.Progress.update
+    update = Progress.update
 
     def spy(self: Any, task: Any, **values: Any) -> None:
         update(self, task, **values)
         seen.append((self.tasks[0].completed, self.tasks[0].total))
 
-    monkeypatch.setattr(cli.Progress, "update", spy)
+    monkeypatch.setattr(Progress, "update", spy)
     run("--methods", "ngram", "--text", "{at}/log.jsonl")
     lines = (folder / "log.jsonl").read_bytes().splitlines(keepends=True)
     size = sum(map(len, lines))

@@ -1,0 +1,47 @@
+"""What the commands read: arguments and standard input, which must be UTF-8 text."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+
+from foretell.errors import BadConfig
+
+SHOWN = 20  # characters before the place of a mistake
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raises BadConfig for an argument that is not UTF-8 text.
+
+    Python puts half characters (surrogates) in the place of bytes that it could not decode.
+    """
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError as error:
+            before = argument[max(0, error.start - SHOWN) : error.start]
+            byte = ord(argument[error.start]) & 0xFF
+            raise BadConfig(
+                f"argument {number}, after {before!r}: not UTF-8 text (byte 0x{byte:02x}); "
+                "write it in UTF-8"
+            ) from None
+
+
+def prompt_text(prompt: str) -> str:
+    """The prompt; `-` stands for standard input. Raises BadConfig where that is no UTF-8 text."""
+    if prompt != "-":
+        return prompt
+    if sys.stdin is None:
+        raise BadConfig("standard input is closed; give the prompt as an argument, or pipe it in")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale says
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        byte = error.object[error.start]
+        raise BadConfig(
+            f"standard input, line {line}: not UTF-8 text (byte 0x{byte:02x}); "
+            "convert it, for example with iconv -t UTF-8"
+        ) from None

@@ -1,0 +1,63 @@
+"""Loading for the commands: a status on the terminal, and libraries that keep quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import foretell
+from foretell.cli._options import ExecutorOptions, ModelOptions
+from foretell.cli._output import message, messages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from foretell.api import LM
+
+AUTO = ExecutorOptions()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars or logs of transformers; a warning is one line on standard error."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        message(f"warning: {text}")
+
+
+def load_model(
+    options: ModelOptions, executors: ExecutorOptions = AUTO, profile: bool = True
+) -> LM:
+    """Loads the model. `profile`: also reads what `foretell tune` kept of it, and says in one line
+    if that cannot be used; without one, what `auto` stands for is measured.
+    """
+    with messages.status(f"loading {options.model}"), quiet():
+        lm = foretell.load(
+            options.model,
+            draft=options.draft,
+            device=options.device,
+            dtype=options.dtype,
+            exact_bits=executors.exact_bits,
+            executor=executors.executor,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+        )
+        if profile:
+            _ = lm.auto
+        return lm
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a model, without the model."""
+    from foretell.loading import load_tokenizer as load
+
+    with messages.status(f"loading {name}"), quiet():
+        return load(name, revision)

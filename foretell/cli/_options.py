@@ -1,0 +1,213 @@
+"""Options that several commands share, and how their values are read.
+
+A command that takes one of these dataclasses has an option for each of its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from foretell.core.types import Sampling
+from foretell.errors import BadConfig
+
+DEFAULT = Sampling()
+
+Model = Annotated[
+    str,
+    typer.Option(help="`demo`, a folder in transformers' layout, a hub id, or a .gguf file."),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="A smaller model with the same tokenizer, which drafts; demo has its own."),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1 and so on. Without it, a GPU if there is one."),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(help="Number format: float32, bfloat16, float16, float64, int8; auto: as stored."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python files that come with the model."),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on standard output and nothing else."),
+]
+Prompt = Annotated[
+    str,
+    typer.Argument(metavar="PROMPT|-", help="The text to continue; - reads standard input."),
+]
+Method = Annotated[
+    str,
+    typer.Option(help="A method that `foretell methods` lists, with fields: ngram:n=3,k=10."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Threads to compute with. Without it, torch's own choice."),
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model is loaded, and how."""
+
+    model: Model = "demo"
+    draft: Draft = None
+    device: Device = None
+    dtype: Dtype = "auto"
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """What computes the model's forwards."""
+
+    executor: Annotated[
+        str,
+        typer.Option(help="Computes the steps: torch, openvino, onnxruntime, graphs, or auto."),
+    ] = "auto"
+    exact_bits: Annotated[
+        bool,
+        typer.Option(
+            "--exact-bits",
+            help="The same logits to the last bit in any forward; computes in int8, on a CPU.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen and when to stop: the fields of Sampling as the command line has
+    them.
+    """
+
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the answer at most.")] = (
+        DEFAULT.max_new_tokens
+    )
+    min_new_tokens: Annotated[
+        int, typer.Option(help="No end and no stop before so many tokens.")
+    ] = DEFAULT.min_new_tokens
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the best token; higher draws more freely.")
+    ] = DEFAULT.temperature
+    top_k: Annotated[int, typer.Option(help="Draw among so many best tokens; 0: among all.")] = (
+        DEFAULT.top_k
+    )
+    top_p: Annotated[
+        float, typer.Option(help="Draw among the best tokens that have this probability together.")
+    ] = DEFAULT.top_p
+    min_p: Annotated[
+        float, typer.Option(help="Leave out tokens below this share of the best one's probability.")
+    ] = DEFAULT.min_p
+    typical_p: Annotated[
+        float,
+        typer.Option(help="Draw among the most typical tokens of this probability together."),
+    ] = DEFAULT.typical_p
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens of prompt and answer become less likely.")
+    ] = DEFAULT.repetition_penalty
+    presence_penalty: Annotated[
+        float, typer.Option(help="Subtracted from the logits of tokens that the answer has.")
+    ] = DEFAULT.presence_penalty
+    frequency_penalty: Annotated[
+        float, typer.Option(help="The same for each time that the answer has the token.")
+    ] = DEFAULT.frequency_penalty
+    no_repeat_ngram_size: Annotated[
+        int, typer.Option(help="No sequence of so many tokens comes twice; 0: off.")
+    ] = DEFAULT.no_repeat_ngram_size
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=BIAS", help="Added to a token's logit. Repeatable."),
+    ] = None
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="Text that is never written. Repeatable.")
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer. Repeatable.")
+    ] = None
+    stop_token_ids: Annotated[
+        list[int] | None, typer.Option(help="Token that ends the answer. Repeatable.")
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's own end.")
+    ] = DEFAULT.ignore_eos
+    seed: Annotated[int, typer.Option(help="Of the random numbers, above temperature 0.")] = (
+        DEFAULT.seed
+    )
+    n: Annotated[
+        int, typer.Option("--n", "-n", help="Answers, with this seed and those after it.")
+    ] = DEFAULT.n
+    logprobs: Annotated[
+        int | None,
+        typer.Option(help="With --json: log-probabilities of each token and of so many best ones."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What LM.generate takes. Raises BadConfig for a value outside its range."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("bad_words", "stop", "stop_token_ids"):
+            given[name] = given[name] or ()
+        given["logit_bias"] = biases(self.logit_bias or [])
+        unencoded = ("bad_words", "logit_bias")  # the model's tokenizer is needed to check these
+        Sampling(**{name: value for name, value in given.items() if name not in unencoded})
+        return given
+
+
+def split_specs(text: str, option: str = "--method") -> list[str]:
+    """`a,b:x=1,y=2,c` -> a, b:x=1,y=2, c: a part that begins with `name=` belongs to the spec
+    before it.
+    """
+    specs: list[str] = []
+    for part in several(text):
+        if specs and "=" in part.partition(":")[0]:
+            specs[-1] += f",{part}"
+        else:
+            specs.append(part)
+    if not specs:
+        raise BadConfig(f"{option} is empty: name at least one method")
+    return specs
+
+
+def check_method(spec: str) -> None:
+    """Raises UnknownMethod before anything is loaded."""
+    from foretell.registry import kind_of
+    from foretell.spec import pieces
+
+    for piece in pieces(spec) if spec != "auto" else ():
+        kind_of(piece.partition(":")[0])
+
+
+def several(text: str) -> tuple[str, ...]:
+    """The parts of a text between commas, without those that are empty."""
+    parts = (part.strip() for part in text.split(","))
+    return tuple(part for part in parts if part)
+
+
+def numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+    """The numbers of a text between commas. Raises BadConfig."""
+    try:
+        return tuple(kind(part) for part in several(text))
+    except ValueError:
+        raise BadConfig(f"{option} {text}: write numbers separated by commas") from None
+
+
+def biases(pairs: Sequence[str]) -> dict[int, float]:
+    """Of `ID=BIAS` texts. Raises BadConfig."""
+    read: dict[int, float] = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            read[int(token)] = float(bias)
+        except ValueError:
+            raise BadConfig(f"--logit-bias {pair}: write ID=BIAS, as in 13=-5") from None
+    return read

@@ -1,0 +1,144 @@
+"""What the commands write: answers to standard output, everything else to standard error.
+
+Writing can fail, and the user must learn where it did: `refusals` turns an error of the operating
+system into one line that names the place and the cure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Column, Table
+
+from foretell.errors import BadConfig, BadFile
+
+CURE = "free some space or choose another place"
+
+
+messages = Console(stderr=True, highlight=False)
+
+
+@contextlib.contextmanager
+def refusals(place: str, cure: str = CURE) -> Iterator[None]:
+    """Raises BadFile, with the place and the cure, where the operating system refuses."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nothing is wrong: the reader has enough
+    except OSError as error:
+        raise BadFile(f"{place}: {error.strerror or error}; {cure}") from error
+
+
+def emit(text: str, end: str = "\n") -> None:
+    """Writes to standard output at once, so that a refusal is noticed where it happens."""
+    with refusals("standard output"):
+        print(text, end=end, flush=True)
+
+
+def emit_json(document: Any) -> None:
+    """The one document of `--json`."""
+    emit(json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """JSON has no numbers that are infinite or not a number: these are null."""
+    return json.dumps(_finite(document), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def show(*renderables: Any, **options: Any) -> None:
+    """Writes rich texts and tables to standard output."""
+    with refusals("standard output"):
+        Console(highlight=False).print(*renderables, **options)
+
+
+def table(*columns: str | Column) -> Table:
+    """An empty table without lines around it."""
+    return Table(*columns, box=None, pad_edge=False)
+
+
+def message(text: str) -> None:
+    """One line on standard error."""
+    print(" ".join(text.split()), file=sys.stderr)
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuses, before the work, a file that could not be written after it. Raises BadConfig."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise BadConfig(f"{option} {path}: a folder; name a file")
+    if not path.parent.is_dir():
+        raise BadConfig(f"{option} {path}: its folder does not exist; make it, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadConfig(f"{option} {path}: cannot be written by you; name another file")
+
+
+def write_file(option: str, path: Path, text: str) -> None:
+    """Writes a file whole or not at all. Raises BadFile where the operating system refuses."""
+    with refusals(f"{option} {path}"):
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+            path.write_text(text, "utf-8")
+            return
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, "utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def progress_bar(still: bool = False) -> Progress:
+    """A bar on standard error, shown on a terminal only.
+
+    `still`: it moves only when it is told to, so that no thread disturbs what is being timed.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(
+        *columns,
+        console=messages,
+        transient=True,
+        disable=not messages.is_terminal,
+        auto_refresh=not still,
+    )
+
+
+def abandon(*streams: Any) -> None:
+    """Sends what these streams still hold, and all that follows, to nowhere.
+
+    Otherwise the interpreter tries once more to write it when it ends, and complains.
+    """
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -1,0 +1,59 @@
+"""`foretell audit`: checks on this machine what methods claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretell.cli._loading import load_model
+from foretell.cli._options import ExecutorOptions, Json, ModelOptions, check_method, split_specs
+from foretell.cli._output import emit, emit_json, progress_bar
+
+
+def audit(
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    method: Annotated[
+        str,
+        typer.Option(help="One method or several with commas: ngram:n=2,k=4,draft is two."),
+    ],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Prompts to use instead of the built-in ones."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Tokens of each answer that is compared with plain decoding.")
+    ] = 48,
+    as_json: Json = False,
+) -> int:
+    """Check on this machine what methods claim. The exit code is 0 only if every claim held."""
+    from foretell.measure.prompts import read_prompts
+
+    specs = split_specs(method)
+    for spec in specs:
+        check_method(spec)
+    texts = read_prompts(prompts) if prompts else None
+    lm = load_model(models, executors)
+    from foretell.measure import audit as auditor
+
+    with progress_bar() as progress:
+        bar = progress.add_task("audit", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+
+        report = auditor.audit(
+            lm,
+            specs,
+            texts,
+            model=models.model,
+            max_new_tokens=max_new_tokens,
+            tell=tell,
+        )
+    if as_json:
+        emit_json(report.to_dict())
+    else:
+        emit(report.text())
+    return 0 if report.held else 1

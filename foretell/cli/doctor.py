@@ -1,0 +1,177 @@
+"""`foretell doctor`: says what computes a model here, and why other executors refused it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import foretell
+from foretell.cli._loading import load_model
+from foretell.cli._options import (
+    Device,
+    Draft,
+    Dtype,
+    ExecutorOptions,
+    Json,
+    ModelOptions,
+    Revision,
+    TrustRemoteCode,
+)
+from foretell.cli._output import emit, emit_json
+
+if TYPE_CHECKING:
+    from foretell.diagnosis import ModelReport
+
+FOR_DEVELOPMENT = ("dev", "docs")  # extras that make nothing quicker
+WIDTH = 16  # columns of a label
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional package. `version` is None where it is missing."""
+
+    name: str
+    wanted: str  # versions, as in >=1.31
+    version: str | None
+    install: str
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="`demo`, a folder, a hub id, or a .gguf file. Without it, only the machine.",
+        ),
+    ] = None,
+    draft: Draft = None,
+    device: Device = None,
+    dtype: Dtype = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    *,
+    executors: ExecutorOptions,
+    as_json: Json = False,
+) -> int:
+    """Say what computes a model on this machine, and why other executors refused it."""
+    machine = machine_facts()
+    packages = optional_packages()
+    reports: list[ModelReport] = []
+    if model is not None:
+        options = ModelOptions(model, draft, device, dtype, revision, trust_remote_code)
+        lm = load_model(options, executors, profile=False)
+        from foretell.diagnosis import diagnose
+
+        reports = diagnose(lm)
+    if as_json:
+        emit_json(
+            {
+                "schema": "foretell.doctor/1",
+                "version": foretell.__version__,
+                "machine": machine,
+                "packages": _documents(packages),
+                "models": _documents(reports),
+            }
+        )
+        return 0
+    parts = [_section("machine", list(machine.items()))]
+    parts.append(packages_text(packages))
+    parts += [model_text(report) for report in reports]
+    emit("\n\n".join(parts))
+    return 0
+
+
+def machine_facts() -> dict[str, Any]:
+    """What decides how fast a model runs here."""
+    import torch
+    import transformers
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "foretell": foretell.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "GPUs": ", ".join(gpus) or "none",
+    }
+
+
+def optional_packages() -> list[Package] | None:
+    """The packages that foretell runs without, as its own metadata lists them; None where there is
+    no metadata, since it runs from a folder that is not installed.
+    """
+    packages = []
+    try:
+        requirements = importlib.metadata.requires("foretell") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        extra = re.search(r"""extra\s*==\s*["']([\w-]+)["']""", requirement)
+        name = re.match(r"[\w.-]+", requirement)
+        if extra is None or name is None or extra[1] in FOR_DEVELOPMENT:
+            continue
+        wanted = requirement.partition(";")[0][name.end() :].strip()
+        try:
+            version = importlib.metadata.version(name[0])
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        install = f"pip install 'foretell[{extra[1]}]'"
+        packages.append(Package(name[0], wanted, version, install))
+    return packages
+
+
+def model_text(report: ModelReport) -> str:
+    """What computes one model, as text."""
+    facts = {
+        "computed by": report.executor,
+        "number format": report.dtype,
+        "family": report.family,
+        "layers": f"{report.layers:,}",
+        "vocabulary": f"{report.vocab:,} tokens",
+        "context": f"{report.context:,} tokens",
+        "layer loop": "foretell's" if report.loop else "the model's own forward",
+        "fused blocks": "yes" if report.fused else "no",
+    }
+    if not report.refusals:
+        facts["refused by"] = "nobody"
+    text = _section(f"{report.name}: {report.model}", list(facts.items()))
+    if report.refusals:
+        text += "\n" + _section("  refused by", report.refusals, indent=4)
+    return text
+
+
+def packages_text(packages: list[Package] | None) -> str:
+    """Which optional packages are here, as text."""
+    title = "optional packages"
+    if packages is None:
+        return (
+            f"{title}\n  not known: foretell is not installed; run pip install -e . in its folder"
+        )
+    facts = []
+    for package in packages:
+        state = f"missing: {package.install}"
+        if package.version is not None:
+            state = f"{package.version} (supported: {package.wanted})"
+        facts.append((package.name, state))
+    return _section(title, facts)
+
+
+def _documents(items: Sequence[Any] | None) -> list[dict[str, Any]] | None:
+    return None if items is None else [dataclasses.asdict(item) for item in items]
+
+
+def _section(title: str, facts: Sequence[tuple[str, Any]], indent: int = 2) -> str:
+    width = max([WIDTH, *(len(name) for name, _ in facts)])
+    lines = [f"{' ' * indent}{name:<{width}}  {fact}" for name, fact in facts]
+    return "\n".join([title, *lines])

@@ -1,0 +1,223 @@
+"""`foretell generate`: continues a text, and compares a method with plain decoding."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import foretell
+from foretell.cli._input import prompt_text
+from foretell.cli._loading import load_model
+from foretell.cli._options import (
+    ExecutorOptions,
+    Json,
+    Method,
+    ModelOptions,
+    Prompt,
+    SamplingOptions,
+    check_method,
+)
+from foretell.cli._output import (
+    emit,
+    emit_json,
+    message,
+    messages,
+    progress_bar,
+    refusals,
+    show,
+    table,
+)
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    from foretell.api import LM, Output, Piece
+    from foretell.core.stats import Stats
+
+ROUNDS = 3  # of --compare
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear
+
+
+def generate(
+    prompt: Prompt,
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    sampling: SamplingOptions,
+    method: Method = "auto",
+    as_json: Json = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also run plain decoding, and print the speed of both."),
+    ] = False,
+) -> int:
+    """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
+    options = sampling.arguments()
+    check_method(method)
+    if compare and sampling.n > 1:
+        raise BadConfig("--compare measures one sample: leave --n out")
+    text = prompt_text(prompt)
+    lm = load_model(models, executors)
+    from foretell.policy.costs import numbers
+
+    about = {
+        "schema": "foretell.generate/1",
+        "version": foretell.__version__,
+        "model": models.model,
+        "dtype": numbers(lm.models["target"]),
+        "method": method,
+        "prompt": text,
+    }
+    if compare:
+        compared = _compare(lm, text, method, options, visible=not as_json)
+        if as_json:
+            emit_json(about | compared)
+        return 0
+    if as_json or sampling.n > 1:
+        with messages.status("generating"):
+            output = lm.generate(text, method, **options)
+        if as_json:
+            emit_json(about | _document(output))
+        else:
+            _print_samples(output, method, sampling.seed)
+        return 0
+    last_piece = _print_stream(text, lm.stream(text, method, **options))
+    if last_piece is not None and last_piece.stats is not None:
+        _print_stats(last_piece.stats, method)
+    return 0
+
+
+def _document(output: Output) -> dict[str, Any]:
+    document = output.to_dict()
+    if len(output.samples) > 1:
+        document["samples"] = [sample.to_dict() for sample in output.samples]
+    return document
+
+
+def _print_samples(output: Output, method: str, seed: int) -> None:
+    count = len(output.samples)
+    for index, sample in enumerate(output.samples):
+        message(f"--- sample {index + 1} of {count}, seed {seed + index}")
+        emit(sample.text)
+        _print_stats(sample.stats, method)
+
+
+def _print_stream(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
+    """Writes an answer as it comes; on a terminal after its prompt, and coloured. Returns the last
+    piece.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    coloured = console.is_terminal
+    styles: dict[str, str] = {}
+    piece = None
+    with refusals("standard output"):
+        if coloured:
+            console.print(Text(prompt, "dim"), end="")
+        try:
+            for piece in pieces:
+                if coloured:
+                    console.print(_coloured(piece, styles), end="")
+                else:
+                    emit(piece.text, end="")
+        finally:
+            if piece is not None or coloured:
+                print()
+    for source, colour in styles.items():
+        messages.print(Text(f"drafted by {source}", colour))
+    return piece
+
+
+def _coloured(piece: Piece, styles: dict[str, str]) -> Text:
+    """The text of a piece; a drafter that is new gets the next colour in `styles`."""
+    text = Text()
+    shown = 0
+    for part, source in zip(piece.parts, piece.draft, strict=True):
+        if source != "target" and source not in styles:
+            styles[source] = COLOURS[len(styles) % len(COLOURS)]
+        text.append(part, styles.get(source))
+        shown += len(part)
+    return text.append(piece.text[shown:])
+
+
+def _print_stats(stats: Stats, method: str) -> None:
+    """The numbers of one answer, in one line."""
+    message(
+        f"{method}: {stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, "
+        f"MAT {stats.mat:.2f}, {stats.steps} steps, "
+        f"{stats.accepted} of {stats.drafted} drafted accepted, "
+        f"first token after {1000 * stats.ttft_s:.0f} ms"
+    )
+
+
+def _compare(
+    lm: LM, prompt: str, method: str, options: dict[str, Any], visible: bool
+) -> dict[str, Any]:
+    """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
+    lm.generate(prompt, "plain", **options)  # the first run of anything is slower
+    if visible:
+        _print_stream(prompt, lm.stream(prompt, method, **options))
+    else:
+        lm.generate(prompt, method, **options)
+    plain_runs: list[Output] = []
+    method_runs: list[Output] = []
+    with progress_bar() as progress:
+        bar = progress.add_task("measuring", total=ROUNDS * 2)
+        for _ in range(ROUNDS):
+            for spec, runs in (("plain", plain_runs), (method, method_runs)):
+                lm.engine.stores.clear()
+                runs.append(lm.generate(prompt, spec, **options))
+                progress.advance(bar)
+    plain = plain_runs[-1]
+    output = method_runs[-1]
+    plain_speeds = [run.stats.tokens_per_s for run in plain_runs]
+    speeds = [run.stats.tokens_per_s for run in method_runs]
+    speed_up = _speed_up(plain_speeds, speeds)
+    difference = _first_difference(plain.tokens, output.tokens)
+    if visible:
+        rows = table("", "tokens/s", "speed-up", "MAT", "identical")
+        rows.add_row("plain", f"{statistics.median(plain_speeds):,.1f}", "1.00", "1.00", "")
+        rows.add_row(
+            method,
+            f"{statistics.median(speeds):,.1f}",
+            "{median:.2f} ({min:.2f} to {max:.2f})".format(**speed_up) if speed_up else "too short",
+            f"{output.stats.mat:.2f}",
+            "yes" if difference is None else f"no, from token {difference + 1} on",
+        )
+        show(rows)
+        message(
+            f"{len(output.tokens)} tokens; median and range of {ROUNDS} rounds, "
+            "both in turns, nothing learnt beforehand"
+        )
+    return output.to_dict() | {
+        "compare": {
+            "rounds": ROUNDS,
+            "plain": {
+                "tokens_per_s": plain_speeds,
+                "stats": plain.stats.to_dict(),
+                "tokens": plain.tokens,
+            },
+            "method": {"tokens_per_s": speeds, "stats": output.stats.to_dict()},
+            "speed_up": speed_up,
+            "identical": difference is None,
+            "first_difference": difference,
+        }
+    }
+
+
+def _speed_up(plain: list[float], method: list[float]) -> dict[str, float] | None:
+    """Of the ratios round by round; None if the answers are too short to have a speed."""
+    ratios = [b / a for a, b in zip(plain, method, strict=True) if a and b]
+    if not ratios:
+        return None
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+def _first_difference(a: list[int], b: list[int]) -> int | None:
+    """The first place where two lists of tokens differ; None if they are equal."""
+    for place, (token, other) in enumerate(zip(a, b, strict=False)):
+        if token != other:
+            return place
+    return None if len(a) == len(b) else min(len(a), len(b))

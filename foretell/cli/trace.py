@@ -1,0 +1,67 @@
+"""`foretell trace`: shows every step of one generation, and where plain decoding differs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import foretell
+from foretell.cli._input import prompt_text
+from foretell.cli._loading import load_model
+from foretell.cli._options import (
+    ExecutorOptions,
+    Json,
+    Method,
+    ModelOptions,
+    Prompt,
+    SamplingOptions,
+    check_method,
+)
+from foretell.cli._output import emit, emit_json, messages
+from foretell.errors import BadConfig
+
+
+def trace(
+    prompt: Prompt,
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    sampling: SamplingOptions,
+    method: Method = "auto",
+    as_json: Json = False,
+) -> int:
+    """Show every step of one generation, and the first token that plain decoding has otherwise."""
+    options = sampling.arguments()
+    check_method(method)
+    if sampling.n > 1:
+        raise BadConfig("trace shows one sample: leave --n out")
+    text = prompt_text(prompt)
+    lm = load_model(models, executors)
+    from foretell import tracing
+
+    with messages.status("generating"):
+        steps = lm.trace(text, method, **options)
+        greedy = sampling.temperature == 0
+        plain = lm.trace(text, "plain", **options) if greedy else []
+    divergence = tracing.first_divergence(steps, plain) if greedy else None
+    if as_json:
+        emit_json(
+            {
+                "schema": "foretell.trace/1",
+                "version": foretell.__version__,
+                "model": models.model,
+                "method": method,
+                "prompt": text,
+                "steps": [tracing.to_dict(step) for step in steps],
+                "compared": greedy,
+                "identical": divergence is None if greedy else None,
+                "first_divergence": dataclasses.asdict(divergence) if divergence else None,
+            }
+        )
+        return 0
+    emit(tracing.render(steps, lm.decode))
+    emit("")
+    if greedy:
+        count = len(tracing.places(steps))
+        emit(tracing.render_divergence(divergence, count, method, lm.decode))
+    else:
+        emit("not compared with plain decoding: two runs draw different tokens above temperature 0")
+    return 0

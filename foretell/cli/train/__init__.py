@@ -1,0 +1,1 @@
+"""Train the models that foretell needs."""

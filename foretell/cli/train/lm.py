@@ -1,0 +1,98 @@
+"""`foretell train lm`: trains a small language model on text, or distils one."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli._loading import quiet
+from foretell.cli._output import emit, refusals
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    from foretell.train.lm import TrainLM as Settings
+
+SOURCE = Path(__file__).parents[2] / "train" / "lm.py"
+
+
+def _settings(path: Path, name: str) -> Any:
+    """A dataclass with the fields of the one in that file, read from its text: importing it would
+    import torch. The comment after a field becomes the option's help.
+    """
+    text = path.read_text("utf-8")
+    lines = text.splitlines()
+    (body,) = (
+        node.body
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    fields = []
+    for node in body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        assert node.value is not None, f"{name}.{node.target.id} needs a default"
+        default = ast.literal_eval(node.value)
+        comment = lines[(node.end_lineno or 1) - 1].partition("#")[2].strip()
+        kind: Any = type(default)
+        option: Any = Annotated[kind, typer.Option(help=comment)]
+        fields.append((node.target.id, option, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass(name, fields, frozen=True)
+
+
+if not TYPE_CHECKING:
+    Settings = _settings(SOURCE, "TrainLM")
+
+
+def lm(
+    *,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the finished model will be OUT/model.")
+    ],
+    corpus: Annotated[
+        Path, typer.Option(help="Folder for the tokenizer and the tokens of the texts.")
+    ],
+    text: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SOURCE",
+            help="stdlib, a folder, a .jsonl or a text file; SOURCE*3 repeats it. Repeatable.",
+        ),
+    ],
+    teacher: Annotated[
+        str | None,
+        typer.Option(help="Folder of a model to learn from; it must have the same tokenizer."),
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
+    ] = None,
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    compiled: Annotated[
+        bool, typer.Option(help="Compile the training step: quicker, but needs a C++ compiler.")
+    ] = True,
+    settings: Settings,
+) -> int:
+    """Train a small language model, or distil one. Run again, it goes on where it was."""
+    from foretell.train.lm import TrainLM, train
+
+    config = TrainLM(**dataclasses.asdict(settings))
+    _check_teacher(teacher)
+    with quiet(), refusals(f"--out {out}, --corpus {corpus}"):
+        report = train(corpus, out, config, text, teacher, save_every, compiled, init=init)
+    emit(
+        f"{out / 'model'}: {report['parameters']:,} parameters, "
+        f"{report['tokens_seen']:,} tokens seen, "
+        f"{report['heldout_bits_per_byte']} bits per byte held out"
+    )
+    return 0
+
+
+def _check_teacher(teacher: str | None) -> None:
+    if teacher is not None and not (Path(teacher) / "config.json").is_file():
+        raise BadConfig(
+            f"--teacher {teacher}: no model folder; "
+            "give one with config.json and .safetensors files"
+        )

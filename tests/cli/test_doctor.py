@@ -1,0 +1,114 @@
+"""`foretell doctor`: the machine, the optional packages, and what computes a model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.cli import doctor
+
+
+@dataclass(frozen=True)
+class Report:
+    """The fields of foretell.diagnosis.ModelReport."""
+
+    name: str = "target"
+    model: str = "tiny"
+    family: str = "llama"
+    dtype: str = "float32"
+    executor: str = "torch"
+    refusals: tuple[tuple[str, str], ...] = ()
+    loop: bool = True
+    fused: bool = False
+    layers: int = 2
+    vocab: int = 32_000
+    context: int = 2048
+
+
+REFUSED = Report(refusals=(("openvino", "no AVX2"), ("onnxruntime", "the package is missing")))
+
+
+@pytest.fixture
+def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that were diagnosed; the diagnosis itself is made up."""
+    asked: list[Any] = []
+
+    def diagnose(lm: Any) -> list[Report]:
+        asked.append(lm)
+        return [REFUSED, Report(name="draft", executor="openvino", fused=True)]
+
+    module = ModuleType("foretell.diagnosis")
+    module.diagnose = diagnose  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "foretell.diagnosis", module)
+    return asked
+
+
+def test_who_computes_a_model_is_said_in_full(run: Any, folder: str, diagnosed: list[Any]) -> None:
+    code, out, err = run("doctor", folder, "--executor", "torch")
+    assert (code, err) == (0, "") and len(diagnosed) == 1
+    target, draft = out.split("\n\n")[2:]
+    lines = [line.split(maxsplit=2) for line in target.splitlines()]
+    assert lines[0] == ["target:", "tiny"] and lines[1] == ["computed", "by", "torch"]
+    assert "  refused by\n" in target
+    assert "    openvino          no AVX2\n" in target
+    assert "    onnxruntime       the package is missing" in target
+    assert "32,000 tokens" in target and "foretell's" in target
+    assert draft.startswith("draft: tiny\n  computed by       openvino\n")
+    assert "refused by        nobody" in draft
+
+
+def test_doctor_without_a_model_describes_the_machine(run: Any, diagnosed: list[Any]) -> None:
+    code, out, err = run("doctor")
+    assert (code, err, diagnosed) == (0, "", [])
+    assert out.startswith("machine\n  foretell ") and "optional packages\n  openvino" in out
+    assert f"torch             {torch.__version__}" in out
+
+
+def test_doctor_as_json(run: Any, folder: str, diagnosed: list[Any]) -> None:
+    code, out, _ = run("doctor", folder, "--json")
+    document = json.loads(out)
+    assert code == 0 and document["schema"] == "foretell.doctor/1"
+    assert document["machine"]["threads"] == torch.get_num_threads()
+    target, draft = document["models"]
+    assert target["refusals"] == [list(pair) for pair in REFUSED.refusals]
+    assert (draft["name"], draft["executor"], draft["fused"]) == ("draft", "openvino", True)
+    assert {"openvino", "onnxruntime", "gguf"} <= {p["name"] for p in document["packages"]}
+    assert json.loads(run("doctor", "--json")[1])["models"] == []
+
+
+def test_a_missing_package_comes_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = [
+        "torch>=2.9",
+        'fast<3,>=2; extra == "cpu"',
+        'absent>=1; extra == "gguf"',
+        'pytest>=8; extra == "dev"',
+    ]
+
+    def version(name: str) -> str:
+        if name == "absent":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "2.5"
+
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: requirements)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    text = doctor.packages_text(doctor.optional_packages())
+    assert text.splitlines()[1:] == [
+        "  fast              2.5 (supported: <3,>=2)",
+        "  absent            missing: pip install 'foretell[gguf]'",
+    ]
+
+
+def test_without_metadata_the_packages_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert doctor.optional_packages() is None
+    assert "pip install -e ." in doctor.packages_text(None)

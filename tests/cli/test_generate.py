@@ -1,0 +1,125 @@
+"""`foretell generate`: what is printed where."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from foretell.cli import generate
+from tests import tiny
+
+CODE = "def add(a, b):"
+SHORT = ["--max-new-tokens", "12"]
+
+
+def test_the_text_is_on_stdout_and_the_numbers_on_stderr(run: Any, folder: str, small: str) -> None:
+    for method in ("plain", "ngram", "draft:length=3"):
+        code, out, err = run(
+            "generate", "--model", folder, "--draft", small, "--method", method, *SHORT, CODE
+        )
+        assert code == 0 and out == tiny.lm().generate(CODE, "plain", max_new_tokens=12).text + "\n"
+        assert (
+            err.startswith(f"{method}: 12 tokens, ") and err.count("\n") == 1 and "\x1b" not in out
+        )
+
+
+def test_json_is_one_document(run: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(CODE))
+    options = [
+        "--temperature",
+        "1",
+        "--logprobs",
+        "2",
+        "--seed",
+        "3",
+        "--n",
+        "2",
+        "--logit-bias",
+        "7=1.5",
+    ]
+    code, out, err = run(
+        "generate", "--model", folder, "--method", "ngram", *options, *SHORT, "--json", "-"
+    )
+    document = json.loads(out)
+    expected = tiny.lm().generate(
+        CODE,
+        "ngram",
+        max_new_tokens=12,
+        temperature=1.0,
+        logprobs=2,
+        seed=3,
+        n=2,
+        logit_bias={7: 1.5},
+    )
+    assert (
+        code == 0
+        and err == ""
+        and document["schema"] == "foretell.generate/1"
+        and document["prompt"] == CODE
+    )
+    assert document["text"] == expected.text and document["tokens"] == expected.tokens
+    assert [s["text"] for s in document["samples"]] == [s.text for s in expected.samples]
+    assert document["stats"]["MAT"] >= 1 and len(document["logprobs"]) == len(expected.tokens)
+    assert document["dtype"] == "float32"
+
+
+def test_samples_are_told_apart(run: Any, folder: str) -> None:
+    code, out, err = run(
+        "generate", "--model", folder, *SHORT, "--temperature", "1", "--n", "2", CODE
+    )
+    samples = tiny.lm().generate(CODE, "plain", max_new_tokens=12, temperature=1.0, n=2).samples
+    assert (
+        code == 0
+        and out == "".join(s.text + "\n" for s in samples)
+        and "sample 2 of 2, seed 1" in err
+    )
+
+
+def test_comparing_measures_both(run: Any, folder: str, small: str) -> None:
+    args = [
+        "generate",
+        "--model",
+        folder,
+        "--draft",
+        small,
+        "--method",
+        "draft",
+        *SHORT,
+        "--compare",
+        CODE,
+    ]
+    code, out, _ = run(*args)
+    assert code == 0 and out.startswith(tiny.lm().generate(CODE, "plain", max_new_tokens=12).text)
+    assert all(word in out for word in ("tokens/s", "speed-up", "MAT", "identical", "yes"))
+    _, out, _ = run(*args, "--json")
+    compare = json.loads(out)["compare"]
+    assert compare["identical"] is True and compare["first_difference"] is None
+    assert compare["speed_up"]["min"] <= compare["speed_up"]["median"] <= compare["speed_up"]["max"]
+    assert (
+        len(compare["plain"]["tokens_per_s"])
+        == len(compare["method"]["tokens_per_s"])
+        == compare["rounds"]
+        == 3
+    )
+    assert compare["plain"]["stats"]["MAT"] == 1.0
+
+
+def test_drafted_tokens_are_coloured_on_a_terminal_only(
+    run: Any, folder: str, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        generate,
+        "Console",
+        lambda **options: Console(force_terminal=True, color_system="standard", **options),
+    )
+    code, out, _ = run(
+        "generate", "--model", folder, "--draft", small, "--method", "draft", *SHORT, CODE
+    )
+    draft = tiny.lm().generate(CODE, "draft", max_new_tokens=12).draft
+    assert code == 0 and "draft" in draft and out.startswith("\x1b[2m" + CODE)
+    assert 1 <= out.count("\x1b[32m") <= draft.count("draft")
