@@ -36,7 +36,7 @@ from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
-    from foretell.core.stats import Stats
+    from foretell.stats import Stats
 
 ROUNDS = 3  # of --compare
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear

@@ -32,6 +32,9 @@ from foretell.ops.states import TappedStates
 LONG = 64  # pending tokens above which a mask is not worth remembering
 
 
+NO_STATES: Mapping[int, torch.Tensor] = {}
+
+
 class Cache(Rows):
     """Rows of one branch for one model."""
 
@@ -266,7 +269,7 @@ class Cache(Rows):
         assert len(features) == new, "drafted nodes below the root need `features`"
         return features
 
-    def finish(self, job: Job, hidden: Mapping[int, torch.Tensor]) -> None:
+    def finish(self, job: Job, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
         """The forward of this job is through: its rows are what they claim to be.
 
         `hidden`: of each of the job's taps (new nodes, E).

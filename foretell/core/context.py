@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,7 +13,7 @@ from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Sampler
 from foretell.core.source import Direct, Source
 from foretell.core.tree import TokenTree
-from foretell.core.types import HUGE, Kept, Outcome, Reply, Sampling, TraceStep
+from foretell.core.types import Kept, Outcome, Reply, Sampling, TraceStep
 from foretell.policy.costs import Costs
 from foretell.stats import Stats
 
@@ -72,25 +71,24 @@ class Branch:
         return twin
 
 
-class Stores:
-    """What requests of one tenant and config share, of a bounded number of tenants."""
+class Stores(dict[tuple[str, Hashable, str], Any]):
+    """What requests of one (tenant, config) share, by name, of a bounded number of tenants."""
 
     def __init__(self) -> None:
-        self.tenants: OrderedDict[str, dict[Hashable, Any]] = OrderedDict()
+        super().__init__()
+        self.used: dict[str, None] = {}  # tenants, those used last at the end
 
-    def get(self, tenant: str, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The tenant's object under this key, made on first use."""
-        held = self.tenants.setdefault(tenant, {})
-        self.tenants.move_to_end(tenant)
-        if key not in held:
-            held[key] = make()
-        return held[key]
+    def touch(self, tenant: str) -> None:
+        self.used.pop(tenant, None)
+        self.used[tenant] = None
 
-    def trim(self, in_use: set[str]) -> None:
+    def trim(self, in_flight: set[str]) -> None:
         """Forgets tenants unused for longest, except those that have requests in flight."""
-        spare = [name for name in self.tenants if name not in in_use]
-        for name in spare[: max(0, len(self.tenants) - TENANTS)]:
-            del self.tenants[name]
+        idle = [tenant for tenant in self.used if tenant not in in_flight]
+        for tenant in idle[: max(0, len(self.used) - TENANTS)]:
+            del self.used[tenant]
+            for key in [key for key in self if key[0] == tenant]:
+                del self[key]
 
 
 class Shared(Protocol):
@@ -107,9 +105,7 @@ class Shared(Protocol):
 class Context:
     """One branch of a request as its strategy and drafter see it."""
 
-    def __init__(
-        self, engine: Shared, request: Request, models: Mapping[str, Model] | None = None
-    ):
+    def __init__(self, engine: Shared, request: Request, models: Mapping[str, Model] | None = None):
         models = engine.models if models is None else models
         target = models["target"]
         self.engine = engine
@@ -176,13 +172,19 @@ class Context:
 
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
         """What all requests of this engine and tenant with the same config share."""
-        stored: T = self.engine.stores.get(self.request.tenant, (self.owner, name), make)
+        stores, tenant = self.engine.stores, self.request.tenant
+        stores.touch(tenant)
+        key = (tenant, self.owner, name)
+        if key not in stores:
+            stores[key] = make()
+        stored: T = stores[key]
         return stored
 
     # --- what happened
 
-    def trace(self, tree: TokenTree, reply: Reply, outcome: Outcome, kept: Kept,
-              sources: Sequence[str]) -> None:
+    def trace(
+        self, tree: TokenTree, reply: Reply, outcome: Outcome, kept: Kept, sources: Sequence[str]
+    ) -> None:
         """Tells the request's `trace` of a step."""
         if self.request.trace is None:
             return

@@ -97,9 +97,7 @@ class Job:
 
     # --- who sees whom
 
-    def mask(
-        self, window: int | None, dtype: torch.dtype, times: int = 1
-    ) -> torch.Tensor | None:
+    def mask(self, window: int | None, dtype: torch.dtype, times: int = 1) -> torch.Tensor | None:
         """Additive (times * n, start + n), 0 or -inf; None where every node sees all rows.
 
         `window`: positions a node sees back, itself included.

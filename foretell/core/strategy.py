@@ -71,9 +71,7 @@ class Speculative(Strategy):
         ctx = ctx.scoped(self.drafter)
         # Where another draft would mean other samples, measured time decides nothing: a seed gives
         # its tokens again.
-        ctx.timed = not self.nodes and (
-            ctx.sampler.greedy or not (self.drafter.draws or self.rule)
-        )
+        ctx.timed = not self.nodes and (ctx.sampler.greedy or not (self.drafter.draws or self.rule))
         source = ctx.request.source
         target_state = yield from source.start(ctx)
         state = self.drafter.start(ctx)

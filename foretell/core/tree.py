@@ -181,7 +181,9 @@ class TokenTree:
             assert before, f"node {node} stands before its parent"
             assert all(self.parents[t] == node for t in tries), f"a try of {node} is not its child"
             laws = [self.laws[t] is None for t in tries]
-            assert laws == sorted(laws), f"node {node}: a drawn child is tried after one that is not"
+            assert laws == sorted(laws), (
+                f"node {node}: a drawn child is tried after one that is not"
+            )
             tokens = [self.tokens[t] for t in dict.fromkeys(tries)]
             assert len(set(tokens)) == len(tokens), f"node {node} has the same child twice"
             seen.update(tries)

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import grow
@@ -270,5 +270,5 @@ class Adaptix(Drafter):
 
         return grow(tokens[-1], successors, budget, depth, "adaptix")
 
-    def observe(self, ctx: Context, state: Map, step: Step) -> None:
+    def observe(self, ctx: Context, state: Map, step: Feedback) -> None:
         state.meet(ctx.tokens[-max(WINDOW, len(step.tokens) + 2) :])

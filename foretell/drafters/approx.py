@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.aligned import TOP, Aligned
@@ -185,7 +185,7 @@ class Approx(Drafter):
                 )
         return tree
 
-    def observe(self, ctx: Context, state: State, step: Step) -> None:
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         tested = dict(step.outcome.tested)
         for copy in state.copies:
             node = 0

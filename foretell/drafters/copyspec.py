@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Context
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.lookup import copied

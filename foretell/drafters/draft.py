@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.engine import Context
+from foretell.core.context import Context
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
@@ -75,7 +75,7 @@ class Draft(Drafter):
                 row = F.pad(row[:vocab], (0, max(0, vocab - len(row))), value=-torch.inf)
                 if self.confidence and float(row.softmax(-1).max()) < self.confidence:
                     continue
-                q = sampler.law(row, [*ctx.output, *tree.words(node)])
+                q = sampler.law(row, [*ctx.output, *tree.tokens_to(node)])
                 if sampler.greedy:
                     below[tree.add(node, int(q.argmax()), source="draft")] = 1
                     continue

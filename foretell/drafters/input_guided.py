@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Context
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import plant

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import Law, TokenTree
 from foretell.errors import BadConfig
 
@@ -104,7 +104,7 @@ class Jacobi(Drafter):
         state.proposed = tree.tokens[1:]
         return tree
 
-    def observe(self, ctx: Context, state: State, step: Step) -> None:
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         nodes = [0]
         for token in state.proposed:
             if (node := step.tree.child(nodes[-1], token)) < 0:

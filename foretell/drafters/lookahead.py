@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 
@@ -165,7 +165,7 @@ class Lookahead(Drafter):
                 node = tree.add(node, token, None, tree.values[node] * WINDOW, "lookahead")
         return tree
 
-    def observe(self, ctx: Context, state: State, step: Step) -> None:
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         self.read(ctx, state)
         # Found again by their tokens: a draft may share nodes with the window, and the tree may
         # have been cut.

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Context
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.datastore import BUILD, Datastore, load

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.engine import Context
+from foretell.core.context import Context
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
@@ -122,7 +122,7 @@ class RetrievalFused(Drafter):
             options: list[tuple[float, int, int]] = []
             for (node, passing), row in zip(level.items(), reply.logits, strict=True):
                 row = F.pad(row[:vocab], (0, max(0, vocab - len(row))), value=-torch.inf)
-                words, value = [*ctx.output, *tree.words(node)], tree.values[node]
+                words, value = [*ctx.output, *tree.tokens_to(node)], tree.values[node]
                 if sampler.greedy:
                     laws[node] = sampler.scores(row, words).softmax(-1)
                     top = laws[node].topk(min(chains, vocab))

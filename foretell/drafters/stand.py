@@ -31,8 +31,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import Law, TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.lookup import Index
@@ -246,7 +246,7 @@ class Stand(Drafter):
         are possible.
         """
         (memory, index), sampler, tail = state, ctx.sampler, ctx.tokens[-self.n :]
-        words = [tree.words(node) for node in nodes]
+        words = [tree.tokens_to(node) for node in nodes]
         # Copies, for other requests go on learning before this tree is verified.
         some, probs = np.zeros((len(nodes), memory.k), np.int64), np.zeros((len(nodes), memory.k))
         for i, path in enumerate(words):
@@ -273,7 +273,7 @@ class Stand(Drafter):
         q, order = scores.softmax(-1).nan_to_num(0.0).sort(dim=-1, descending=True, stable=True)
         return list(zip(ids.gather(-1, order), q, (q > 0).sum(-1).tolist(), strict=True))
 
-    def observe(self, ctx: Context, state: tuple[Memory, Index], step: Step) -> None:
+    def observe(self, ctx: Context, state: tuple[Memory, Index], step: Feedback) -> None:
         memory, start = state[0], len(ctx.tokens) - len(step.tokens)
         rows = step.reply.logits[
             [0, *step.outcome.path][: len(step.tokens)]

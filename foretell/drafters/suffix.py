@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.suffix import Place, Suffixes, Text
@@ -119,7 +119,7 @@ class Suffix(Drafter):
             best = past if past.score > best.score else best
         return plant(ctx.tokens[-1], best.parents, best.tokens, best.values, "suffix", best.match)
 
-    def observe(self, ctx: Context, state: State, step: Step) -> None:
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         if state.past is not None:  # the last tokens of a request are for others too
             self._read(ctx, state)
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.core.drafter import Drafter, Step
-from foretell.core.engine import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.rows import best
@@ -174,7 +174,7 @@ class TokenRecycling(Drafter):
             self.floor,
         )
 
-    def observe(self, ctx: Context, state: Store, step: Step) -> None:
+    def observe(self, ctx: Context, state: Store, step: Feedback) -> None:
         tokens, parents, rows, chance = (
             step.tree.tokens,
             step.tree.parents,

@@ -74,7 +74,9 @@ def partial_attention(
     """
     heads, new, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
-    scores = _scores(q.to(wide), k.to(wide), None if mask is None else mask.to(wide), scale, softcap)
+    scores = _scores(
+        q.to(wide), k.to(wide), None if mask is None else mask.to(wide), scale, softcap
+    )
     if sinks is not None:
         sink = sinks.to(wide).reshape(-1, 1, 1).expand(-1, new, 1)
         log_sum = torch.cat([scores, sink], -1).logsumexp(-1)

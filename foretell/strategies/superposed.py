@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from foretell.core.engine import Context
+from foretell.core.context import Context
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Reply, Sampling, Steps

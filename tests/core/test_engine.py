@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core import engine as engine_module
 from foretell.core.context import Context, Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
@@ -22,6 +21,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Kept, Sampling, Steps
 from foretell.errors import BadConfig, PromptTooLong, RequestFailed, Unsupported
 from foretell.families.toy import Toy
+from foretell.policy import schedule
 from foretell.spec import resolve
 from foretell.strategies.plain import Plain
 from tests import laws
@@ -51,7 +51,7 @@ class Beam(Strategy):
         beams: list[tuple[float, int]] = [(0.0, first)]
         kept = Kept([], None)
         while not kept.reason:
-            replies = yield [Ask(TokenTree(ctx.branches[b][-1]), branch=b) for _, b in beams]
+            replies = yield [Ask(TokenTree(ctx.branches[b].tokens[-1]), branch=b) for _, b in beams]
             rows = {b: reply.logits for (_, b), reply in zip(beams, replies, strict=True)}
             logs = {b: r[0].log_softmax(-1).tolist() for b, r in rows.items()}
             options = [(score + p, b, t) for score, b in beams for t, p in enumerate(logs[b])]
@@ -335,7 +335,8 @@ def test_long_prompts_go_in_by_chunks_beside_others(monkeypatch: pytest.MonkeyPa
     engine, live = start(Plain(), long, max_new_tokens=4)
     laws.finish(engine, live)
     alone.append(live.ctx.output)
-    monkeypatch.setattr(engine_module, "CHUNK", 3)
+    for name, size in (("CHUNK", 3), ("LEAST", 3), ("STEP", 3)):
+        monkeypatch.setattr(schedule, name, size)
     engine = Engine({"target": Toy(8, copy=1.0)})
     lives = [start(laws.build("ngram"), prompt, engine, max_new_tokens=8)[1] for prompt in prompts]
     lives.append(start(Plain(), long, engine, max_new_tokens=4)[1])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.core.sampling import Sampler, Target
+from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 from tests import laws
@@ -124,7 +125,7 @@ def test_a_target_gives_each_node_the_law_of_its_own_path() -> None:
     sampling = Sampling(temperature=1.0, frequency_penalty=0.5, repetition_penalty=1.3)
     sampler = Sampler(sampling, [1, 2], (), VOCAB)
     rows = torch.randn(3, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    target = Target(rows, sampler, [3], [[], [4], [4, 4]].__getitem__)
+    target = Target(rows, sampler, [3], TokenTree(3).chain([4, 4]))
     for node, output in enumerate(([3], [3, 4], [3, 4, 4])):
         assert torch.equal(target.p(node), sampler.law(rows[node], output))
 
@@ -133,7 +134,7 @@ def test_ties_go_to_the_lowest_id_everywhere() -> None:
     row = torch.tensor([0.0, 2.0, 1.0, 2.0, 2.0, 0.0, 0.0])
     for sampling in (Sampling(), Sampling(frequency_penalty=0.1), Sampling(no_repeat_ngram_size=2)):
         sampler = Sampler(sampling, [0], (), VOCAB)
-        target = Target(row[None], sampler, [], lambda node: [])
+        target = Target(row[None], sampler, [], TokenTree(0))
         assert (
             target.best(0)
             == int(sampler.scores(row, []).argmax())
@@ -170,7 +171,7 @@ def test_a_processor_that_returns_another_shape_is_told() -> None:
     sampler = Sampler(
         Sampling(logits_processors=[lambda ids, scores: scores[:, :3]]), [0], (), VOCAB
     )
-    with pytest.raises(BadConfig, match="logits processor"):
+    with pytest.raises(BadConfig, match="logits_processors"):
         sampler.law(torch.zeros(VOCAB), [])
 
 
@@ -213,4 +214,4 @@ def test_no_token_possible_is_said_and_not_decided(temperature: float) -> None:
     with pytest.raises(BadConfig, match="no token possible"):
         sampler.law(torch.zeros(3), [2])
     with pytest.raises(BadConfig, match="no token possible"):
-        Target(torch.zeros(1, 3), sampler, [2], lambda node: []).best(0)
+        Target(torch.zeros(1, 3), sampler, [2], TokenTree(2)).best(0)

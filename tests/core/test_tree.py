@@ -96,7 +96,7 @@ def test_check_tells_what_is_wrong() -> None:
     law = Law(torch.tensor([0.5, 0.5]))
     late = planted([(1,)])
     late.add(0, 0, law)
-    with pytest.raises(AssertionError, match="deterministic child is tried before"):
+    with pytest.raises(AssertionError, match="a drawn child is tried after"):
         late.check()
     lost = planted([(1, 2)])
     lost.tries[1] = []

@@ -30,7 +30,7 @@ def fitting(rule: str, seed: int) -> TokenTree:
 
 def greedy(tree: TokenTree, seed: int) -> Target:
     rows = torch.stack([table(seed, 3)(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
-    return Target(rows, Sampler(Sampling(), [0], (), 3), [], tree.words)
+    return Target(rows, Sampler(Sampling(), [0], (), 3), [], tree)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if registry.load(rule, "rule").greedy])

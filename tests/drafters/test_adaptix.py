@@ -16,8 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -75,7 +76,7 @@ def test_the_newest_trigrams_gain_in_every_step_up_to_a_limit() -> None:
     ctx = context(drafter, [7] + [1, 2, 3, 4] * 5)
     state = drafter.start(ctx)
     assert state.rows[7, 1] == {2: 1.0} and state.rows[1, 2] == {3: pytest.approx(1 + 4 * GAIN)}
-    step = Step(TokenTree(4), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), [5])
+    step = Feedback(TokenTree(4), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), [5])
     ctx.tokens.append(5)
     drafter.observe(ctx, state, step)
     assert state.rows[3, 4] == pytest.approx({1: 1 + 6 * GAIN, 5: GAIN})
@@ -91,7 +92,7 @@ def test_a_step_longer_than_the_window_is_learnt_whole() -> None:
     fresh = [i % 6 for i in range(30)]
     ctx.tokens.extend(fresh)
     drafter.observe(
-        ctx, state, Step(TokenTree(6), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), fresh)
+        ctx, state, Feedback(TokenTree(6), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), fresh)
     )
     assert (
         (7, 6) in state.rows
@@ -289,7 +290,7 @@ def test_the_search_proposes_what_it_visited_most(
             share = value[path] * row[token] / (sum(row.values()) + DOUBT)
             value[(*path, token)] = max(share, value.get((*path, token), 0.0))
     del value[()]
-    found = {tuple(whole.words(n)): whole.values[n] for n in range(1, len(whole))}
+    found = {tuple(whole.tokens_to(n)): whole.values[n] for n in range(1, len(whole))}
     assert found == pytest.approx(value)
     assert tree.values[1:] == pytest.approx(sorted(value.values(), reverse=True)[: size - 1])
     assert max(tree.depths) <= depth and set(tree.sources[1:]) <= {"adaptix"}
@@ -311,7 +312,7 @@ def test_the_search_goes_where_the_weights_are_and_is_the_same_every_time() -> N
     tree = trees[0]
     assert tree.tokens == trees[1].tokens and tree.values == trees[1].values
     assert [tree.tokens[t] for t in tree.tries[0]] == [3, 4, 2], "the likeliest first"
-    assert [3, 5, 7, 8] in [tree.words(n) for n in range(len(tree))], (
+    assert [3, 5, 7, 8] in [tree.tokens_to(n) for n in range(len(tree))], (
         "the last one is the best successor of the third"
     )
     state = random.getstate()
@@ -349,7 +350,7 @@ def test_budget_depth_and_short_texts_bound_the_tree(search: bool) -> None:
                     (a, b, c) for a, b, c in zip(prompt, prompt[1:], prompt[2:], strict=False)
                 }
                 for n in range(1, len(tree)):
-                    assert tuple([*prompt, *tree.words(n)][-3:]) in following
+                    assert tuple([*prompt, *tree.tokens_to(n)][-3:]) in following
     for short in ([1], [1, 2]):
         ctx = context(drafter, short)
         assert len(drafter.propose(ctx, drafter.start(ctx), 9)) == 1

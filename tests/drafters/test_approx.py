@@ -13,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -36,7 +37,7 @@ def context(
 
 def step(
     drafter: Approx, ctx: Context, state: State, budget: int, rest: list[int]
-) -> tuple[TokenTree, Step]:
+) -> tuple[TokenTree, Feedback]:
     """Drafts, and lets `rest`, what truly follows, decide what is accepted."""
     tree, node, path, tested = (
         drafter.propose(ctx, state, budget),
@@ -51,7 +52,7 @@ def step(
             break
         path.append(node := child)
     kept = rest[: len(path) + 1]
-    done = Step(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1], tested), kept)
+    done = Feedback(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1], tested), kept)
     ctx.branches[0] = ctx.tokens + kept
     drafter.observe(ctx, state, done)
     return tree, done
@@ -142,7 +143,7 @@ def test_the_likeliest_tokens_of_both_lags(
     tree = drafter.propose(ctx, drafter.start(ctx), size + 1)
     tree.check()
     want = twin(text, drafter, size, depth)
-    assert [tuple(tree.words(node)) for node in range(1, len(tree))] == [path for path, _ in want]
+    assert [tuple(tree.tokens_to(node)) for node in range(1, len(tree))] == [path for path, _ in want]
     assert tree.values[1:] == pytest.approx([value for _, value in want])
     assert all(tree.values[node] <= tree.values[tree.parents[node]] for node in range(1, len(tree)))
     assert all(match >= 1 for match in tree.matches[1:]) and set(tree.sources[1:]) <= {"approx"}
@@ -278,7 +279,7 @@ def test_it_learns_from_tested_nodes_of_both_drafts_only() -> None:
     assert not state.copies, "what has been learnt from is forgotten"
     before = {key: list(cell) for key, cell in state.chances.cells.items()}
     drafter.observe(
-        ctx, state, Step(TokenTree(91), Reply(torch.empty(0), {}, []), Outcome([], 1), [1])
+        ctx, state, Feedback(TokenTree(91), Reply(torch.empty(0), {}, []), Outcome([], 1), [1])
     )
     assert state.chances.cells == before, "a step without a draft"
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.types import Sampling
 from foretell.drafters.copyspec import Copyspec
 from foretell.errors import BadConfig

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
@@ -66,7 +67,7 @@ def test_several_drafts_share_their_beginnings_and_one_forward_a_level() -> None
             for child in tries:
                 law = tree.laws[child]
                 want = ctx.sampler.law(
-                    Toy(5, seed=2, sharpness=6.0).score([1, 2, 3], tree)[node], tree.words(node)
+                    Toy(5, seed=2, sharpness=6.0).score([1, 2, 3], tree)[node], tree.tokens_to(node)
                 )
                 assert law is not None and law.probs.tolist() == pytest.approx(
                     want.tolist(), abs=1e-12

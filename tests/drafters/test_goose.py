@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -131,8 +132,8 @@ def test_the_tree_is_the_most_probable_one(
     assert sorted((v for v in tree.values[1:] if v > LEAST), reverse=True) == pytest.approx(want)
     copied, n, _ = spine(tokens, drafter, size)
     for node in range(1, len(tree)):
-        path = tree.words(node)
-        parent = tree.words(tree.parents[node])
+        path = tree.tokens_to(node)
+        parent = tree.tokens_to(tree.parents[node])
         chance = options(parent, tokens, drafter, state.store, size, budget)[path[-1]]
         assert tree.values[node] == pytest.approx(tree.values[tree.parents[node]] * chance)
         assert tree.matches[node] == (n if path == copied[: len(path)] else 0)
@@ -157,7 +158,7 @@ def test_places_that_agree_leave_no_room_for_branches_unless_asked_or_doubted() 
         state = drafter.start(ctx)
         state.store.put([3], np.array([[0, 4]]), np.array([[0.6, 0.4]]))
         tree = drafter.propose(ctx, state, 20)
-        assert state.agreed and tree.words(tree.child(0, 4)) == [4]
+        assert state.agreed and tree.tokens_to(tree.child(0, 4)) == [4]
         assert (len(tree.tries[0]) == 1) == chain
         state.store.chance = [0.1] * len(state.store.chance)
         assert len(drafter.propose(ctx, state, 20).tries[0]) > 1
@@ -244,12 +245,12 @@ def test_it_is_at_least_as_good_as_each_of_its_sources(text: str) -> None:
 # --- learning
 
 
-def step(ctx: Context, tree: TokenTree, path: list[int], token: int, seed: int = 0) -> Step:
+def step(ctx: Context, tree: TokenTree, path: list[int], token: int, seed: int = 0) -> Feedback:
     """Commits the path and the token to the text, and says with which rows."""
     rows = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(tree), V)) * 2)
     tokens = [*(tree.tokens[n] for n in path), token]
     ctx.branches[0] = [*ctx.tokens, *tokens]
-    return Step(tree, Reply(rows, {}, list(range(len(tree)))), Outcome(path, token), tokens)
+    return Feedback(tree, Reply(rows, {}, list(range(len(tree)))), Outcome(path, token), tokens)
 
 
 def test_every_verified_row_is_kept_for_its_token_and_its_pair_the_accepted_last() -> None:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell import cli
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.input_guided import AHEAD, InputGuided
@@ -171,7 +172,7 @@ def tokens_a_step(
         kept = rest[: len(path) + 1]
         ctx.branches[0] += kept
         drafter.observe(
-            ctx, state, Step(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1]), kept)
+            ctx, state, Feedback(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1]), kept)
         )
         steps += 1
     return len(answer) / steps

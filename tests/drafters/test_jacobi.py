@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -53,7 +54,7 @@ def commit(
     path = list(range(1, len(tokens)))
     outcome = Outcome(path, tokens[-1], [(n, True) for n in path])
     drafter.observe(
-        ctx, state, Step(tree, Reply(rows, {}, list(range(len(tree)))), outcome, tokens)
+        ctx, state, Feedback(tree, Reply(rows, {}, list(range(len(tree)))), outcome, tokens)
     )
 
 
@@ -148,7 +149,7 @@ class Watched(Jacobi):
 
     seen: list[tuple[bool, bool]]
 
-    def observe(self, ctx: Context, state: State, step: Step) -> None:
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         at, rows = len(ctx.output) - len(step.tokens) - state.start, len(state.rows)
         self.seen.extend((at + node - 1 < rows, good) for node, good in step.outcome.tested)
         super().observe(ctx, state, step)
@@ -203,7 +204,7 @@ class Updated(Jacobi):
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         tree, first = super().propose(ctx, state, budget), len(ctx.output) - state.start
         for node in range(1, min(len(tree), len(state.rows) - first + 1)):
-            words = [*ctx.output, *tree.words(node - 1)]
+            words = [*ctx.output, *tree.tokens_to(node - 1)]
             tree.laws[node] = Law(ctx.sampler.law(state.rows[first + node - 1], words))
         return tree
 

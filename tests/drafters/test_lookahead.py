@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -44,11 +45,11 @@ def commit(
     """One step's end: `best[i]` is the best token after node i."""
     ctx.branches[0] += tokens
     reply = Reply(torch.eye(VOCAB)[best], {}, list(range(len(tree))))
-    drafter.observe(ctx, state, Step(tree, reply, Outcome([], tokens[-1]), tokens))
+    drafter.observe(ctx, state, Feedback(tree, reply, Outcome([], tokens[-1]), tokens))
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
-    return {tuple(tree.words(node)) for node in range(1, len(tree))}
+    return {tuple(tree.tokens_to(node)) for node in range(1, len(tree))}
 
 
 def prefixes(words: list[int] | tuple[int, ...]) -> set[tuple[int, ...]]:
@@ -111,7 +112,7 @@ def test_window_and_drafts_are_those_of_a_loop_over_levels(
         tree = drafter.propose(ctx, state, ALL)
         tree.check()
         assert not tree.drawn and paths(tree) == twin.tree(root)
-        nodes = {tuple(tree.words(node)): node for node in range(len(tree))}
+        nodes = {tuple(tree.tokens_to(node)): node for node in range(len(tree))}
         best = draw.integers(0, VOCAB, len(tree)).tolist()
         twin.move(root, [best[nodes[tuple(words)]] for words in twin.columns()])
         commit(drafter, ctx, state, tree, best, draw.integers(0, VOCAB, count).tolist())

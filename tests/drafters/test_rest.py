@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.types import Sampling
 from foretell.drafters.rest import Match, Rest, prefixes
@@ -112,7 +113,7 @@ def test_the_tree_holds_the_most_frequent_continuations(
     tree = drafter.propose(ctx, drafter.start(ctx), budget)
     tree.check()
     counts, places, n = retrieved(documents, tokens, drafter)
-    paths = [tuple(tree.words(node)) for node in range(1, len(tree))]
+    paths = [tuple(tree.tokens_to(node)) for node in range(1, len(tree))]
     assert len(set(paths)) == len(paths) == min(choices, budget - 1, len(counts)) and not tree.drawn
     assert [counts[p] for p in paths] == sorted(counts.values(), reverse=True)[: len(paths)]
     assert tree.values[1:] == [counts[p] / places for p in paths] and set(tree.matches[1:]) <= {n}

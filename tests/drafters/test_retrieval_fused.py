@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Reply, Sampling
@@ -130,12 +131,12 @@ def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
     )
     tree, asks, ctx = drive(drafter, tokens, sampling, budget)
     assert len(tree) <= budget and max(tree.depths) <= room and len(asks) <= min(length, room)
-    asked = [ask.tree.words(node) for ask in asks for node in ask.rows]
-    drafted = {tuple(ask.tree.words(n)) for ask in asks for n in range(1, len(ask.tree))}
+    asked = [ask.tree.tokens_to(node) for ask in asks for node in ask.rows]
+    drafted = {tuple(ask.tree.tokens_to(n)) for ask in asks for n in range(1, len(ask.tree))}
     if temperature:  # those of the last level were not asked about
-        drafted |= {tuple(tree.words(n)) for n in range(1, len(tree)) if tree.laws[n] is not None}
+        drafted |= {tuple(tree.tokens_to(n)) for n in range(1, len(tree)) if tree.laws[n] is not None}
         assert drafted == {
-            tuple(tree.words(n)) for n in range(1, len(tree)) if tree.laws[n] is not None
+            tuple(tree.tokens_to(n)) for n in range(1, len(tree)) if tree.laws[n] is not None
         }
     else:
         assert not tree.drawn
@@ -153,12 +154,12 @@ def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
         if left < 0:
             break
         want[tuple(path)] = value
-    got = {tuple(tree.words(n)) for n in range(1, len(tree))}
+    got = {tuple(tree.tokens_to(n)) for n in range(1, len(tree))}
     assert drafted <= got and len(got) == len(drafted | set(want))
     _, n = continuations(tokens, drafter, 1)
     known = {tuple(path): value for value, path in values}
     for node in range(1, len(tree)):
-        path = tuple(tree.words(node))
+        path = tuple(tree.tokens_to(node))
         if path not in drafted:  # of equally good copies any may be taken
             assert (
                 tree.values[node] == pytest.approx(known[path])
@@ -171,7 +172,7 @@ def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
         law = tree.laws[node]
         if law is not None:
             assert law.probs.tolist() == pytest.approx(
-                likely(ctx, tree.words(tree.parents[node])), abs=1e-12
+                likely(ctx, tree.tokens_to(tree.parents[node])), abs=1e-12
             )
 
 

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -194,7 +195,7 @@ def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
     ctx.tokens.extend([4, 5, 1])
     logits = torch.arange(4 * VOCAB, dtype=torch.float64).reshape(4, VOCAB).sin()
     drafter.observe(
-        ctx, state, Step(tree, Reply(logits, {}, [0, 1, 2, 3]), Outcome([1, 2], 1), [4, 5, 1])
+        ctx, state, Feedback(tree, Reply(logits, {}, [0, 1, 2, 3]), Outcome([1, 2], 1), [4, 5, 1])
     )
     texts = {
         0: [1, 2, 3],
@@ -215,7 +216,7 @@ def test_rows_beyond_an_end_are_not_learnt() -> None:
     ctx = context(drafter, [1, 2])
     state = drafter.start(ctx)
     ctx.tokens.append(3)
-    step = Step(
+    step = Feedback(
         TokenTree(2).chain([3, 4]),
         Reply(torch.zeros(3, VOCAB), {}, [0, 1, 2]),
         Outcome([1, 2], 5),
@@ -292,7 +293,7 @@ def test_children_are_drawn_without_replacement_from_the_laws_they_declare(
     tree.check()
     assert len(tree) <= budget and max(tree.depths) <= depth and (len(tree) > 1) == (budget > 1)
     for node, tries in enumerate(tree.tries):
-        p = expected(ctx, state, 3, tree.words(node))
+        p = expected(ctx, state, 3, tree.tokens_to(node))
         for child in tries:
             law = tree.laws[child]
             assert law is not None and law.dense(VOCAB).tolist() == pytest.approx(
@@ -353,7 +354,7 @@ def test_at_temperature_zero_the_best_tokens_are_proposed() -> None:
     tree.check()
     assert not tree.drawn and len(tree) == 30
     for node, tries in enumerate(tree.tries):
-        slot = state[0].find([*ctx.tokens, *tree.words(node)])
+        slot = state[0].find([*ctx.tokens, *tree.tokens_to(node)])
         assert [tree.tokens[t] for t in tries] == state[0].ids[slot].tolist()[: len(tries)]
         assert [tree.values[t] for t in tries] == pytest.approx(
             [tree.values[node] * c for c in CHANCE[: len(tries)]]

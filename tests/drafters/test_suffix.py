@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
@@ -127,7 +128,7 @@ def test_a_draft_is_what_a_search_by_hand_finds(
 ) -> None:
     tree = drafted(drafter, text, budget, new)
     match, nodes = search(drafter, text, budget - 1, new - 1)
-    assert [tuple(tree.words(n)) for n in range(1, len(tree))] == [path for path, _ in nodes]
+    assert [tuple(tree.tokens_to(n)) for n in range(1, len(tree))] == [path for path, _ in nodes]
     assert tree.values[1:] == pytest.approx([value for _, value in nodes])
     assert (
         set(tree.matches[1:]) <= {match} and set(tree.sources[1:]) <= {"suffix"} and not tree.drawn

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.core.drafter import Step
-from foretell.core.engine import Context, Engine, Request
+from foretell.core.drafter import Feedback
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
@@ -49,7 +50,7 @@ def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
         rows[node, [(node + 3) % 8, (node + 4) % 8]] = torch.tensor([2.0, 1.0])
     path = [1]
     reply, outcome = Reply(rows, {}, list(range(len(tree)))), Outcome(path, 5, [(1, True)])
-    drafter.observe(ctx, store, Step(tree, reply, outcome, [2, 5]))
+    drafter.observe(ctx, store, Feedback(tree, reply, outcome, [2, 5]))
     last = {}
     for node in [*range(len(tree)), 0, *path]:
         last[tree.tokens[node]] = [(node + 3) % 8, (node + 4) % 8]
@@ -63,7 +64,7 @@ def test_rows_put_by_are_bounded_and_kept_with_the_store(monkeypatch: pytest.Mon
     for token in range(200):
         row = torch.zeros(1, 256)
         row[0, token], row[0, token + 1] = 2.0, 1.0
-        step = Step(TokenTree(token), Reply(row, {}, [0]), Outcome([], 0), [0])
+        step = Feedback(TokenTree(token), Reply(row, {}, [0]), Outcome([], 0), [0])
         drafter.observe(context(drafter, [1]), store, step)
         assert len(store.unread) <= store.held <= 100
     tensors = store.tensors()
@@ -81,7 +82,7 @@ def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(
         tree = TokenTree(i).chain([100 + i]).chain([170 + i])
         path = [1] if i % 2 else []
         reply = Reply(torch.zeros(3, 256).index_fill_(1, torch.tensor([i]), 1.0), {}, [0, 1, 2])
-        drafter.observe(context(drafter, [1]), store, Step(tree, reply, Outcome(path, 0), [0]))
+        drafter.observe(context(drafter, [1]), store, Feedback(tree, reply, Outcome(path, 0), [0]))
     taken = {*range(33), *(100 + i for i in range(1, 33, 2))}  # at the 34th step it was too much
     assert taken <= set(store.rows) and not {*range(170, 203), *range(100, 133, 2)} & set(
         store.rows
@@ -94,7 +95,7 @@ def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
     for _ in range(80):
         tokens = torch.randint(0, 300, (5,), generator=draw).tolist()
         tree = TokenTree(tokens[0]).chain(tokens[1:])
-        step = Step(
+        step = Feedback(
             tree, Reply(torch.randn(5, 300, generator=draw), {}, [*range(5)]), Outcome([1], 0), [0]
         )
         for store in (idle, busy):

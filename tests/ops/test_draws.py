@@ -60,7 +60,7 @@ def target(sampling: Sampling, seed: int, tree: TokenTree = TREE) -> Target:
     rows = torch.randn(len(tree), VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     for node in range(1, len(tree)):
         rows[tree.parents[node], tree.tokens[node]] = 6.0
-    return Target(rows, Sampler(sampling, [1], (), VOCAB), [], tree.words)
+    return Target(rows, Sampler(sampling, [1], (), VOCAB), [], tree)
 
 
 @given(
@@ -137,7 +137,7 @@ def test_a_step_waits_once(temperature: float) -> None:
 @pytest.mark.usefixtures("apart")
 def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
     tree, rows = TokenTree(0).chain([1, 2]).chain([2, 0]), table(5, 3)
-    logits = torch.stack([rows(tuple(tree.words(n))) for n in range(len(tree))]).log()
+    logits = torch.stack([rows(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
 
     def once(door: Enumerator) -> tuple[int, ...]:
         made = Target(logits, Sampler(Sampling(temperature=1.0), [0], (), 3), [], tree.words)

@@ -21,8 +21,9 @@ from foretell.drafters.ngram import Ngram
 from foretell.drafters.token_recycling import Store, TokenRecycling
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
-from foretell.policy.compose import Composition, Joint
-from foretell.policy.costs import Worth
+from foretell.policy.compose import Composition, JointPayoff
+from foretell.policy.costs import Payoff
+from foretell.policy.schedule import FairPlan
 from foretell.spec import resolve
 from tests import laws
 
@@ -85,14 +86,15 @@ def test_the_tree_is_the_union_and_tells_who_proposed_what() -> None:
 
 def test_the_budget_is_for_all_of_them() -> None:
     parts = Fixed(((1, 2, 3, 4),), "a"), Fixed(((5, 6, 7, 1),), "b")
-    engine = Engine({"target": Toy(8)})
-    live = engine.add(
-        Request([1], Speculative(Composition(parts), nodes=5), Sampling(max_new_tokens=12))
-    )
     sizes = []
-    while engine.live:
-        engine.step()
-        sizes += [len(ask.tree) for ask in live.asks]
+
+    def plan(waiting: Any, costs: Any) -> Any:
+        sizes.extend(len(entry.ask.tree) for entry in waiting)
+        return FairPlan()(waiting, costs)
+
+    engine = Engine({"target": Toy(8)}, plan=plan)
+    strategy = Speculative(Composition(parts), nodes=5)
+    laws.finish(engine, engine.add(Request([1], strategy, Sampling(max_new_tokens=12))))
     assert max(sizes) == 6, "eight nodes were proposed, five may be verified"
 
 
@@ -143,19 +145,19 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
         _, ctx, state = propose(composition, 9)
         ctx.costs.seconds = {1: 1.0}
         for part in state:
-            part.worth.gain, part.worth.spent, part.worth.wait = 0.0, 0.0, 0
+            part.payoff.gain, part.payoff.spent, part.payoff.wait = 0.0, 0.0, 0
         ctx.timed = timed
         for _ in range(9):
-            state[1].worth.note(0.0, 9.0, 1.0)
-        assert state[1].worth.wait == 180  # twenty times what an asking takes
+            state[1].payoff.note(0.0, 9.0, 1.0)
+        assert state[1].payoff.wait == 180  # twenty times what an asking takes
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))
         assert sorted(set(done.value.value.sources[1:])) == (["a"] if timed else ["a", "b"])
 
 
 def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
-    parts = [Worth(), Worth()]
-    joint = Joint()
+    parts = [Payoff(), Payoff()]
+    joint = JointPayoff()
     joint.parts = parts
     parts[0].wait, parts[1].wait = 2, 5
     asked = []
@@ -171,18 +173,20 @@ def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
 def test_a_step_without_a_question_counts_against_nobody() -> None:
     composition = Composition((Fixed(((1,),), "a"), Fixed(((2,),), "b")))
     tree, ctx, state = propose(composition, 9)
-    before = [part.worth.gain for part in state]
+    before = [part.payoff.gain for part in state]
     reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
     composition.observe(ctx, state, Feedback(tree, reply, Outcome([], 0), [0]))
-    after = [(part.worth.gain, part.worth.spent) for part in state]
+    after = [(part.payoff.gain, part.payoff.spent) for part in state]
     assert all(a < b for (a, _), b in zip(after, before, strict=True)), (
         "a draft that was refused counts"
     )
     for _ in range(9):  # the policy did not ask
         composition.observe(
-            ctx, state, Feedback(TokenTree(1), Reply(torch.zeros(1, 8), {}, [0]), Outcome([], 0), [0])
+            ctx,
+            state,
+            Feedback(TokenTree(1), Reply(torch.zeros(1, 8), {}, [0]), Outcome([], 0), [0]),
         )
-    assert [(part.worth.gain, part.worth.spent) for part in state] == after
+    assert [(part.payoff.gain, part.payoff.spent) for part in state] == after
 
 
 def test_what_a_composition_needs_is_what_its_parts_need() -> None:

@@ -29,9 +29,10 @@ class Line(Costs):
 
 
 def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Policy:
-    engine = Engine({"target": Toy(4)})
-    engine.costs["target"] = Line()
-    engine.costs["target"].seconds = dict(seconds)
+    target = Toy(4)
+    engine = Engine({"target": target})
+    costs = engine.costs[target, "torch", None] = Line()
+    costs.seconds = dict(seconds)
     context = Context(engine, Request([1], laws.build("ngram"), Sampling()))
     context.live.append(None)  # type: ignore[arg-type]  # the request itself
     context.timed = not nodes
@@ -43,7 +44,7 @@ def certain(policy: Policy, tree: TokenTree, chances: list[float]) -> TokenTree:
     parents are.
     """
     policy.estimate(tree)
-    for key, chance in zip(policy.keys[1:], chances, strict=True):
+    for key, chance in zip(policy.kinds[1:], chances, strict=True):
         policy.chances[key] = [1e9, 1e9 * chance]
     return tree
 
@@ -117,8 +118,8 @@ def test_rounding_puts_no_child_before_its_parent() -> None:
         tree.values = [1.0] * len(tree)
         policy.estimate(tree)
         count = 0.37 * trials
-        policy.chances.update({key: [count, count] for key in policy.keys[1:]})
-        policy.chances[policy.keys[1]] = [5.3, 3.1]
+        policy.chances.update({key: [count, count] for key in policy.kinds[1:]})
+        policy.chances[policy.kinds[1]] = [5.3, 3.1]
         values = policy.estimate(tree)
         assert values == sorted(values, reverse=True)
 
@@ -129,7 +130,7 @@ def test_kinds_are_told_apart_by_source_rank_depth_and_match() -> None:
     tree.add(0, 6, source="other")
     policy = make(FLAT)
     policy.estimate(tree)
-    keys = dict(zip(tree.tokens, policy.keys, strict=True))
+    keys = dict(zip(tree.tokens, policy.kinds, strict=True))
     assert keys[1] == ("copy", 0, 2) and keys[2] == keys[3] == ("copy", 0, 3), (
         "3 tokens matched, then 4 and 5"
     )
@@ -166,7 +167,7 @@ def test_what_is_left_out_is_tried_now_and_then() -> None:
     assert [i for i, size in enumerate(sizes, 1) if size == 9] == [PROBE, 2 * PROBE] and set(
         sizes
     ) == {1, 9}
-    assert len(policy.fit(TokenTree(0))) == 1 and policy.step == 2 * PROBE + 3, (
+    assert len(policy.fit(TokenTree(0))) == 1 and policy.proposals == 2 * PROBE + 3, (
         "nothing proposed does not count"
     )
 
@@ -198,7 +199,7 @@ def test_a_text_that_becomes_predictable_is_noticed() -> None:
 def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None:
     for seconds, asked in ((0.3, 4), (0.0, 100)):
         policy, count = make(FLAT), 0
-        policy.worth.gain = 0.0
+        policy.payoff.gain = 0.0
         for _ in range(100):
             if policy.budget() > 1:
                 policy.fit(TokenTree(0))
@@ -207,7 +208,7 @@ def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None
             policy.observe(Outcome([], 0))
         assert count == pytest.approx(asked, abs=4), f"asked {count} times at {seconds} s"
     policy = make(FLAT, nodes=3)
-    policy.worth.wait = 9
+    policy.payoff.wait = 9
     assert policy.budget() == 4, "a given size is always drafted"
 
 
@@ -246,7 +247,7 @@ def test_where_time_may_not_decide_the_size_is_fixed() -> None:
     policy.ctx.timed = False
     fixed = Policy(policy.ctx, 0)
     assert fixed.budget() == 17 and len(fixed.fit(TokenTree(0).chain([1] * 16))) == 17
-    fixed.worth.wait = 9
+    fixed.payoff.wait = 9
     assert fixed.budget() == 17
 
 

@@ -41,9 +41,9 @@ def without(law: Law, tokens: list[int]) -> Law:
 
 
 def target(rows: Table, tree: TokenTree) -> Target:
-    logits = torch.stack([rows(tuple(tree.words(n))) for n in range(len(tree))]).log()
+    logits = torch.stack([rows(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
     sampler = Sampler(Sampling(temperature=1.0), [tree.tokens[0]], (), logits.shape[-1])
-    return Target(logits, sampler, [], tree.words)
+    return Target(logits, sampler, [], tree)
 
 
 def enumerate_rule(rule: Verify, tree: TokenTree, rows: Table) -> tuple[Outputs, float]:
@@ -80,7 +80,7 @@ def expected_acceptance(tree: TokenTree, rows: Table) -> float:
     """
     total = 0.0
     for node in range(1, len(tree)):
-        words, chance = tree.words(node), 1.0
+        words, chance = tree.tokens_to(node), 1.0
         for i, token in enumerate(words):
             chance *= float(rows(tuple(words[:i]))[token])
         total += chance
@@ -143,7 +143,7 @@ def copies(draft: Table, length: int, count: int) -> Callable[[Door], TokenTree]
         for _ in range(length):
             below: dict[int, int] = {}
             for node, copies_here in level.items():
-                law = Law(draft(tuple(tree.words(node))))
+                law = Law(draft(tuple(tree.tokens_to(node))))
                 for _ in range(copies_here):
                     key += 1
                     child = tree.add(node, door.sample(law.probs, "draft", 0, key), law)

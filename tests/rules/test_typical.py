@@ -27,7 +27,7 @@ def test_the_longest_path_of_passing_tokens_wins_the_likelier_of_equals(seed: in
             chance *= p[token] if p[token] > min(0.3, 0.6 * math.exp(-entropy)) else 0
         return chance
 
-    words = [tree.words(n) for n in range(len(tree))]
+    words = [tree.tokens_to(n) for n in range(len(tree))]
     best = max((w for w in words if passes(w)), key=lambda w: (len(w), passes(w)))
     outcome = rule(tree, target(rows, tree), Rng(seed), 0)
     assert [tree.tokens[n] for n in outcome.path] == best

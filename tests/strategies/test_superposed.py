@@ -15,7 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.engine import Context, Engine, Live, Request
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
