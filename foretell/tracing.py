@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretell.core.tree import TokenTree
+    from foretell.core.types import Outcome, Reply
 
 Decode = Callable[[Sequence[int]], str]
 LEGEND = "+ accepted   - tested and refused   . not tested"
@@ -36,6 +37,31 @@ class TraceStep:
     margins: list[float]
     executor: str
     seconds: float
+
+
+def trace_step(
+    position: int,
+    tree: TokenTree,
+    reply: Reply,
+    outcome: Outcome,
+    tokens: list[int],
+    sources: Sequence[str],
+) -> TraceStep:
+    """The step in which `reply` answered `tree`, verification found `outcome`, and `tokens` stayed."""
+    rows = reply.logits[[0, *outcome.path]][: len(tokens)]
+    best = rows.topk(2).values
+    margins = (best[:, 0] - best[:, 1]).tolist()
+    return TraceStep(
+        position=position,
+        tree=tree,
+        tested=outcome.tested,
+        path=outcome.path,
+        tokens=tokens,
+        sources=list(sources[: len(tokens)]),
+        margins=margins,
+        executor=reply.computed_by,
+        seconds=reply.seconds,
+    )
 
 
 def to_dict(step: TraceStep) -> dict[str, Any]:

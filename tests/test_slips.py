@@ -19,7 +19,7 @@ from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.engine import Engine
-from foretell.core.job import Job
+from foretell.memory.job import Job
 from foretell.core.model import Model
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Target

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from foretell.core.job import Job
-from foretell.core.kv import CachePolicy, Segment
-from foretell.core.plan import Plan, plan_part, plan_tree, reusable
 from foretell.core.tree import ancestors, visible
-from foretell.core.types import HUGE, Ask
-from foretell.ops.buffers import Layout, Rows
-from foretell.ops.states import TappedStates
+from foretell.core.types import Ask
+from foretell.memory.buffers import Layout, Rows
+from foretell.memory.job import Job
+from foretell.memory.plan import Plan, plan_part, plan_tree, reusable
+from foretell.memory.policy import NEVER, CachePolicy, Segment
+from foretell.memory.states import TappedStates
 
 LONG = 64  # pending tokens above which a mask is not worth remembering
 
@@ -51,7 +51,7 @@ class Cache(Rows):
         self.positions: list[int] | None = None  # of these rows, where some were evicted
         self.segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
         self.policy: CachePolicy | None = None
-        self.changes_at = HUGE  # length at which the policy changes the rows next
+        self.changes_at = NEVER  # length at which the policy changes the rows next
         self.states: TappedStates | None = None  # the hidden states it keeps of its tokens
         self.beside: Cache | None = None  # the target's cache whose states its model feeds on
         self.feeds: tuple[int, ...] = ()  # taps of that
@@ -98,7 +98,7 @@ class Cache(Rows):
         self._plan_change()
 
     def _plan_change(self) -> None:
-        self.changes_at = HUGE
+        self.changes_at = NEVER
         if self.policy is not None:
             self.changes_at = self.length + max(1, self.policy.room(self.length))
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from foretell.core.kv import CachePolicy, Segment
 from foretell.core.model import Model
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Sampler
 from foretell.core.source import Direct, Source
-from foretell.core.tree import TokenTree
-from foretell.core.types import Kept, Outcome, Reply, Sampling, TraceStep
+from foretell.core.types import Sampling
+from foretell.memory.policy import CachePolicy, Segment
 from foretell.policy.costs import Costs
 from foretell.stats import Stats
+from foretell.tracing import TraceStep
 
 if TYPE_CHECKING:
     from foretell.core.strategy import Strategy
@@ -36,7 +36,7 @@ class Request:
     tenant: str = ""  # separates what requests share
     rng: Door | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: encoder states, images
-    source: Source = Direct()  # where the target's rows come from
+    source: Source = field(default_factory=Direct)  # where the target's rows come from
     policy: CachePolicy | None = None  # of the target's caches
     prefix: Segment | None = None  # rows of the prompt's first tokens, made before
     trace: Callable[[TraceStep], None] | None = None  # told of every step
@@ -179,25 +179,3 @@ class Context:
             stores[key] = make()
         stored: T = stores[key]
         return stored
-
-    # --- what happened
-
-    def trace(
-        self, tree: TokenTree, reply: Reply, outcome: Outcome, kept: Kept, sources: Sequence[str]
-    ) -> None:
-        """Tells the request's `trace` of a step."""
-        if self.request.trace is None:
-            return
-        top = reply.logits[[0, *outcome.path]][: len(kept.tokens)].topk(2).values
-        step = TraceStep(
-            position=len(self.output) - len(kept.tokens),
-            tree=tree,
-            tested=outcome.tested,
-            path=outcome.path,
-            tokens=kept.tokens,
-            sources=list(sources[: len(kept.tokens)]),
-            margins=(top[:, 0] - top[:, 1]).tolist(),
-            computed_by=reply.computed_by,
-            seconds=reply.seconds,
-        )
-        self.request.trace(step)

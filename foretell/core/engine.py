@@ -7,44 +7,25 @@ takes part in the next forward. A request that fails ends with its error and tak
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
-import torch
-
 from foretell.core.cache import Cache
-from foretell.core.context import Branch, Context, Event, Request, Stores
-from foretell.core.job import Job
-from foretell.core.live import Live, OpenAsk, Task
-from foretell.core.model import Model, lacks
-from foretell.core.tree import TokenTree
-from foretell.core.types import (
-    Ask,
-    Call,
-    Commit,
-    Drop,
-    Finish,
-    Fork,
-    Kept,
-    Open,
-    Reply,
-    Together,
-)
+from foretell.core.context import Context, Event, Request, Stores
+from foretell.core.forwards import answer
+from foretell.core.live import Live, Task
+from foretell.core.messages import handle
+from foretell.core.model import Model
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
-from foretell.ops.states import TappedStates
+from foretell.memory.states import TappedStates
 from foretell.ops.threads import steady
 from foretell.policy.costs import Costs
 from foretell.policy.schedule import FairPlan, Plan
-from foretell.stats import logprobs
-from foretell.text import stopped
-
-CALLS = 8  # outside calls that run at once
-Answer = Callable[["Engine", Live, Task, Any], None]
 
 
 class Engine:
-    """`models` must have "target". `eos`: ids that end a text. One thread at a time drives `step`."""
+    """`models` must have "target"; `eos`: ids that end a text. One thread at a time may `step`."""
 
     def __init__(
         self, models: Mapping[str, Model], eos: Sequence[int] = (), plan: Plan | None = None
@@ -140,7 +121,7 @@ class Engine:
         live.free()
         return True
 
-    def _fail(self, live: Live, error: BaseException) -> None:
+    def fail(self, live: Live, error: BaseException) -> None:
         """Ends one request with an error."""
         if not isinstance(error, ForetellError):
             failed = RequestFailed(f"{live.ctx.request.name}: {type(error).__name__}: {error}")
@@ -160,12 +141,12 @@ class Engine:
             try:
                 self._advance(live)
             except Exception as error:  # a user's processor or a strategy may raise anything
-                self._fail(live, error)
+                self.fail(live, error)
         waiting = [entry for live in self.live for entry in live.asks if entry.after is None]
         if waiting:
             for entry in waiting:
                 entry.waited = self.forwards - entry.since
-            self._answer(self.plan(waiting, self.costs))
+            answer(self, self.plan(waiting, self.costs))
         elif self.live:
             self._wait_for_calls()
         events, self.events = self.events, []
@@ -184,10 +165,10 @@ class Engine:
                 error = call.exception()
                 task.wake(None if error else call.result(), error)
         while live.reason is None:
-            task = next((task for task in live.tasks if task.ready), None)
-            if task is None:
+            ready = next((task for task in live.tasks if task.ready), None)
+            if ready is None:
                 return
-            self._resume(live, task)
+            self._resume(live, ready)
         self._finish(live)
 
     def _resume(self, live: Live, task: Task) -> None:
@@ -200,8 +181,6 @@ class Engine:
             self._end_task(live, task, end.value)
             return
         task.ready = False
-        kind = list if isinstance(message, list) else type(message)
-        handle = self._handlers[kind]
         handle(self, live, task, message)
 
     def _end_task(self, live: Live, task: Task, value: Any) -> None:
@@ -246,19 +225,19 @@ class Engine:
     # --- forwards
 
     def costs_of(self, model: Model, executor: str = "", layers: Any = None) -> Costs:
-        """What forwards cost, of the executor that computes the model's ordinary ones or of another.
+        """What forwards of a model cost, by its usual executor or another.
 
         `layers`: where only a part of them runs.
         """
         key = (model, executor or model.usual_executor, layers)
         return self.costs.setdefault(key, Costs())
 
-    def _cache(self, live: Live, name: str, branch: int) -> Cache:
+    def cache_of(self, live: Live, name: str, branch: int) -> Cache:
         """The model's cache of this branch, made on first use."""
         key = (name, branch)
         if key not in live.caches:
             ctx, model = live.ctx, live.ctx.models[name]
-            beside = self._cache(live, "target", branch) if model.feeds else None
+            beside = self.cache_of(live, "target", branch) if model.feeds else None
             cache = model.cache(ctx.request, beside)
             if name == "target":
                 if ctx.kept_taps:
@@ -271,227 +250,3 @@ class Engine:
                     cache.adopt(prefix)
             live.caches[key] = cache
         return live.caches[key]
-
-    def _answer(self, planned: Sequence[tuple[OpenAsk, int]]) -> None:
-        """One forward for these asks of one model; a long text takes part with a piece."""
-        prepared: list[tuple[OpenAsk, Job, bool, int]] = []
-        taken = set()  # one ask a cache
-        for entry, tokens in planned:
-            live, ask = entry.live, entry.ask
-            key = (live, ask.model, ask.branch)
-            if key in taken or live not in self.live:
-                continue
-            taken.add(key)
-            try:
-                cache = self._cache(live, ask.model, ask.branch)
-                text = live.ctx.branches[ask.branch].tokens
-                job, whole = cache.prepare(ask, text, max(1, tokens))
-            except Exception as error:
-                self._fail(live, error)
-            else:
-                prepared.append((entry, job, whole, tokens))
-        prepared = [part for part in prepared if part[0].live in self.live]
-        if not prepared:
-            return
-        model = prepared[0][0].model
-        start = time.perf_counter()
-        try:
-            replies = model.forward([job for _, job, _, _ in prepared])
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)  # or the seconds would be those of launching
-        except Exception as error:
-            if len(prepared) == 1:
-                self._fail(prepared[0][0].live, error)
-                return
-            for entry, _, _, tokens in prepared:  # whose fault it is shows when each runs alone
-                self._answer([(entry, tokens)])
-            return
-        seconds = time.perf_counter() - start
-        self.forwards += 1
-        self._note(prepared, seconds)
-        total = sum(len(job.tokens) for _, job, _, _ in prepared)
-        for (entry, job, whole, _), reply in zip(prepared, replies, strict=True):
-            reply.seconds = seconds * len(job.tokens) / total
-            if whole:
-                self._reply(entry, reply)
-            else:
-                entry.pending -= len(job.tokens)
-
-    def _note(self, prepared: Sequence[tuple[OpenAsk, Job, bool, int]], seconds: float) -> None:
-        """Takes note of what a forward took, for its model's costs and the requests' statistics."""
-        entry = prepared[0][0]
-        model = entry.model
-        rows = sum(job.start for _, job, _, _ in prepared) // len(prepared)
-        costs = self.costs_of(model, model.computed_by, entry.ask.layers)
-        costs.note(model.width, seconds, rows)
-        lives: dict[Live, bool] = {}  # whether it was a step: a whole one of a text of its own
-        for entry, _, whole, _ in prepared:
-            live, ask = entry.live, entry.ask
-            step = whole and entry.task is not None and FairPlan.is_step(entry)
-            step = step and not live.ctx.branches[ask.branch].quiet
-            lives[live] = lives.get(live, False) or step
-        for live, step in lives.items():
-            elapsed = time.perf_counter() - live.started
-            live.ctx.stats.called(entry.ask.model, seconds, step, elapsed)
-
-    def _reply(self, entry: OpenAsk, reply: Reply) -> None:
-        """Answers an ask; its task goes on when it has all replies."""
-        live, task = entry.live, entry.task
-        live.asks.remove(entry)
-        for other in live.asks:
-            if other.after is entry:
-                other.after = None
-        if task is None:
-            return
-        task.replies[entry.place] = reply
-        if None not in task.replies:
-            task.wake(task.replies[0] if task.single else list(task.replies))
-
-    # --- messages
-
-    def _on_ask(self, live: Live, task: Task, message: Ask | list[Ask]) -> None:
-        task.single = isinstance(message, Ask)
-        asks = [message] if isinstance(message, Ask) else message
-        task.replies = [None] * len(asks)
-        task.ready = not asks
-        task.answer = [] if not asks else None
-        for place, ask in enumerate(asks):
-            model = live.ctx.models[ask.model]
-            branch = live.ctx.branches[ask.branch]
-            assert branch.tokens[-1] == ask.tree.tokens[0], "a tree hangs below the last token"
-            lacking = lacks(model, ask)
-            if lacking is not None:
-                what, given = lacking
-                name = f"{live.ctx.request.name} ({given})"
-                raise Unsupported.missing(name, model.name, what, "use another method or model")
-            entry = OpenAsk(live, model, ask, task, place, self.forwards)
-            cache = self._cache(live, ask.model, ask.branch)
-            entry.pending = cache.sync(branch.tokens)
-            if cache.beside is not None:
-                entry.after = self._states_first(live, ask.branch)
-            live.asks.append(entry)
-
-    def _states_first(self, live: Live, branch: int) -> OpenAsk | None:
-        """An ask that makes the target take in the text whose states another model feeds on."""
-        tokens = live.ctx.branches[branch].tokens
-        cache = self._cache(live, "target", branch)
-        cache.commit(tokens)
-        lacking = len(tokens) - 1 - cache.length
-        if not lacking:
-            return None
-        ask = Ask(TokenTree(tokens[-1]), "target", branch, rows=())
-        entry = OpenAsk(live, live.ctx.models["target"], ask, None, 0, self.forwards, lacking)
-        live.asks.append(entry)
-        return entry
-
-    def _on_commit(self, live: Live, task: Task, commit: Commit) -> None:
-        """Cuts the tokens at the first end, stop or limit, before anything learns of them."""
-        ctx, request = live.ctx, live.ctx.request
-        branch = ctx.branches[commit.branch]
-        kept = 0
-        reason = None
-        for token in commit.tokens:
-            branch.tokens.append(token)
-            branch.output.append(token)
-            kept += 1
-            if branch.quiet:
-                continue
-            if token in branch.sampler.stops:
-                reason = "stop"
-            elif stopped(request.text, request.sampling.stop, branch.output):
-                reason = "stop"
-            elif len(branch.tokens) >= branch.limit:
-                reason = "length"
-            if reason:
-                break
-        branch.reason = reason
-        if not branch.quiet:
-            if request.sampling.logprobs is not None:
-                k = request.sampling.logprobs
-                branch.logprobs += logprobs(commit.rows[:kept], commit.tokens, k)
-            ctx.stats.committed(commit, kept, time.perf_counter() - live.started)
-            self._stream(live, commit, kept)
-        task.wake(Kept(commit.tokens[:kept], reason))
-
-    def _stream(self, live: Live, commit: Commit, kept: int) -> None:
-        """Tells of new tokens. With several texts, which is the answer is known at the end only."""
-        spoken = [branch for branch in live.ctx.branches.values() if not branch.quiet]
-        if len(spoken) > 1:
-            return
-        fresh = spoken[0].output[live.streamed :]  # other branches may just have been dropped
-        live.streamed += len(fresh)
-        sources = [*["target"] * (len(fresh) - kept), *commit.sources[:kept]]
-        self.events.append(Event(live.index, fresh, sources))
-
-    def _on_open(self, live: Live, task: Task, message: Open) -> None:
-        ctx = live.ctx
-        tokens = list(message.tokens)
-        model = ctx.models[message.model]
-        if not tokens or len(tokens) >= model.context:
-            raise PromptTooLong(
-                f"a branch of {len(tokens)} tokens for {model.name}, which holds 1 to "
-                f"{model.context - 1}; give it another text"
-            )
-        limit = model.context
-        if not message.quiet:
-            limit = min(limit, len(tokens) + ctx.request.sampling.max_new_tokens)
-        sampler = ctx.branches[ctx.branch].sampler.beside(tokens)
-        task.wake(self._new_branch(live, Branch(tokens, [], sampler, limit, message.quiet)))
-
-    def _new_branch(self, live: Live, branch: Branch) -> int:
-        handle = live.next_branch
-        live.next_branch += 1
-        live.ctx.branches[handle] = branch
-        return handle
-
-    def _on_fork(self, live: Live, task: Task, message: Fork) -> None:
-        handles = []
-        for _ in range(message.n):
-            handle = self._new_branch(live, live.ctx.branches[message.branch].fork())
-            handles.append(handle)
-            for (model, branch), cache in list(live.caches.items()):
-                if branch == message.branch:
-                    live.caches[model, handle] = cache.fork()
-        for handle in handles:  # what feeds on the target's cache feeds on that of its own branch
-            for (model, branch), cache in live.caches.items():
-                if branch == handle and cache.beside is not None:
-                    cache.beside = live.caches["target", handle]
-        task.wake(handles)
-
-    def _on_drop(self, live: Live, task: Task, message: Drop) -> None:
-        del live.ctx.branches[message.branch]
-        for key in [key for key in live.caches if key[1] == message.branch]:
-            live.caches.pop(key).drop()
-        task.wake()
-
-    def _on_together(self, live: Live, task: Task, message: Together) -> None:
-        children = [Task(steps, task, place) for place, steps in enumerate(message.steps)]
-        task.children = children
-        task.results = [None] * len(children)
-        task.running = len(children)
-        task.first = message.first
-        live.tasks += children
-        if not children:
-            task.wake([])
-
-    def _on_call(self, live: Live, task: Task, message: Call) -> None:
-        if self.pool is None:
-            self.pool = ThreadPoolExecutor(CALLS, thread_name_prefix="foretell-call")
-        task.call = self.pool.submit(message.function)
-
-    def _on_finish(self, live: Live, task: Task, message: Finish) -> None:
-        live.result = message.branch
-        live.reason = message.reason
-        live.answers = message.answers
-
-    _handlers: Mapping[type, Answer] = {
-        Ask: _on_ask,
-        list: _on_ask,
-        Commit: _on_commit,
-        Open: _on_open,
-        Fork: _on_fork,
-        Drop: _on_drop,
-        Together: _on_together,
-        Call: _on_call,
-        Finish: _on_finish,
-    }

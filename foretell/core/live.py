@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context
+from foretell.core.context import Branch, Context
 from foretell.core.model import Model
 from foretell.core.types import Ask, Reply, Steps
 
@@ -26,6 +26,11 @@ class OpenAsk:
     pending: int = 0  # committed tokens that its cache lacks
     waited: int = 0  # forwards since then
     after: OpenAsk | None = None  # which has to be answered first
+
+    @property
+    def for_target(self) -> bool:
+        """Whether it is answered by a whole forward of the target."""
+        return self.ask.model == "target" and self.ask.layers is None
 
     @property
     def size(self) -> int:
@@ -90,11 +95,12 @@ class Live:
         """Of the result's tokens: see stats.logprobs."""
         return self.ctx.branches[self.result].logprobs
 
-    @property
-    def waits_for_calls(self) -> bool:
-        """Whether nothing but outside work can move it on."""
-        calls = any(task.call is not None for task in self.tasks)
-        return calls and not self.asks and not any(task.ready for task in self.tasks)
+    def new_branch(self, branch: Branch) -> int:
+        """Takes a branch in; returns its handle."""
+        handle = self.next_branch
+        self.next_branch += 1
+        self.ctx.branches[handle] = branch
+        return handle
 
     def calls(self) -> Iterator[Future[Any]]:
         return (task.call for task in self.tasks if task.call is not None)

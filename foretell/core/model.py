@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
+from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 from foretell.ops.attention import Bias
-from foretell.ops.buffers import Layout
 
 if TYPE_CHECKING:
     from foretell.core.context import Request

@@ -67,7 +67,7 @@ class Sampler:
         return Sampler(self.sampling, prompt, self.eos, self.vocab)
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-        """Processed logits (V,) after the output tokens `output`, before temperature and filters."""
+        """Processed logits (V,) after the tokens `output`, before temperature and filters."""
         if self.plain:
             return row
         s = self.sampling
@@ -117,8 +117,8 @@ class Sampler:
         """Whose fault it is that these processed logits, made from `row`, have no law."""
         if not bool(row.isfinite().any()) or bool(row.isnan().any()):
             return BadModel(
-                "the model's logits are not numbers (NaN or no finite one): its weights are damaged, "
-                "or too large for its number format; try dtype='float32'"
+                "the model's logits are not numbers (NaN, or none finite): its weights are "
+                "damaged, or too large for its number format; try dtype='float32'"
             )
         if bool(scores.isnan().any()):
             return BadConfig("logits_processors: one returned NaN; return -inf to forbid a token")

@@ -19,6 +19,7 @@ from foretell.core.verify import Rule, default, walk
 from foretell.errors import BadConfig
 from foretell.policy.sizes import sizes_for
 from foretell.policy.stopwatch import Stopwatch
+from foretell.tracing import trace_step
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -109,5 +110,8 @@ def settle(
     if ctx.sampler.sampling.logprobs is not None:
         rows = rows[[0, *outcome.path][: len(tokens)]]
     kept: Kept = yield Commit(tokens, rows, ctx.branch, sources, len(tree) - 1, tested)
-    ctx.trace(tree, reply, outcome, kept, sources)
+    if ctx.request.trace is not None:
+        position = len(ctx.tokens) - len(kept.tokens)
+        step = trace_step(position, tree, reply, outcome, kept.tokens, sources)
+        ctx.request.trace(step)
     return outcome, kept

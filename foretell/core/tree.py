@@ -191,7 +191,7 @@ class TokenTree:
 
 
 def visible(parents: tuple[int, ...]) -> torch.Tensor:
-    """Bool (N, N): entry (i, j) says that j is i or an ancestor of i. Parent -1: the text itself."""
+    """Bool (N, N): (i, j) says that j is i or an ancestor of i. Parent -1 is the text itself."""
     mask = torch.eye(len(parents), dtype=torch.bool).numpy()
     for node, parent in enumerate(parents):
         if parent >= 0:

@@ -74,7 +74,7 @@ class Sampling:
             )
         for name, kinds in (("stop", str), ("bad_words", (list, tuple))):
             items = getattr(self, name)
-            if not all(isinstance(item, kinds) and item for item in items):  # type: ignore[arg-type]
+            if not all(isinstance(item, kinds) and item for item in items):
                 raise BadConfig.field(name, items, "a list without empty items")
 
 
@@ -141,8 +141,8 @@ class Reply:
 class Commit:
     """These tokens are final on this branch. Answered with Kept; after a `reason` it takes no more.
 
-    `rows` (tokens, V): read for logprobs only; `sources`: who proposed each token; `tested`: (depth,
-    accepted) for every node that verification looked at.
+    `rows` (tokens, V): read for logprobs only; `sources`: who proposed each token; `tested`:
+    (depth, accepted) for every node that verification looked at.
     """
 
     tokens: list[int]
@@ -242,18 +242,3 @@ class Outcome:
     path: list[int]
     token: int | None
     tested: list[tuple[int, bool]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class TraceStep:
-    """One step as it happened, for `Request.trace`."""
-
-    position: int  # tokens of output before it
-    tree: TokenTree
-    tested: list[tuple[int, bool]]  # see Outcome
-    path: list[int]
-    tokens: list[int]  # that were committed
-    sources: list[str]  # who proposed each of them
-    margins: list[float]  # between the two best logits of the row that decided each of them
-    computed_by: str  # who computed the forward
-    seconds: float  # of it

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foretell.core.job import Job
+from foretell.memory.job import Job
 from foretell.core.model import STEP, Model
 from foretell.core.types import HUGE
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foretell.core.job import Job
+from foretell.memory.job import Job
 from foretell.core.model import STEP, Model
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

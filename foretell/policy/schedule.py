@@ -40,8 +40,8 @@ class FairPlan:
         groups: dict[Any, list[OpenAsk]] = {}
         for entry in waiting:
             groups.setdefault(self.group(entry), []).append(entry)
-        drafts = [group for group in groups.values() if not self.is_step(group[0])]
-        target = [group for group in groups.values() if self.is_step(group[0])]
+        drafts = [group for group in groups.values() if not group[0].for_target]
+        target = [group for group in groups.values() if group[0].for_target]
         waited = max((entry.waited for group in target for entry in group), default=0)
         if drafts and waited <= PATIENCE:
             oldest = max(drafts, key=lambda group: max(entry.waited for entry in group))
@@ -64,13 +64,8 @@ class FairPlan:
         return id(entry.model), ask.layers, ask.states is None
 
     @staticmethod
-    def is_step(entry: OpenAsk) -> bool:
-        """Whether it is answered by a whole forward of the target."""
-        return entry.ask.model == "target" and entry.ask.layers is None
-
-    @staticmethod
     def share(group: list[OpenAsk], chunk: int) -> Planned:
-        """All steps of the group, and its texts in the order of their age until the chunk is full."""
+        """All steps of the group, and its texts, oldest first, until the chunk is full."""
         steps = [entry for entry in group if entry.size <= STEP]
         texts = [entry for entry in group if entry.size > STEP]
         planned: Planned = [(entry, entry.size) for entry in steps]

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.job import Job
+from foretell.memory.job import Job
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply

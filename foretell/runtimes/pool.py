@@ -13,7 +13,7 @@ from bisect import insort
 import torch
 
 from foretell.core.cache import Cache
-from foretell.ops.buffers import Layout
+from foretell.memory.buffers import Layout
 from foretell.ops.rows import zeros
 
 BLOCK = 32  # rows: what OpenVINO's attention counts in on a CPU

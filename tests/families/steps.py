@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.job import Job
+from foretell.memory.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.families.decoder import Decoder

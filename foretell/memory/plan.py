@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from foretell.core.types import Ask
+if TYPE_CHECKING:
+    from foretell.core.types import Ask
 
 
 @dataclass(slots=True)

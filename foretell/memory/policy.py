@@ -1,18 +1,18 @@
-"""What stands beside a cache's own rows: a policy that changes them, and rows shared with others."""
+"""What stands beside a cache's own rows: a policy that changes them, and shared rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.types import HUGE
-
 if TYPE_CHECKING:
     from foretell.core.cache import Cache
-    from foretell.core.job import Job
+    from foretell.memory.job import Job
+
+NEVER = 1 << 62  # more tokens than any text has
 
 
 class CachePolicy:
@@ -27,7 +27,7 @@ class CachePolicy:
 
     def room(self, length: int) -> int:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
-        return HUGE
+        return NEVER
 
     def change(self, cache: Cache) -> None:
         """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
@@ -54,8 +54,8 @@ class Segment:
 
     tokens: tuple[int, ...]
     start: int  # position of its first row
-    k: Sequence[torch.Tensor | None]  # of each layer (KV, rows, D)
-    v: Sequence[torch.Tensor | None]
+    k: Sequence[Any]  # of each layer (KV, rows, D), None where it keeps none
+    v: Sequence[Any]
     states: Mapping[int, torch.Tensor]  # tapped hidden states (rows, E), see TappedStates
 
     @property

@@ -1,0 +1,182 @@
+"""What the engine does with each message that a strategy yields."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from foretell.core.context import Branch, Event
+from foretell.core.live import Live, OpenAsk, Task
+from foretell.core.model import lacks
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
+from foretell.errors import PromptTooLong, Unsupported
+from foretell.stats import logprobs
+from foretell.text import stopped
+
+if TYPE_CHECKING:
+    from foretell.core.engine import Engine
+
+CALLS = 8  # outside calls that run at once
+
+
+def handle(engine: Engine, live: Live, task: Task, message: Any) -> None:
+    """Answers the task at once, or leaves it waiting for what it asked."""
+    if isinstance(message, list):
+        on_asks(engine, live, task, message)
+    elif isinstance(message, Ask):
+        on_asks(engine, live, task, [message])
+        task.single = True
+    else:
+        HANDLERS[type(message)](engine, live, task, message)
+
+
+def on_asks(engine: Engine, live: Live, task: Task, asks: list[Ask]) -> None:
+    task.single = False
+    task.replies = [None] * len(asks)
+    if not asks:
+        task.wake([])
+    for place, ask in enumerate(asks):
+        model = live.ctx.models[ask.model]
+        tokens = live.ctx.branches[ask.branch].tokens
+        assert tokens[-1] == ask.tree.tokens[0], "a tree hangs below the branch's last token"
+        lacking = lacks(model, ask)
+        if lacking is not None:
+            what, given = lacking
+            name = f"{live.ctx.request.name} ({given})"
+            raise Unsupported.missing(name, model.name, what, "use another method or model")
+        cache = engine.cache_of(live, ask.model, ask.branch)
+        entry = OpenAsk(live, model, ask, task, place, engine.forwards, cache.sync(tokens))
+        if cache.beside is not None:
+            entry.after = states_first(engine, live, ask.branch)
+        live.asks.append(entry)
+
+
+def states_first(engine: Engine, live: Live, branch: int) -> OpenAsk | None:
+    """An ask that makes the target take in the text whose states another model feeds on."""
+    tokens = live.ctx.branches[branch].tokens
+    cache = engine.cache_of(live, "target", branch)
+    cache.commit(tokens)
+    lacking = len(tokens) - 1 - cache.length
+    if not lacking:
+        return None
+    ask = Ask(TokenTree(tokens[-1]), "target", branch, rows=())
+    model = live.ctx.models["target"]
+    entry = OpenAsk(live, model, ask, None, 0, engine.forwards, lacking)
+    live.asks.append(entry)
+    return entry
+
+
+def on_commit(engine: Engine, live: Live, task: Task, commit: Commit) -> None:
+    """Cuts the tokens at the first end, stop or limit, before anything learns of them."""
+    ctx, request = live.ctx, live.ctx.request
+    branch = ctx.branches[commit.branch]
+    kept = 0
+    reason = None
+    for token in commit.tokens:
+        branch.tokens.append(token)
+        branch.output.append(token)
+        kept += 1
+        if branch.quiet:
+            continue
+        if token in branch.sampler.stops or stopped(
+            request.text, request.sampling.stop, branch.output
+        ):
+            reason = "stop"
+        elif len(branch.tokens) >= branch.limit:
+            reason = "length"
+        if reason:
+            break
+    branch.reason = reason
+    if not branch.quiet:
+        k = request.sampling.logprobs
+        if k is not None:
+            branch.logprobs += logprobs(commit.rows[:kept], commit.tokens, k)
+        ctx.stats.committed(commit, kept, time.perf_counter() - live.started)
+        stream(engine, live, commit, kept)
+    task.wake(Kept(commit.tokens[:kept], reason))
+
+
+def stream(engine: Engine, live: Live, commit: Commit, kept: int) -> None:
+    """Tells of new tokens. Of several texts it is known at the end only which is the answer."""
+    texts = [branch for branch in live.ctx.branches.values() if not branch.quiet]
+    if len(texts) > 1:
+        return
+    fresh = texts[0].output[live.streamed :]  # other branches may just have been dropped
+    live.streamed += len(fresh)
+    sources = [*["target"] * (len(fresh) - kept), *commit.sources[:kept]]
+    engine.events.append(Event(live.index, fresh, sources))
+
+
+def on_open(engine: Engine, live: Live, task: Task, message: Open) -> None:
+    ctx = live.ctx
+    tokens = list(message.tokens)
+    model = ctx.models[message.model]
+    if not 0 < len(tokens) < model.context:
+        raise PromptTooLong(
+            f"a branch of {len(tokens)} tokens for {model.name}, which takes 1 to "
+            f"{model.context - 1}; open it with another text"
+        )
+    limit = model.context
+    if not message.quiet:
+        limit = min(limit, len(tokens) + ctx.request.sampling.max_new_tokens)
+    sampler = ctx.sampler.beside(tokens)
+    task.wake(live.new_branch(Branch(tokens, [], sampler, limit, message.quiet)))
+
+
+def on_fork(engine: Engine, live: Live, task: Task, message: Fork) -> None:
+    handles = []
+    for _ in range(message.n):
+        handle = live.new_branch(live.ctx.branches[message.branch].fork())
+        handles.append(handle)
+        twins = {}
+        for (model, branch), cache in live.caches.items():
+            if branch == message.branch:
+                twins[model, handle] = cache.fork()
+        live.caches |= twins
+        for twin in twins.values():  # what feeds on the target's states reads its own branch's
+            if twin.beside is not None:
+                twin.beside = twins["target", handle]
+    task.wake(handles)
+
+
+def on_drop(engine: Engine, live: Live, task: Task, message: Drop) -> None:
+    del live.ctx.branches[message.branch]
+    for key in [key for key in live.caches if key[1] == message.branch]:
+        live.caches.pop(key).drop()
+    task.wake()
+
+
+def on_together(engine: Engine, live: Live, task: Task, message: Together) -> None:
+    task.children = [Task(steps, task, place) for place, steps in enumerate(message.steps)]
+    task.results = [None] * len(task.children)
+    task.running = len(task.children)
+    task.first = message.first
+    live.tasks += task.children
+    if not task.children:
+        task.wake([])
+
+
+def on_call(engine: Engine, live: Live, task: Task, message: Call) -> None:
+    if engine.pool is None:
+        engine.pool = ThreadPoolExecutor(CALLS, thread_name_prefix="foretell-call")
+    task.call = engine.pool.submit(message.function)
+
+
+def on_finish(engine: Engine, live: Live, task: Task, message: Finish) -> None:
+    live.result = message.branch
+    live.reason = message.reason
+    live.answers = message.answers
+
+
+HANDLERS: dict[type, Callable[[Engine, Live, Task, Any], None]] = {
+    Commit: on_commit,
+    Open: on_open,
+    Fork: on_fork,
+    Drop: on_drop,
+    Together: on_together,
+    Call: on_call,
+    Finish: on_finish,
+}
