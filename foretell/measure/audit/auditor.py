@@ -21,7 +21,7 @@ from foretell.measure.audit.checks import (
     check_seeds,
 )
 from foretell.measure.audit.copies import as_served, in_float32
-from foretell.measure.audit.law import check_law
+from foretell.measure.audit.law import check_ends, check_law
 from foretell.measure.audit.report import NO_CLAIM, Check, MethodReport, Report, summary
 from foretell.measure.audit.runs import Runs, dtype_name, has_exact_bits
 from foretell.measure.audit.samples import check_samples
@@ -41,7 +41,7 @@ PROMPTS: tuple[Prompt, ...] = (
     "    with open(path) as file:\n",
     "1. Wash the vegetables.\n2. Cut the vegetables.\n3. Cook the vegetables.\n4.",
 )
-SAMPLED = ("seeds", "samples", "law")  # checks at a temperature
+SAMPLED = ("seeds", "samples", "law", "ends")  # checks at a temperature
 Tell = Callable[[str, int, int], None]  # (what is being done, checks done, checks in all)
 
 
@@ -135,6 +135,7 @@ def _sampled_checks(runs: Runs, name: str, strategy: Strategy, exact: bool) -> I
     yield check_seeds(runs, strategy, lives, exact and follows_target, draws)
     yield check_samples(runs, name, strategy, exact)
     yield check_law(strategy, exact)
+    yield check_ends(strategy, exact)
 
 
 def _guarantee(name: str, strategy: Strategy) -> str:

@@ -56,6 +56,7 @@ def test_what_holds_is_said_to_hold(method: str) -> None:
         "seeds": NO_CLAIM if drawn else HELD,
         "samples": HELD,
         "law": HELD,
+        "ends": HELD,
         "cache": HELD,
     }
     assert verdicts(report) == expected and report.held
@@ -85,6 +86,7 @@ def test_a_narrow_format_is_audited_beside_float32() -> None:
         "seeds",
         "samples",
         "law",
+        "ends",
         "cache",
     ]
     assert report.held and report.dtype == "bfloat16"
@@ -114,6 +116,7 @@ def test_a_lossy_rule_is_lossy_and_not_failed() -> None:
         "seeds": NO_CLAIM,
         "samples": NO_CLAIM,
         "law": NO_CLAIM,
+        "ends": NO_CLAIM,
         "cache": HELD,
     }
     assert report.held and report.methods[0].guarantee == "lossy: rule typical"
@@ -130,6 +133,7 @@ def test_what_a_method_refuses_is_no_claim() -> None:
         "seeds": NO_CLAIM,
         "samples": NO_CLAIM,
         "law": NO_CLAIM,
+        "ends": NO_CLAIM,
         "cache": HELD,
     }
     assert verdicts(report) == expected and report.held
@@ -224,7 +228,7 @@ def test_a_pass_without_drafts_is_no_pass(
         Ngram, "propose", lambda self, ctx, state, budget: TokenTree(ctx.tokens[-1])
     )
     report = run("ngram")
-    expected = ["greedy float32", "seeds", "samples", "law", "cache"]
+    expected = ["greedy float32", "seeds", "samples", "law", "ends", "cache"]
     assert not report.held and report.methods[0].named(UNTESTED) == expected
     assert report.methods[0].line.endswith(
         f"cache untested (float32); UNTESTED: {', '.join(expected)}"
@@ -299,6 +303,7 @@ def test_the_command(
         "greedy float32",
         "seeds",
         "law",
+        "ends",
         "samples",
         "cache",
     }

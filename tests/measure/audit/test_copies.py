@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,8 +63,8 @@ def served(*, fallback: bool, draft: bool = False) -> LM:
         assert isinstance(model, Decoder)
         if fallback:
             model.use(Plain)
-        before = model.executor
-        model.use(lambda *given, others=before: First(*given, others=others))
+        make: Any = First
+        model.use(partial(make, others=model.executor))
     return lm
 
 

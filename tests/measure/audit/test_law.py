@@ -15,7 +15,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.drafters.input_guided import InputGuided
 from foretell.measure.audit import law
-from foretell.measure.audit.report import HELD, NO_CLAIM, UNTESTED
+from foretell.measure.audit.report import FAILED, HELD, NO_CLAIM, UNTESTED
 from foretell.ops import datastore
 from foretell.spec import resolve
 
@@ -108,3 +108,32 @@ def test_the_end_processor_refuses_only_behind_ends() -> None:
     assert processor(torch.tensor([[1, 1, 0, 2]]), scores) is scores
     with pytest.raises(law.AskedBehindEnd, match=r"\[1, 0\], where 1 ends"):
         processor(torch.tensor([[1, 1, 1, 0]]), scores)
+
+
+def test_what_asks_nothing_behind_an_end_holds() -> None:
+    check = law.check_ends(resolve("plain")[1], exact=True)
+    assert check.verdict == HELD and check.numbers["error"] < 1e-12
+
+
+@dataclass(frozen=True)
+class Curious(Drafter):
+    """Asks for the law behind each token of the vocabulary before it drafts."""
+
+    def propose(self, ctx: Context, state: None, budget: int) -> TokenTree:
+        row = ctx.models["target"].score(ctx.tokens)[0]
+        for token in range(ctx.models["target"].vocab):
+            ctx.sampler.law(row, [*ctx.output, token])
+        return TokenTree(ctx.tokens[-1])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_asking_behind_an_end_fails_whatever_the_guarantee(exact: bool) -> None:
+    check = law.check_ends(Speculative(Curious()), exact)
+    assert check.verdict == FAILED and check.detail == "asked what follows [0], where 0 ends a text"
+    assert law.check_law(Speculative(Curious()), exact).verdict != FAILED
+
+
+@pytest.mark.parametrize("spec", ["ngram", "token-recycling:nodes=8", "draft:length=2", "stand"])
+def test_methods_ask_nothing_behind_an_end(spec: str) -> None:
+    check = law.check_ends(resolve(spec)[1], exact=True)
+    assert check.verdict == HELD, check.detail
