@@ -1,7 +1,7 @@
-"""The door for randomness that opens every outcome in turn and says how likely it was.
+"""A source of randomness that takes every outcome in turn and says how probable it was.
 
-A function that draws only through it is walked depth first; the weights of its outcomes are exact,
-so the law of a decoder can be computed instead of sampled.
+A function that draws only from it is run once for each sequence of outcomes, depth first. The
+weights are exact, so the law of a decoder is computed instead of estimated from samples.
 """
 
 from __future__ import annotations
@@ -12,68 +12,74 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+Key = tuple[int, str, int, int]  # (branch, purpose, position, index) of a draw
+
+
+class NotEnumerable(AssertionError):
+    """A draw has infinitely many outcomes."""
 
 
 class Enumerator:
-    """Walks every outcome of a function that draws only through it. `for weight, value in
-    Enumerator.walk(f)`.
+    """One run of a function. `for weight, value in Enumerator.walk(function)` makes all of them.
+
+    Raises AssertionError where one key is used for two draws, which would then be dependent.
     """
 
     def __init__(self, script: list[int]):
-        self.script, self.taken = script, 0
-        self.choices: list[list[tuple[int, float]]] = []
-        self.weight = 1.0
-        self.used: set[tuple[int, str, int, int]] = set()
+        self.script = script  # which branch each draw takes; draws beyond its end take the first
+        self.choices: list[list[tuple[int, float]]] = []  # the branches of each draw so far
+        self.weight = 1.0  # probability of the branches taken
+        self.used: set[Key] = set()
         self.branch = 0
 
     def at(self, branch: int) -> Enumerator:
         """The same door, for the draws of another branch."""
         return BranchDoor(self, branch)
 
-    def choose(self, branches: list[tuple[int, float]], key: tuple[int, str, int, int]) -> int:
-        """Goes on with the outcome of this draw whose turn it is."""
+    def choose(self, branches: list[tuple[int, float]], key: Key) -> int:
+        """Takes one of the branches (value, probability)."""
         if key in self.used:
             raise AssertionError(f"the draw {key} was used twice: draws would be dependent")
         self.used.add(key)
-        if self.taken == len(self.script):
+        draw = len(self.choices)
+        if draw == len(self.script):
             self.script.append(0)
-        value, weight = branches[self.script[self.taken]]
+        value, probability = branches[self.script[draw]]
         self.choices.append(branches)
-        self.taken += 1
-        self.weight *= weight
+        self.weight *= probability
         return value
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
         total = float(p.sum())
-        branches = [(token, float(w) / total) for token, w in enumerate(p.tolist()) if w > 0]
+        branches = []
+        for token, share in enumerate(p.tolist()):
+            if share > 0:
+                branches.append((token, float(share) / total))
         return self.choose(branches, (self.branch, purpose, position, index))
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         if chance <= 0 or chance >= 1:
             return chance >= 1
-        return bool(self.choose([(1, chance), (0, 1 - chance)], (self.branch, purpose, position, index)))
+        branches = [(1, chance), (0, 1 - chance)]
+        return bool(self.choose(branches, (self.branch, purpose, position, index)))
 
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
-        raise AssertionError(
-            "Gumbel noise has no finite list of outcomes; test such a method by its counts"
-        )
+        raise NotEnumerable("Gumbel noise has no finite list of outcomes; test by counts instead")
 
     @staticmethod
     def walk(function: Callable[[Enumerator], T]) -> Iterator[tuple[float, T]]:
-        """Yields (probability, result) of every outcome, depth first; the probabilities sum to
-        1.
-        """
-        script: list[int] | None = []
-        while script is not None:
+        """Yields (probability, result) of every outcome, depth first; probabilities sum to 1."""
+        script: list[int] = []
+        while True:
             door = Enumerator(script)
             result = function(door)
             yield door.weight, result
+            # The next outcome: the last draw that has another branch takes it.
             while script and script[-1] + 1 == len(door.choices[len(script) - 1]):
                 script.pop()
-            if script:
-                script[-1] += 1
-            else:
-                script = None
+            if not script:
+                return
+            script[-1] += 1
 
 
 class BranchDoor(Enumerator):
@@ -84,7 +90,7 @@ class BranchDoor(Enumerator):
         self.branch = branch
 
     def at(self, branch: int) -> Enumerator:
-        return BranchDoor(self.door, branch)
+        return self.door.at(branch)
 
-    def choose(self, branches: list[tuple[int, float]], key: tuple[int, str, int, int]) -> int:
+    def choose(self, branches: list[tuple[int, float]], key: Key) -> int:
         return self.door.choose(branches, key)

@@ -1,0 +1,88 @@
+"""The models as they are served, and a float32 copy of them on the same executors."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretell.api import LM, wrap
+from foretell.core.model import Model
+from foretell.families.decoder import Decoder, Executor
+
+
+@dataclass
+class Copy:
+    """Models that are audited in one number format."""
+
+    dtype: torch.dtype
+    models: dict[str, Model]
+    executor: str  # what computes their steps, in words
+
+
+def fallback_of(executor: Executor) -> Executor | None:
+    """The executor that computes what this one leaves; None: torch does.
+
+    With `hand_over` the only place that knows how executors are composed.
+    """
+    return getattr(executor, "others", None)
+
+
+def hand_over(model: Decoder, served: Executor) -> None:
+    """Gives `model` executors of the same kinds in the same order as `served`, which may have one
+    to fall back on. Raises LookupError, with the reason, where one of them refuses the model.
+    """
+    fallback = fallback_of(served)
+    make: Any = type(served)
+    if fallback is not None:
+        hand_over(model, fallback)
+        make = partial(make, others=model.executor)
+    model.use(make)
+
+
+def executor_names(model: Model) -> str:
+    """What computes a model's steps, in words: `onnxruntime, else openvino, else torch`."""
+    names = []
+    executor: Executor | None = getattr(model, "executor", None)
+    while executor is not None:
+        names.append(executor.name)
+        executor = fallback_of(executor)
+    if isinstance(model, Decoder):
+        names.append("torch")
+    return ", else ".join(names) or model.name
+
+
+def as_served(lm: LM) -> Copy:
+    """The models themselves."""
+    target = lm.models["target"]
+    return Copy(target.dtype, lm.models, executor_names(target))
+
+
+def in_float32(lm: LM) -> Copy:
+    """The same models with their weights widened, which changes none of them, on the same
+    executors. Where one refuses, what computes instead is said in `executor`, with the reason.
+    """
+    widened = {}
+    for name, model in lm.models.items():
+        if isinstance(model, Decoder):
+            widened[name] = copy.deepcopy(model.hf).float()
+    target = lm.models["target"]
+    exact_bits = isinstance(target, Decoder) and target.exact_bits
+    models = wrap(
+        widened["target"], None, widened.get("draft"), target.name, exact_bits=exact_bits
+    ).models
+    for name, model in lm.models.items():
+        models.setdefault(name, model)  # what another runtime computes has no weights to widen
+    refusals = []
+    for name, model in models.items():
+        served: Executor | None = getattr(lm.models[name], "executor", None)
+        if served is None or not isinstance(model, Decoder):
+            continue
+        try:
+            hand_over(model, served)
+        except LookupError as error:
+            refusals.append(f"; {served.name} refuses the {name} model in float32: {error}")
+    return Copy(torch.float32, models, executor_names(models["target"]) + "".join(refusals))

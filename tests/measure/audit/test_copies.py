@@ -1,0 +1,109 @@
+"""The audited models are those that are served, executors and their fallbacks included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.api import LM, wrap
+from foretell.core.cache import Cache
+from foretell.families.decoder import Decoder
+from foretell.families.toy import Toy
+from foretell.measure.audit.copies import as_served, executor_names, in_float32
+from foretell.memory.job import Job
+from tests import tiny
+
+
+class Plain:
+    """An executor that leaves every step to torch."""
+
+    name = "plain"
+    size = 0
+
+    def __init__(self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int):
+        self.layout = layout
+        self.dtype = dtype
+
+    def cache(self) -> Cache:
+        return Cache(self.layout, self.dtype, torch.device("cpu"))
+
+    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
+        return None
+
+
+class Narrow(Plain):
+    """One that takes bfloat16 only."""
+
+    name = "narrow"
+
+    def __init__(self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int):
+        super().__init__(loop, layout, dtype, vocab)
+        if dtype != torch.bfloat16:
+            raise LookupError(f"it does not compute in {dtype}")
+
+
+class First(Plain):
+    """One that leaves to another executor what it does not compute."""
+
+    name = "first"
+
+    def __init__(self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, others: Any = None):
+        super().__init__(loop, layout, dtype, vocab)
+        self.others = others
+
+
+def served(*, fallback: bool, draft: bool = False) -> LM:
+    """A bfloat16 model on First, behind it Plain or torch."""
+    second = tiny.relative(tiny.llama()).bfloat16() if draft else None
+    lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), second, "tiny")
+    for model in lm.models.values():
+        assert isinstance(model, Decoder)
+        if fallback:
+            model.use(Plain)
+        make: Any = First
+        model.use(partial(make, others=model.executor))
+    return lm
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_the_copy_has_the_executors_and_their_fallback(fallback: bool) -> None:
+    lm = served(fallback=fallback, draft=True)
+    copy = in_float32(lm)
+    assert copy.dtype == torch.float32
+    for name, model in copy.models.items():
+        assert isinstance(model, Decoder) and model.dtype == torch.float32
+        executor: Any = model.executor
+        assert type(executor) is First and executor.dtype == torch.float32
+        assert executor is not lm.models[name].executor  # type: ignore[attr-defined]
+        assert type(executor.others) is (Plain if fallback else type(None))
+    names = "first, else plain, else torch" if fallback else "first, else torch"
+    assert copy.executor == as_served(lm).executor == names
+
+
+def test_a_model_on_torch_stays_there() -> None:
+    lm = tiny.lm(torch.bfloat16)
+    assert in_float32(lm).executor == as_served(lm).executor == "torch"
+
+
+def test_an_executor_that_refuses_float32_is_named_with_its_reason() -> None:
+    lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), name="tiny")
+    lm.models["target"].use(Narrow)  # type: ignore[attr-defined]
+    copy = in_float32(lm)
+    assert copy.models["target"].executor is None  # type: ignore[attr-defined]
+    assert copy.executor == (
+        "torch; narrow refuses the target model in float32: it does not compute in torch.float32"
+    )
+
+
+def test_a_model_of_another_runtime_is_named_by_itself() -> None:
+    assert executor_names(Toy(name="other")) == "other"
+
+
+def test_a_draft_model_without_weights_to_widen_is_kept() -> None:
+    lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), name="tiny")
+    lm.models["draft"] = draft = Toy(lm.models["target"].vocab)
+    assert in_float32(lm).models["draft"] is draft
