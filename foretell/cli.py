@@ -599,6 +599,7 @@ def tune(
         _known(spec)
     import torch
 
+    from foretell import profiles
     from foretell.measure import report, tuning
     from foretell.measure.bench import read_sets
 
@@ -607,7 +608,7 @@ def tune(
         torch.set_num_threads(threads)
     lm = _load(model, draft, device, dtype, revision, trust_remote_code)
     if show:
-        profile, _ = tuning.kept(lm.models, lm.path)
+        profile, _ = profiles.kept(lm.models, lm.path)
         if profile is None:
             raise BadConfig(
                 f"--show: there is no profile of {model} here; leave --show out to measure"
