@@ -10,6 +10,7 @@ import pytest
 
 from foretell.measure import bench, report
 from foretell.measure.bench import Settings
+from foretell.measure.bench.runner import Group
 from tests import tiny
 
 VOID = {"meta", "br"}
@@ -204,7 +205,7 @@ def test_a_document_without_cells_or_measurements_is_a_page() -> None:
 
 
 def test_a_group_where_all_failed_is_a_page(document: dict[str, Any]) -> None:
-    keys = (*bench.GROUP, "prompts", "contender", "about", "baseline")
+    keys = (*Group._fields, "prompts", "contender", "about", "baseline")
     failed = [
         {k: c[k] for k in keys} | {"status": "failed", "reason": "no"} for c in document["cells"]
     ]

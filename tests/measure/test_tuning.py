@@ -15,6 +15,7 @@ import foretell
 from foretell import cli, profiles
 from foretell.errors import BadConfig, BadFile, UnknownMethod
 from foretell.measure import bench, report, tuning
+from foretell.measure.bench import runner
 from foretell.measure.profiling import folder
 from foretell.spec import AUTO, QUICK, resolve
 from tests import files, tiny
@@ -27,7 +28,7 @@ OTHER = "ngram:n=2,k=3"
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of its own, the memory's speed given, and the shortest plan."""
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(bench, "measure_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(runner, "measure_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(tuning, "PLANS", ((8, 2, 1),))
     monkeypatch.setattr("foretell.api.STEP", 0.0)  # however quick these models are
 
@@ -39,7 +40,8 @@ def invent(
     took part.
     """
     seen: list[list[str]] = []
-    whole, real = bench.bench, bench.cells
+    whole = bench.bench
+    real = runner.cells
 
     def begun(settings: Any, *rest: Any) -> dict[str, Any]:
         seen.append(settings.specs)
@@ -53,7 +55,7 @@ def invent(
         return found
 
     monkeypatch.setattr(bench, "bench", begun)
-    monkeypatch.setattr(bench, "cells", cells)
+    monkeypatch.setattr(runner, "cells", cells)
     return seen
 
 
