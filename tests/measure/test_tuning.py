@@ -71,16 +71,16 @@ def test_a_method_that_wins_twice_is_what_auto_stands_for(monkeypatch: pytest.Mo
     lm = tiny.lm()
     assert lm.auto == AUTO
     profile = tune(lm)
-    assert (
-        seen == [["plain", AUTO, OTHER], ["plain", AUTO, OTHER]]
-        and profile["chosen"] == OTHER == lm.auto
-    )
+    assert seen == [["plain", AUTO, OTHER], ["plain", AUTO, OTHER]]
+    assert profile["chosen"] == OTHER == lm.auto
     assert profile["means"] == pytest.approx({"plain": 1.0, AUTO: 2.0, OTHER: 2.1})
     assert profile["final"]["means"][OTHER] == pytest.approx(2.05)
-    assert profile["best"] == {"code": OTHER, "prose": OTHER} and profile["default"] == AUTO
+    assert profile["best"] == {"code": OTHER, "prose": OTHER}
+    assert profile["default"] == AUTO
     assert "won a second measurement" in report.reasons(profile)
     fresh = tiny.lm()
-    assert fresh.auto == OTHER and fresh.resolve("auto") == resolve(OTHER)
+    assert fresh.auto == OTHER
+    assert fresh.resolve("auto") == resolve(OTHER)
     assert set(fresh.generate("a b a b a b a b", max_new_tokens=20).draft) <= {"ngram", "target"}
     assert bench.Method(fresh, "auto").about == f"stands for {OTHER}, as foretell tune found"
     assert json.loads(Path(profile["file"]).read_text("utf-8")) == json.loads(json.dumps(profile))
@@ -89,14 +89,17 @@ def test_a_method_that_wins_twice_is_what_auto_stands_for(monkeypatch: pytest.Mo
 def test_luck_in_the_first_measurement_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 2.01})
     profile = tune()
-    assert profile["chosen"] == AUTO == tiny.lm().auto and profile["final"]["challenger"] == OTHER
+    assert profile["chosen"] == AUTO == tiny.lm().auto
+    assert profile["final"]["challenger"] == OTHER
     assert "did not find behind" in report.reasons(profile)
 
 
 def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = invent(monkeypatch, {AUTO: 2.0, OTHER: 2.01}, {})
     profile = tune()
-    assert profile["chosen"] == AUTO and profile["final"] is None and len(seen) == 1
+    assert profile["chosen"] == AUTO
+    assert profile["final"] is None
+    assert len(seen) == 1
     assert "It is the default" in report.reasons(profile)
     assert bench.Method(tiny.lm(), "auto").about == f"stands for {AUTO}, the default"
 
@@ -124,7 +127,8 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
 
 def test_plain_decoding_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = invent(monkeypatch, {AUTO: 0.9, OTHER: 0.8}, {AUTO: 0.9})
-    assert tune()["chosen"] == "plain" == tiny.lm().auto and seen[1] == ["plain", AUTO]
+    assert tune()["chosen"] == "plain" == tiny.lm().auto
+    assert seen[1] == ["plain", AUTO]
 
 
 def test_what_cannot_follow_costs_is_shown_and_never_chosen(
@@ -132,11 +136,13 @@ def test_what_cannot_follow_costs_is_shown_and_never_chosen(
 ) -> None:
     invent(monkeypatch, {AUTO: 2.0, "draft": 9.0, "ngram:nodes=4": 9.0}, {})
     profile = tuning.tune(tiny.lm(), SETS, ["draft", "ngram:nodes=4", "auto"])
-    assert profile["chosen"] == AUTO and profile["shown_only"] == ["draft", "ngram:nodes=4"]
+    assert profile["chosen"] == AUTO
+    assert profile["shown_only"] == ["draft", "ngram:nodes=4"]
     assert profile["best"]["code"] in (
         "draft",
         "ngram:nodes=4",
-    ) and "draft, ngram:nodes=4" in report.reasons(profile)
+    )
+    assert "draft, ngram:nodes=4" in report.reasons(profile)
     assert [c["contender"] for c in profile["bench"]["cells"][:4]] == [
         "plain",
         AUTO,
@@ -175,7 +181,8 @@ def test_the_plan_fits_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "PLANS", ((64, 4, 2), (64, 1, 1), (8, 1, 1)))
     assert tuning.plan(0.0001, 5, 5, 10.0) == (64, 4, 2)
     # 64 tokens x 3 plain decodings' worth x 4 prompts x 5 kinds x 3 rounds: 11,520 plain tokens
-    assert tuning.plan(0.001, 5, 5, 11.6) == (64, 4, 2) and tuning.plan(0.001, 5, 5, 11.4) == (
+    assert tuning.plan(0.001, 5, 5, 11.6) == (64, 4, 2)
+    assert tuning.plan(0.001, 5, 5, 11.4) == (
         64,
         1,
         1,
@@ -199,7 +206,8 @@ def test_progress_is_told_and_the_answer_is_the_same() -> None:
     told: list[tuple[str, int, int]] = []
     lm = tiny.lm()
     tune(lm, tell=lambda *now: told.append(now))
-    assert told and {what.partition(":")[0] for what, _, _ in told} == {"tiny code", "tiny prose"}
+    assert told
+    assert {what.partition(":")[0] for what, _, _ in told} == {"tiny code", "tiny prose"}
     words = lm.generate("The quick brown fox", max_new_tokens=20).tokens
     assert words == tiny.lm().generate("The quick brown fox", "plain", max_new_tokens=20).tokens
 
@@ -278,31 +286,26 @@ def test_the_command_shows_what_it_chose(
 ) -> None:
     invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 3.0})
     code, out, err = run("--methods", OTHER, "--html", f"{tmp_path}/o.html")
-    assert (
-        code == 0
-        and f"auto stands for {OTHER}. It won" in out
-        and "1.0 GB/s" in out
-        and "mine" in out
-    )
-    assert (
-        "ms by tokens" in out
-        and "3.00x" in out
-        and err.startswith("kept in ")
-        and err.count("\n") == 1
-    )
+    assert code == 0
+    assert f"auto stands for {OTHER}. It won" in out
+    assert "1.0 GB/s" in out
+    assert "mine" in out
+    assert "ms by tokens" in out
+    assert "3.00x" in out
+    assert err.startswith("kept in ")
+    assert err.count("\n") == 1
     page = (tmp_path / "o.html").read_text("utf-8")
-    assert (
-        page.count("<svg") == 3
-        and f"auto stands for {OTHER}" in page
-        and "Tokens per second" in page
-    )
+    assert page.count("<svg") == 3
+    assert f"auto stands for {OTHER}" in page
+    assert "Tokens per second" in page
     monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("measured again"))
     code, out, _ = run("--show", "--json")
     document = json.loads(out)
-    assert code == 0 and document["schema"] == "foretell.tune/2" and document["chosen"] == OTHER
-    assert (
-        document["bench"]["models"][0]["seconds"]["64"]["1"] > 0 and document["bench"]["bandwidth"]
-    )
+    assert code == 0
+    assert document["schema"] == "foretell.tune/2"
+    assert document["chosen"] == OTHER
+    assert document["bench"]["models"][0]["seconds"]["64"]["1"] > 0
+    assert document["bench"]["bandwidth"]
 
 
 def test_a_stale_profile_is_one_line_and_redone(
@@ -315,10 +318,10 @@ def test_a_stale_profile_is_one_line_and_redone(
     path.unlink()
     path.with_name(f"{path.stem[:-1]}.json").write_text(json.dumps(document), "utf-8")
     code, out, err = run("--methods", OTHER, "--json")
-    assert code == 0 and json.loads(out)["about"]["threads"] == "1 threads"
-    assert (
-        err.startswith("warning: the profile of ") and "(64 threads there, 1 threads here)" in err
-    )
+    assert code == 0
+    assert json.loads(out)["about"]["threads"] == "1 threads"
+    assert err.startswith("warning: the profile of ")
+    assert "(64 threads there, 1 threads here)" in err
     assert err.count("\n") == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -338,9 +341,14 @@ def test_a_stale_profile_is_one_line_and_redone(
 )
 def test_a_mistake_is_one_line(run: Any, args: list[str], words: str) -> None:
     code, out, err = run(*args)
-    assert code == 2 and out == "" and words in err and err.count("\n") == 1
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
 
 
 def test_what_failed_is_exit_1(run: Any) -> None:
     code, out, err = run("--methods", "draft")
-    assert code == 1 and "'draft' model" in err and "auto stands for" in out
+    assert code == 1
+    assert "'draft' model" in err
+    assert "auto stands for" in out
