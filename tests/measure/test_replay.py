@@ -312,10 +312,11 @@ def test_the_table_lines_up() -> None:
 
 @pytest.mark.parametrize("turns", [1, 2, SHOWN, SHOWN + 1, SHOWN + 5])
 def test_later_turns_are_taken_together(turns: int) -> None:
-    names, parts = report(turns).by_turn()
+    names = report(turns).turn_names()
     assert len(names) == min(turns, SHOWN)
     assert ("later" in names[-1]) == (turns > SHOWN)
-    for row, tallies in zip(report(turns).rows, parts, strict=True):
+    for row in report(turns).rows:
+        tallies = row.shown_turns()
         assert len(tallies) == len(names)
         assert sum(tallies, Tally()) == row.total
     words = [

@@ -28,7 +28,11 @@ for line in sys.stdin:
     if how == "crash":
         os.kill(os.getpid(), signal.SIGABRT)
     answer = {
-        "good": {"tokens": [ask["seed"] + i for i in range(n)], "times": [0.5, 1.0], "counts": [1, n - 1]},
+        "good": {
+            "tokens": [ask["seed"] + i for i in range(n)],
+            "times": [0.5, 1.0],
+            "counts": [1, n - 1],
+        },
         "error": {"error": "ValueError: the prompt is too long"},
         "empty": {"tokens": [], "times": [], "counts": []},
         "other counts": {"tokens": [1, 2], "times": [1.0], "counts": [1]},

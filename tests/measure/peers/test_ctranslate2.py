@@ -32,7 +32,8 @@ class Generator:
 
     def generate_batch(self, prompts, max_length, end_token, callback, **how):
         print("what a library prints is no answer")
-        CALLED["called"] = how | {"prompts": prompts, "max_length": max_length, "end_token": end_token}
+        given = {"prompts": prompts, "max_length": max_length, "end_token": end_token}
+        CALLED["called"] = how | given
         (self.path / "called.json").write_text(json.dumps(CALLED))
         for token in range(int(prompts[0][-1]) + 1, 10)[:max_length]:
             if callback(Step(token)) or token in (end_token or []):

@@ -24,7 +24,12 @@ class Llama:
     """Counts up from the last token; with a draft model, two tokens a forward."""
 
     def __init__(self, file, n_ctx, draft_model, **how):
-        self.file, self.size, self.draft, self.how, self.resets, self.seeds = file, n_ctx, draft_model, how, 0, []
+        self.file = file
+        self.size = n_ctx
+        self.draft = draft_model
+        self.how = how
+        self.resets = 0
+        self.seeds = []
 
     def n_ctx(self):
         return self.size
@@ -39,8 +44,14 @@ class Llama:
         print("what a library prints is no answer")
 
     def generate(self, ids, **how):
-        told = {"how": self.how, "n_ctx": self.size, "draft": self.draft and self.draft.number, "resets": self.resets,
-                "seeds": self.seeds, "sampling": how}
+        told = {
+            "how": self.how,
+            "n_ctx": self.size,
+            "draft": self.draft and self.draft.number,
+            "resets": self.resets,
+            "seeds": self.seeds,
+            "sampling": how,
+        }
         with open(self.file + ".json", "w") as out:
             json.dump(told, out)
         token = ids[-1]
