@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from foretell import stores
+from foretell import profiles, stores
 from foretell.core.context import Event, Request
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
@@ -28,7 +28,6 @@ from foretell.core.model import Model
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, ForetellError, UnknownMethod
-from foretell.measure import tuning
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.policy.costs import SIZES
 from foretell.spec import AUTO, QUICK, STEP, resolve
@@ -231,7 +230,7 @@ class LM:
         """
         threads = torch.get_num_threads()
         if self._auto is None or self._auto[0] != threads:
-            profile, trouble = tuning.kept(self.models, self.path)
+            profile, trouble = profiles.kept(self.models, self.path)
             if trouble:
                 warnings.warn(trouble, stacklevel=2)
             self._auto = threads, profile["chosen"] if profile else self.default

@@ -108,9 +108,9 @@ def main() -> None:
     print(f"{'requests':>10} {'resident MB':>12} {'objects':>10} {'learnt MB':>10}")
     named = [(str(row["requests"]), row) for row in found["rows"]]
     for name, row in [*named, ("collected", found["collected"]), ("returned", found["returned"])]:
-        print(
-            f"{name:>10} {row['resident'] / 1e6:12.1f} {row['objects']:10,} {row['stores'] / 1e6:10.2f}"
-        )
+        resident_mb = row["resident"] / 1e6
+        stores_mb = row["stores"] / 1e6
+        print(f"{name:>10} {resident_mb:12.1f} {row['objects']:10,} {stores_mb:10.2f}")
     if options.json is not None:
         about = {
             "schema": "foretell.memory/1",

@@ -17,8 +17,9 @@ Prompt = str | list[dict[str, Any]]  # a text, or chat messages
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
-    """The prompts of a file, one a line; blank lines are skipped. Raises BadConfig with the line's
-    number.
+    """The prompts of a file, one a line; blank lines are skipped.
+
+    Raises BadConfig, with the number of the line.
     """
     try:
         text = Path(path).read_text("utf-8")
@@ -28,11 +29,10 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise BadConfig(f"{path}, line {number}: not UTF-8 text; convert the file to it") from None
-    prompts = [
-        _prompt(line, f"{path}, line {number}")
-        for number, line in enumerate(text.split("\n"), 1)
-        if line.strip()
-    ]
+    prompts = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            prompts.append(_prompt(line, f"{path}, line {number}"))
     if not prompts:
         raise BadConfig(
             f'{path}: has no prompts; give one JSON object a line, such as {{"prompt": "Hello"}}'
@@ -45,9 +45,8 @@ def _prompt(line: str, where: str) -> Prompt:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
-        raise BadConfig(
-            f"{where}: not JSON ({error.msg} at column {error.colno}); one object a line"
-        ) from None
+        what = f"{error.msg} at column {error.colno}"
+        raise BadConfig(f"{where}: not JSON ({what}); one object a line") from None
     except UnicodeEncodeError as error:  # JSON can write what UTF-8 has not
         half = error.object[error.start]
         raise BadConfig(
@@ -57,24 +56,31 @@ def _prompt(line: str, where: str) -> Prompt:
         raise BadConfig(
             f"{where}: lists or objects nested too deeply; one flat object a line"
         ) from None
-    name = next((f for f in FIELDS if isinstance(row, dict) and row.get(f) is not None), None)
-    if name is None:
-        has = (
-            f"only {', '.join(map(repr, row))}" if isinstance(row, dict) and row else "none of them"
-        )
-        raise BadConfig(f"{where}: needs one of the fields {', '.join(FIELDS)}, and has {has}")
+    name = _first_field(row, where)
     value = row[name]
+    if name == "messages":
+        if _are_messages(value):
+            return list(value)
+        raise BadConfig(f"{where}: `messages` must be a list of objects with `role` and `content`")
     if name == "turns":
         value = value[0] if isinstance(value, list) and value else None
-    if name == "messages":
-        if (
-            isinstance(value, list)
-            and value
-            and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value)
-        ):
-            return value
-        raise BadConfig(f"{where}: `messages` must be a list of objects with `role` and `content`")
     if not isinstance(value, str) or not value:
-        kind = "a list of texts" if name == "turns" else "a text"
-        raise BadConfig(f"{where}: `{name}` must be {kind}, and not empty")
+        what = "a list of texts" if name == "turns" else "a text"
+        raise BadConfig(f"{where}: `{name}` must be {what}, and not empty")
     return value
+
+
+def _first_field(row: Any, where: str) -> str:
+    for name in FIELDS:
+        if isinstance(row, dict) and row.get(name) is not None:
+            return name
+    has = "none of them"
+    if isinstance(row, dict) and row:
+        has = f"only {', '.join(map(repr, row))}"
+    raise BadConfig(f"{where}: needs one of the fields {', '.join(FIELDS)}, and has {has}")
+
+
+def _are_messages(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value)

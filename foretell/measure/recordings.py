@@ -14,30 +14,35 @@ from typing import Any
 
 from foretell.errors import BadConfig
 
-Document = Sequence[
-    tuple[str, str]
-]  # of each turn: what came in since the last answer, what the model answered
+# Of each turn: what came in since the last answer, and what the model answered.
+Document = Sequence[tuple[str, str]]
 GAP = "\n\n"  # between the questions and answers that FastChat's files keep apart
 
 
 class Recordings:
-    """The documents of a file. `questions`: the file that holds them, if the answers are in
-    FastChat's shape.
+    """The documents of a file.
 
-    `size`: bytes of the file, None for a pipe; `read`: how many of them have been read; `skipped`:
-    lines so far whose question the question file does not have. Raises BadConfig.
+    `questions`: the question file, if the answers are in FastChat's shape; `size`: bytes of the
+    file, None for a pipe; `read`: how many of them have been read; `skipped`: lines so far whose
+    question the question file does not have. Raises BadConfig.
     """
 
     def __init__(self, path: str | Path, questions: str | Path | None = None):
-        self.path, self.read, self.skipped = Path(path), 0, 0
+        self.path = Path(path)
+        self.read = 0
+        self.skipped = 0
         try:
             self.size = self.path.stat().st_size or None
         except OSError as error:
             raise _unreadable(self.path, error) from error
-        self.questions = dict(_questions(Path(questions))) if questions is not None else None
+        self.questions: dict[str, list[str]] | None = None
+        if questions is not None:
+            self.questions = dict(_questions(Path(questions)))
 
     def __iter__(self) -> Iterator[Document]:
-        self.read, self.skipped, lines = 0, 0, 0
+        self.read = 0
+        self.skipped = 0
+        lines = 0
         for where, row, size in _lines(self.path):
             self.read += size
             if row is None:
@@ -59,7 +64,8 @@ class Recordings:
     def _pair(self, where: str, row: dict[str, Any]) -> Document:
         if "choices" in row and "text" not in row:
             raise BadConfig(
-                f"{where}: is an answer in FastChat's shape; give its question file with --questions"
+                f"{where}: is an answer in FastChat's shape; "
+                "give its question file with --questions"
             )
         for name in ("prompt", "text"):
             if not isinstance(row.get(name), str):
@@ -69,84 +75,84 @@ class Recordings:
         return [(row["prompt"], row["text"])]
 
     def _answers(
-        self, where: str, row: dict[str, Any], questions: dict[Any, list[str]]
+        self, where: str, row: dict[str, Any], questions: dict[str, list[str]]
     ) -> Iterator[Document]:
-        number, choices = row.get("question_id"), row.get("choices")
-        if (
-            number is None
-            or not isinstance(choices, list)
-            or not all(_is_turns(choice) for choice in choices)
-        ):
+        number = row.get("question_id")
+        choices = row.get("choices")
+        if number is None or not isinstance(choices, list) or not all(map(_has_turns, choices)):
             raise BadConfig(
-                f"{where}: is no answer in FastChat's shape: it needs `question_id` and `choices` with "
-                f"lists of texts `turns`, and has {_fields(row)}"
+                f"{where}: is no answer in FastChat's shape: it needs `question_id` and "
+                f"`choices` with lists of texts `turns`, and has {_fields(row)}"
             )
-        asked = questions.get(str(number))
-        if asked is None:
+        question = questions.get(str(number))
+        if question is None:
             self.skipped += 1
             return
         for choice in choices:
-            turns = choice["turns"]
-            if len(turns) > len(asked):
+            answers = choice["turns"]
+            if len(answers) > len(question):
                 raise BadConfig(
-                    f"{where}: has {len(turns)} turns, and its question {len(asked)}; "
+                    f"{where}: has {len(answers)} turns, and its question {len(question)}; "
                     "give the question file it belongs to"
                 )
-            yield [((GAP if i else "") + asked[i] + GAP, turn) for i, turn in enumerate(turns)]
+            document = []
+            for i, answer in enumerate(answers):
+                gap = GAP if i else ""
+                document.append((gap + question[i] + GAP, answer))
+            yield document
 
 
 def _questions(path: Path) -> Iterator[tuple[str, list[str]]]:
     for where, row, _ in _lines(path):
         if row is None:
             continue
-        if row.get("question_id") is None or not _is_turns(row):
+        if row.get("question_id") is None or not _has_turns(row):
             raise BadConfig(
-                f"{where}: is no question in FastChat's shape: it needs `question_id` and a list of texts "
-                f"`turns`, and has {_fields(row)}"
+                f"{where}: is no question in FastChat's shape: it needs `question_id` and a list "
+                f"of texts `turns`, and has {_fields(row)}"
             )
         yield str(row["question_id"]), row["turns"]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
-    """(where it is, its object or None if it is blank, its bytes) of each line."""
+    """Of each line: where it is, its object (None if it is blank), its bytes."""
     try:
         file = path.open("rb")
     except OSError as error:
         raise _unreadable(path, error) from error
     with file:
         for number, line in enumerate(file, 1):
-            where, row = f"{path}, line {number}", None
-            if line.strip():
-                try:
-                    row = json.loads(line.decode("utf-8").rstrip())
-                    if (
-                        b"\\ud" in line.lower()
-                    ):  # half a character, which no tokenizer takes, is written so
-                        json.dumps(row, ensure_ascii=False).encode("utf-8")
-                except (UnicodeDecodeError, UnicodeEncodeError) as error:
-                    raise BadConfig(
-                        f"{where}: not UTF-8 ({error.reason}); write it as UTF-8"
-                    ) from None
-                except json.JSONDecodeError as error:
-                    what = f"{error.msg} at column {error.colno}"
-                    raise BadConfig(f"{where}: not JSON ({what}); one object a line") from None
-                except (ValueError, RecursionError) as error:
-                    raise BadConfig(
-                        f"{where}: not usable JSON ({error}); one object a line"
-                    ) from None
-                if not isinstance(row, dict):
-                    raise BadConfig(f"{where}: holds no JSON object; one object a line")
-            yield where, row, len(line)
+            where = f"{path}, line {number}"
+            yield where, _object(line, where) if line.strip() else None, len(line)
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8").rstrip())
+        if b"\\ud" in line.lower():  # may be half a character, which no tokenizer takes
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise BadConfig(f"{where}: not UTF-8 ({error.reason}); write it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        what = f"{error.msg} at column {error.colno}"
+        raise BadConfig(f"{where}: not JSON ({what}); one object a line") from None
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"{where}: not usable JSON ({error}); one object a line") from None
+    if not isinstance(row, dict):
+        raise BadConfig(f"{where}: holds no JSON object; one object a line")
+    return row
 
 
 def _unreadable(path: Path, error: OSError) -> BadConfig:
     return BadConfig(f"{path}: cannot be read ({error.strerror}); give a file of JSON lines")
 
 
-def _is_turns(row: Any) -> bool:
+def _has_turns(row: Any) -> bool:
     turns = row.get("turns") if isinstance(row, dict) else None
-    return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
+    if not isinstance(turns, list) or not turns:
+        return False
+    return all(isinstance(turn, str) for turn in turns)
 
 
 def _fields(row: dict[str, Any]) -> str:
-    return f"{', '.join(map(repr, row))}" if row else "none"
+    return ", ".join(map(repr, row)) or "none"

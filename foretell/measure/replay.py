@@ -29,8 +29,11 @@ from foretell.measure.plot import bars
 from foretell.measure.recordings import Document
 from foretell.spec import resolve
 
-SHOWN = 4  # turns told apart in tables and plots, the later ones together with the last of them
-WORDS = {"rows": "the model's logits", "layers": "the model's hidden states"}
+SHOWN = 4  # turns that tables and plots show; later ones are added to the last of them
+MOST_NODES = 1024
+NEEDS = {"rows": "the model's logits", "layers": "the model's hidden states"}
+CURE = "name methods that work on text alone, such as ngram"
+Method = str | Drafter | Strategy
 
 
 @dataclass
@@ -48,8 +51,12 @@ class Tally:
         return self.tokens / self.steps if self.steps else 1.0
 
     def __add__(self, other: Tally) -> Tally:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Tally(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        return Tally(
+            self.tokens + other.tokens,
+            self.steps + other.steps,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"tokens_per_step": self.tokens_per_step}
@@ -57,9 +64,7 @@ class Tally:
 
 @dataclass
 class Row:
-    """What became of one method: `turns[i]` holds the answers that were number i + 1 of their
-    document.
-    """
+    """What became of a method. `turns[i]`: the answers that were number i + 1 of their document."""
 
     method: str
     turns: list[Tally] = field(default_factory=list)
@@ -68,10 +73,21 @@ class Row:
     def total(self) -> Tally:
         return sum(self.turns, Tally())
 
+    def to_dict(self) -> dict[str, Any]:
+        turns = [{"turn": i, **turn.to_dict()} for i, turn in enumerate(self.turns, 1)]
+        return {"method": self.method, **self.total.to_dict(), "turns": turns}
+
+    def shown_turns(self) -> list[Tally]:
+        """At most SHOWN of them, the last of which may hold all later ones."""
+        turns = self.turns[:SHOWN]
+        if len(self.turns) > SHOWN:
+            turns[-1] = sum(self.turns[SHOWN:], turns[-1])
+        return turns
+
 
 @dataclass
 class Report:
-    """What `replay` found."""
+    """What `replay` measured."""
 
     nodes: int
     fresh: bool
@@ -80,84 +96,78 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, schema foretell.measure.replay/1."""
-        rows = [
-            {
-                "method": row.method,
-                **row.total.to_dict(),
-                "turns": [{"turn": i, **turn.to_dict()} for i, turn in enumerate(row.turns, 1)],
-            }
-            for row in self.rows
-        ]
         return {
             "schema": "foretell.measure.replay/1",
             "version": foretell.__version__,
             "documents": self.documents,
             "nodes": self.nodes,
             "fresh": self.fresh,
-            "rows": rows,
+            "rows": [row.to_dict() for row in self.rows],
         }
 
-    def by_turn(self) -> tuple[list[str], list[list[Tally]]]:
-        """Names of the turns told apart, and of each row their tallies; the last may hold all later
-        turns.
-        """
+    def turn_names(self) -> list[str]:
+        """Names of the turns that are shown."""
         count = max(len(row.turns) for row in self.rows)
         names = [f"turn {i}" for i in range(1, min(count, SHOWN) + 1)]
         if count > SHOWN:
             names[-1] += " and later"
-        parts = [
-            [*row.turns[: SHOWN - 1], sum(row.turns[SHOWN - 1 :], Tally())] for row in self.rows
-        ]
-        return names, [part[: len(names)] for part in parts]
+        return names
 
     def text(self) -> str:
         """A table for people, a line a method."""
-        names, turns = self.by_turn()
-        names = names if len(names) > 1 else []
+        names = self.turn_names()
+        if len(names) == 1:
+            names = []
         lines = [["method", "tokens/step", *names, "drafted/step", "accepted", "steps", "tokens"]]
-        for row, parts in zip(self.rows, turns, strict=True):
-            all_, each = row.total, [f"{part.tokens_per_step:.2f}" for part in parts[: len(names)]]
-            share = f"{100 * all_.accepted / all_.drafted:.0f} %" if all_.drafted else "-"
+        for row in self.rows:
+            total = row.total
+            turns = row.shown_turns()[: len(names)]
+            accepted = "-"
+            if total.drafted:
+                accepted = f"{100 * total.accepted / total.drafted:.0f} %"
             lines.append(
                 [
                     row.method,
-                    f"{all_.tokens_per_step:.2f}",
-                    *each,
-                    f"{all_.drafted / max(1, all_.steps):.1f}",
-                    share,
-                    f"{all_.steps:,}",
-                    f"{all_.tokens:,}",
+                    f"{total.tokens_per_step:.2f}",
+                    *(f"{turn.tokens_per_step:.2f}" for turn in turns),
+                    f"{total.drafted / max(1, total.steps):.1f}",
+                    accepted,
+                    f"{total.steps:,}",
+                    f"{total.tokens:,}",
                 ]
             )
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                [
-                    line[0].ljust(widths[0]),
-                    *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)),
-                ]
-            )
-            for line in lines
-        )
+        return _aligned(lines)
 
     def svg(self) -> str:
         """The tokens a step of each method, a bar a turn."""
-        names, turns = self.by_turn()
-        values = [
-            [part.tokens_per_step if part.steps else None for part in parts] for parts in turns
-        ]
+        values = []
+        for row in self.rows:
+            turns = row.shown_turns()
+            values.append([turn.tokens_per_step if turn.steps else None for turn in turns])
         return bars(
             f"Replay of {self.documents:,} documents, at most {self.nodes} nodes a draft",
             [row.method for row in self.rows],
-            names,
+            self.turn_names(),
             values,
             "tokens a step (plain decoding: 1)",
         )
 
 
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first one is aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = []
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        for cell, width in zip(line[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        texts.append("  ".join(cells))
+    return "\n".join(texts)
+
+
 def replay(
     tokenizer: PreTrainedTokenizerBase,
-    methods: Sequence[str | Drafter | Strategy],
+    methods: Sequence[Method],
     documents: Iterable[Document],
     nodes: int = 16,
     *,
@@ -168,30 +178,21 @@ def replay(
     stream.
 
     `nodes`: drafted a step at most, where a method's spec does not say. What drafters learn is kept
-    from document to document, as in serving, unless `fresh`. `tell(documents done)` is called after
+    from document to document, as in serving, unless `fresh`. Calls `tell(documents done)` after
     each. Raises BadConfig or, for a method that needs more than text, Unsupported.
     """
-    if not isinstance(nodes, int) or not 1 <= nodes <= 1024:
-        raise BadConfig.field("nodes", nodes, "between 1 and 1024")
+    if not isinstance(nodes, int) or not 1 <= nodes <= MOST_NODES:
+        raise BadConfig.field("nodes", nodes, f"between 1 and {MOST_NODES}")
     if not methods:
         raise BadConfig("no methods: name at least one, such as ngram")
     vocab = max(tokenizer.get_vocab().values()) + 1
-    players = [_Player(spec, nodes, vocab, tokenizer) for spec in methods]
-    report = Report(nodes, fresh, [Row(player.name) for player in players])
+    players = [_Player(method, nodes, vocab, tokenizer) for method in methods]
+    report = Report(nodes, fresh, [player.row for player in players])
     for document in documents:
-        tokens: list[int] = []
-        for player in players if fresh else ():
-            player.engine.stores.clear()
-        for turn, (prompt, text) in enumerate(document):
-            tokens += _encode(tokenizer, prompt, first=turn == 0)
-            answer = _encode(tokenizer, text)
-            if not tokens:  # a text without a prompt: its first token is given
-                tokens, answer = answer[:1], answer[1:]
-            for player, row in zip(players, report.rows, strict=True):
-                row.turns += [Tally() for _ in range(len(row.turns), turn + 1)]
-                if answer:
-                    row.turns[turn] += player.play(tokens, answer)
-            tokens += answer
+        if fresh:
+            for player in players:
+                player.engine.stores.clear()
+        _replay_document(tokenizer, players, document)
         report.documents += 1
         tell(report.documents)
     if not any(row.total.tokens for row in report.rows):
@@ -199,46 +200,58 @@ def replay(
     return report
 
 
+def _replay_document(
+    tokenizer: PreTrainedTokenizerBase, players: Sequence[_Player], document: Document
+) -> None:
+    tokens: list[int] = []
+    for turn, (prompt, text) in enumerate(document):
+        tokens += _encode(tokenizer, prompt, first=turn == 0)
+        answer = _encode(tokenizer, text)
+        if not tokens:  # a text without a prompt: its first token is given
+            tokens = answer[:1]
+            answer = answer[1:]
+        for player in players:
+            turns = player.row.turns
+            while len(turns) <= turn:
+                turns.append(Tally())
+            if answer:
+                turns[turn] += player.play(tokens, answer)
+        tokens += answer
+
+
 class _Player:
     """One method with its engine, whose stores live as long as it does."""
 
-    def __init__(
-        self,
-        spec: str | Drafter | Strategy,
-        nodes: int,
-        vocab: int,
-        tokenizer: PreTrainedTokenizerBase,
-    ):
-        if spec == "auto":
+    def __init__(self, method: Method, nodes: int, vocab: int, tokenizer: PreTrainedTokenizerBase):
+        if method == "auto":
             raise BadConfig(
-                "auto chooses by measured cost, and a recording has none: name methods, such as ngram"
+                "auto chooses by measured cost, and a recording has none: "
+                "name methods, such as ngram"
             )
-        name, self.strategy = resolve(spec, lambda text: _encode(tokenizer, text))
-        self.name = spec if isinstance(spec, str) else name
+        name, self.strategy = resolve(method, lambda text: _encode(tokenizer, text))
+        self.name = method if isinstance(method, str) else name
         if isinstance(self.strategy, Speculative) and not self.strategy.nodes:
             self.strategy = dataclasses.replace(self.strategy, nodes=nodes)
         missing = [f"a {model!r} model" for model in self.strategy.models]
-        missing += [
-            WORDS.get(need, f"the capability {need!r}")
-            for need in self.strategy.needs
-            if need not in Recording.caps
-        ]
+        for need in self.strategy.needs:
+            if need not in Recording.caps:
+                missing.append(NEEDS.get(need, f"the capability {need!r}"))
         if missing:
-            cure = "name methods that work on text alone, such as ngram"
-            raise Unsupported.missing(self.name, "a recording", " and ".join(missing), cure)
-        self.recording, self.tokenizer = Recording(vocab), tokenizer
+            raise Unsupported.missing(self.name, "a recording", " and ".join(missing), CURE)
+        self.row = Row(self.name)
+        self.recording = Recording(vocab)
+        self.tokenizer = tokenizer
         self.engine = Engine({"target": self.recording})
 
     def decode(self, tokens: Sequence[int]) -> str:
         """As LM.decode, for methods that compare tokenizers."""
-        return str(
-            self.tokenizer.decode(
-                list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        return str(text)
 
     def play(self, prompt: list[int], answer: list[int]) -> Tally:
-        """Generates `answer` behind `prompt` as it was recorded."""
+        """Generates the recorded `answer` to `prompt`."""
         self.recording.text = prompt + answer
         sampling = Sampling(max_new_tokens=len(answer), ignore_eos=True)
         live = self.engine.add(Request(prompt, self.strategy, sampling, self.name, self.decode))
@@ -251,11 +264,11 @@ class _Player:
                 f"{self.name} strays from the recorded text; only exact methods can be replayed"
             )
         stats = live.ctx.stats
-        return Tally(
-            stats.tokens, stats.steps + 1, stats.drafted, stats.accepted
-        )  # its steps leave the first one out
+        steps = stats.steps + 1  # which leave out the one that ends the prefill
+        return Tally(stats.tokens, steps, stats.drafted, stats.accepted)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, first: bool = False) -> list[int]:
+    """`first`: with the tokens that the tokenizer puts before a text."""
     ids: Any = tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"]
-    return [int(t) for t in ids]
+    return [int(token) for token in ids]

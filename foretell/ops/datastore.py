@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from foretell.errors import BadConfig, BadFile
+from foretell.ops.files import whole
 
 VERSION = "1"
 DEPTH = 64  # tokens that the order looks at; a power of two
@@ -104,8 +104,8 @@ class Datastore:
         """
         if self.vocab > vocab:
             raise BadFile(
-                f"{self.path}: holds token ids up to {self.vocab - 1} and the model's end at {vocab - 1}; "
-                f"build one with the model's tokenizer: {BUILD}"
+                f"{self.path}: holds token ids up to {self.vocab - 1} "
+                f"and the model's end at {vocab - 1}; build one with the model's tokenizer: {BUILD}"
             )
         if self.mark and decode is not None and fingerprint(decode, self.vocab) != self.mark:
             raise BadFile(
@@ -175,18 +175,14 @@ def build(
     decode: Decode | None = None,
     tell: Tell | None = None,
 ) -> Datastore:
-    """Writes the file, whole or not at all, and opens it. `decode` is the tokenizer's; without it
-    anyone's ids will do.
+    """Writes the file, whole or not at all, and opens it.
 
-    Raises BadConfig where there are no tokens, OSError where the file cannot be written.
+    `decode` is the tokenizer's; a file that is built without it fits any. Raises BadConfig where
+    there are no tokens, BadFile where the file cannot be written.
     """
     if path.is_dir():
         raise BadConfig(f"{path}: is a folder; give the name of a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.touch()  # a place that cannot be written to is told before the work
-    mode = part.stat().st_mode
-    try:
+    with whole(path) as part:
         texts: list[np.ndarray] = []
         for ids in documents:
             if len(ids):
@@ -211,10 +207,6 @@ def build(
         }
         about["sha256"] = checksum(about, tokens, suffixes)
         save_file({"tokens": tokens, "suffixes": suffixes}, part, about)
-        part.chmod(mode)  # safetensors makes files that others cannot read
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
     return load(path)
 
 

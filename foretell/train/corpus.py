@@ -48,7 +48,8 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
     path = Path(source)
     if not path.exists():
         raise BadConfig(
-            f"--text {source}: no such file or folder (use `stdlib`, a folder, a .jsonl or a text file)"
+            f"--text {source}: no such file or folder "
+            "(use `stdlib`, a folder, a .jsonl or a text file)"
         )
     if path.is_dir():
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
@@ -66,11 +67,13 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
                     row = json.loads(line)
                 except UnicodeDecodeError:
                     raise BadConfig(
-                        f"--text {source}: line {number + 1} is not UTF-8; convert it, or leave it out"
+                        f"--text {source}: line {number + 1} is not UTF-8; "
+                        "convert it, or leave it out"
                     ) from None
                 except json.JSONDecodeError as error:
                     raise BadConfig(
-                        f"--text {source}: line {number + 1} is no JSON ({error.msg}); mend or remove it"
+                        f"--text {source}: line {number + 1} is no JSON ({error.msg}); "
+                        "mend or remove it"
                     ) from None
                 if not isinstance(row, dict) or not isinstance(row.get("text"), str):
                     raise BadConfig(

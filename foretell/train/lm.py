@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -35,6 +34,7 @@ from transformers import (
 )
 
 from foretell.errors import BadConfig
+from foretell.ops.files import whole, write_text
 from foretell.train.corpus import END, prepare
 
 
@@ -63,7 +63,8 @@ class TrainLM:
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.heads % self.kv_heads:
             raise BadConfig(
-                f"hidden={self.hidden} must divide by heads={self.heads}, that by kv_heads={self.kv_heads}"
+                f"hidden={self.hidden} must be a multiple of heads={self.heads}, "
+                f"and that of kv_heads={self.kv_heads}"
             )
         if (
             self.batch % self.micro
@@ -189,9 +190,10 @@ class Run:
                 "tokens"
             ] > config.tokens:
                 raise BadConfig(
-                    f"{folder} holds a run with other settings; repeat them, or choose another --out"
+                    f"{folder} holds a run with other settings; "
+                    "repeat them, or choose another --out"
                 )
-        settings.write_text(json.dumps(asdict(config), indent=1))
+        write_text(settings, json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
 
@@ -205,10 +207,8 @@ class Run:
                     for k, v in state.items()
                     if torch.is_tensor(v)
                 }
-        save_file(
-            {k: v.contiguous().clone() for k, v in tensors.items()}, self.folder / "state.part"
-        )
-        os.replace(self.folder / "state.part", self.folder / "state.safetensors")
+        with whole(self.folder / "state.safetensors") as part:
+            save_file({key: value.contiguous().clone() for key, value in tensors.items()}, part)
 
     def restore(self) -> None:
         tensors = load_file(self.folder / "state.safetensors")
@@ -368,5 +368,5 @@ def train(
         "settings": asdict(config),
         "teacher": teacher and Path(teacher).name,
     }
-    (out / "report.json").write_text(json.dumps(report, indent=1))
+    write_text(out / "report.json", json.dumps(report, indent=1))
     return report

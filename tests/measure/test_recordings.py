@@ -58,7 +58,8 @@ def test_lines_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     first = json.dumps({"prompt": "a", "text": "b"}) + "\n"
     recordings = Recordings(write(tmp_path / "r.jsonl", first.strip(), *["{" * 100] * 10_000))
     documents = iter(recordings)
-    assert next(documents) == [("a", "b")] and recordings.read == len(first)
+    assert next(documents) == [("a", "b")]
+    assert recordings.read == len(first)
     with pytest.raises(BadConfig, match="line 2: not JSON"):
         next(documents)
 
@@ -78,7 +79,8 @@ def test_a_pipe_is_read_while_it_is_written(tmp_path: Path) -> None:
     writer.start()
     recordings = Recordings(tmp_path / "pipe")
     documents = iter(recordings)
-    assert recordings.size is None and next(documents) == [("a", "b")]
+    assert recordings.size is None
+    assert next(documents) == [("a", "b")]
     asked.set()
     assert list(documents) == [[("c", "d")]]
     writer.join()
@@ -109,7 +111,8 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes, said: str) -> No
     path.write_bytes(b'{"prompt": "fine", "text": "\\uD83D\\uDE42"}\n\n' + raw + b"\n")
     with pytest.raises(BadConfig) as raised:
         list(Recordings(path))
-    assert str(raised.value).startswith(f"{path}, line 3: ") and said in str(raised.value)
+    assert str(raised.value).startswith(f"{path}, line 3: ")
+    assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -129,7 +132,8 @@ def test_a_bad_answer_is_named(tmp_path: Path, row: Any, said: str) -> None:
     questions = write(tmp_path / "q.jsonl", {"question_id": 1, "turns": ["q"]})
     with pytest.raises(BadConfig) as raised:
         list(Recordings(write(tmp_path / "r.jsonl", row), questions))
-    assert said in str(raised.value) and str(tmp_path / "r.jsonl") in str(raised.value)
+    assert said in str(raised.value)
+    assert str(tmp_path / "r.jsonl") in str(raised.value)
 
 
 @pytest.mark.parametrize(

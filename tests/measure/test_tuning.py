@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import foretell
-from foretell import cli
-from foretell.drafters.ngram import Ngram
-from foretell.errors import BadConfig, UnknownMethod
-from foretell.families.toy import Toy
+from foretell import cli, profiles
+from foretell.errors import BadConfig, BadFile, UnknownMethod
 from foretell.measure import bench, report, tuning
+from foretell.measure.bench import runner
 from foretell.measure.profiling import folder
 from foretell.spec import AUTO, QUICK, resolve
-from foretell.strategies.plain import Plain
-from tests import tiny
+from tests import files, tiny
 
 SETS = {"code": ["def add(a, b):"], "prose": ["The quick brown fox", "The fox"]}
 OTHER = "ngram:n=2,k=3"
@@ -31,8 +28,8 @@ OTHER = "ngram:n=2,k=3"
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of its own, the memory's speed given, and the shortest plan."""
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(bench, "measure_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(tuning, "SIZES", ((8, 2, 1),))
+    monkeypatch.setattr(runner, "measure_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(tuning, "PLANS", ((8, 2, 1),))
     monkeypatch.setattr("foretell.api.STEP", 0.0)  # however quick these models are
 
 
@@ -43,7 +40,8 @@ def invent(
     took part.
     """
     seen: list[list[str]] = []
-    whole, real = bench.bench, bench.cells
+    whole = bench.bench
+    real = runner.cells
 
     def begun(settings: Any, *rest: Any) -> dict[str, Any]:
         seen.append(settings.specs)
@@ -57,7 +55,7 @@ def invent(
         return found
 
     monkeypatch.setattr(bench, "bench", begun)
-    monkeypatch.setattr(bench, "cells", cells)
+    monkeypatch.setattr(runner, "cells", cells)
     return seen
 
 
@@ -73,16 +71,16 @@ def test_a_method_that_wins_twice_is_what_auto_stands_for(monkeypatch: pytest.Mo
     lm = tiny.lm()
     assert lm.auto == AUTO
     profile = tune(lm)
-    assert (
-        seen == [["plain", AUTO, OTHER], ["plain", AUTO, OTHER]]
-        and profile["chosen"] == OTHER == lm.auto
-    )
+    assert seen == [["plain", AUTO, OTHER], ["plain", AUTO, OTHER]]
+    assert profile["chosen"] == OTHER == lm.auto
     assert profile["means"] == pytest.approx({"plain": 1.0, AUTO: 2.0, OTHER: 2.1})
     assert profile["final"]["means"][OTHER] == pytest.approx(2.05)
-    assert profile["best"] == {"code": OTHER, "prose": OTHER} and profile["default"] == AUTO
+    assert profile["best"] == {"code": OTHER, "prose": OTHER}
+    assert profile["default"] == AUTO
     assert "won a second measurement" in report.reasons(profile)
     fresh = tiny.lm()
-    assert fresh.auto == OTHER and fresh.resolve("auto") == resolve(OTHER)
+    assert fresh.auto == OTHER
+    assert fresh.resolve("auto") == resolve(OTHER)
     assert set(fresh.generate("a b a b a b a b", max_new_tokens=20).draft) <= {"ngram", "target"}
     assert bench.Method(fresh, "auto").about == f"stands for {OTHER}, as foretell tune found"
     assert json.loads(Path(profile["file"]).read_text("utf-8")) == json.loads(json.dumps(profile))
@@ -91,14 +89,17 @@ def test_a_method_that_wins_twice_is_what_auto_stands_for(monkeypatch: pytest.Mo
 def test_luck_in_the_first_measurement_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 2.01})
     profile = tune()
-    assert profile["chosen"] == AUTO == tiny.lm().auto and profile["final"]["challenger"] == OTHER
+    assert profile["chosen"] == AUTO == tiny.lm().auto
+    assert profile["final"]["challenger"] == OTHER
     assert "did not find behind" in report.reasons(profile)
 
 
 def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = invent(monkeypatch, {AUTO: 2.0, OTHER: 2.01}, {})
     profile = tune()
-    assert profile["chosen"] == AUTO and profile["final"] is None and len(seen) == 1
+    assert profile["chosen"] == AUTO
+    assert profile["final"] is None
+    assert len(seen) == 1
     assert "It is the default" in report.reasons(profile)
     assert bench.Method(tiny.lm(), "auto").about == f"stands for {AUTO}, the default"
 
@@ -126,7 +127,8 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
 
 def test_plain_decoding_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = invent(monkeypatch, {AUTO: 0.9, OTHER: 0.8}, {AUTO: 0.9})
-    assert tune()["chosen"] == "plain" == tiny.lm().auto and seen[1] == ["plain", AUTO]
+    assert tune()["chosen"] == "plain" == tiny.lm().auto
+    assert seen[1] == ["plain", AUTO]
 
 
 def test_what_cannot_follow_costs_is_shown_and_never_chosen(
@@ -134,11 +136,13 @@ def test_what_cannot_follow_costs_is_shown_and_never_chosen(
 ) -> None:
     invent(monkeypatch, {AUTO: 2.0, "draft": 9.0, "ngram:nodes=4": 9.0}, {})
     profile = tuning.tune(tiny.lm(), SETS, ["draft", "ngram:nodes=4", "auto"])
-    assert profile["chosen"] == AUTO and profile["shown_only"] == ["draft", "ngram:nodes=4"]
+    assert profile["chosen"] == AUTO
+    assert profile["shown_only"] == ["draft", "ngram:nodes=4"]
     assert profile["best"]["code"] in (
         "draft",
         "ngram:nodes=4",
-    ) and "draft, ngram:nodes=4" in report.reasons(profile)
+    )
+    assert "draft, ngram:nodes=4" in report.reasons(profile)
     assert [c["contender"] for c in profile["bench"]["cells"][:4]] == [
         "plain",
         AUTO,
@@ -161,7 +165,7 @@ def test_what_cannot_follow_costs_is_shown_and_never_chosen(
     ],
 )
 def test_only_guarded_methods_are_eligible(spec: str, able: bool) -> None:
-    assert tuning.eligible(*resolve(spec)) is able
+    assert (profiles.objection(spec) is None) is able
 
 
 def test_ahead_needs_a_margin() -> None:
@@ -174,10 +178,11 @@ def test_ahead_needs_a_margin() -> None:
 
 
 def test_the_plan_fits_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "SIZES", ((64, 4, 2), (64, 1, 1), (8, 1, 1)))
+    monkeypatch.setattr(tuning, "PLANS", ((64, 4, 2), (64, 1, 1), (8, 1, 1)))
     assert tuning.plan(0.0001, 5, 5, 10.0) == (64, 4, 2)
     # 64 tokens x 3 plain decodings' worth x 4 prompts x 5 kinds x 3 rounds: 11,520 plain tokens
-    assert tuning.plan(0.001, 5, 5, 11.6) == (64, 4, 2) and tuning.plan(0.001, 5, 5, 11.4) == (
+    assert tuning.plan(0.001, 5, 5, 11.6) == (64, 4, 2)
+    assert tuning.plan(0.001, 5, 5, 11.4) == (
         64,
         1,
         1,
@@ -201,131 +206,30 @@ def test_progress_is_told_and_the_answer_is_the_same() -> None:
     told: list[tuple[str, int, int]] = []
     lm = tiny.lm()
     tune(lm, tell=lambda *now: told.append(now))
-    assert told and {what.partition(":")[0] for what, _, _ in told} == {"tiny code", "tiny prose"}
+    assert told
+    assert {what.partition(":")[0] for what, _, _ in told} == {"tiny code", "tiny prose"}
     words = lm.generate("The quick brown fox", max_new_tokens=20).tokens
     assert words == tiny.lm().generate("The quick brown fox", "plain", max_new_tokens=20).tokens
 
 
-# --- when a profile counts
+# --- the profile that is written
 
 
-def profile_of(lm: foretell.LM, **change: Any) -> Path:
-    """A small profile written by hand, for `lm` here."""
-    about = tuning.place(lm.models)
-    path = tuning.file(lm.models, lm.path, about)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "schema": tuning.SCHEMA,
-        "about": about,
-        "chosen": OTHER,
-        "best": {},
-        "means": {},
-        "bench": {},
-    } | change
-    path.write_text(json.dumps(document), "utf-8")
-    return path
-
-
-def said(lm: foretell.LM) -> str:
-    """The one warning that `auto` gives; it is given once."""
-    with pytest.warns(UserWarning) as caught:
-        assert lm.auto == AUTO
-    (warning,) = caught
-    text = str(warning.message)
-    assert "\n" not in text and "`foretell tune` measures anew" in text
-    assert lm.auto == AUTO
-    return text
-
-
-def test_no_profile_is_no_trouble_and_one_that_fits_counts() -> None:
-    assert tiny.lm().auto == AUTO
-    profile_of(tiny.lm())
-    assert tiny.lm().auto == OTHER
-
-
-def test_another_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile_of(tiny.lm())
-    dtype = said(tiny.lm(torch.bfloat16))
-    assert "dtype torch.float32 there, torch.bfloat16 here)" in dtype, (
-        "rounding is no other set of weights"
-    )
-    assert "(draft model)" in said(tiny.lm(draft=False))
-    assert "(weights)" in said(
-        foretell.wrap(tiny.llama(3), tiny.tokenizer(), tiny.relative(tiny.llama()), "tiny")
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(foretell, "__version__", "9.9")
-        assert "foretell 0.1.0 there, foretell 9.9 here" in said(tiny.lm())
-    with monkeypatch.context() as patch:
-        patch.setattr("foretell.measure.profiling.processor", lambda: "Other CPU")
-        assert "there, Other CPU here)" in said(tiny.lm())
-    other = foretell.wrap(tiny.llama(), tiny.tokenizer(), name="another")
-    assert other.auto == AUTO, "a model nobody tuned is none of its business"
-
-
-def test_threads_may_change_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = tiny.lm()
-    profile_of(lm)
-    assert lm.auto == OTHER
-    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
-    assert "(1 threads there, 7 threads here)" in said(lm)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    assert lm.auto == OTHER
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        '{"schema": "foretell.tune/2"}',
-        {"schema": "foretell.tune/1"},
-        {"chosen": "gone"},
-        {"chosen": 3},
-        {"chosen": "ngram:zzz=1"},
-        {"best": []},
-        {"about": 1},
-    ],
-    ids=str,
-)
-def test_a_damaged_profile_is_noticed_and_redone(
-    text: str | dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = profile_of(tiny.lm(), **text) if isinstance(text, dict) else profile_of(tiny.lm())
-    if isinstance(text, str):
-        path.write_text(text)
-    assert "damaged" in said(tiny.lm())
+def test_a_damaged_profile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 3.0})
-    assert tune()["file"] == str(path) and tiny.lm().auto == OTHER
+    path = Path(tune()["file"])
+    path.write_text("{")
+    with pytest.warns(UserWarning, match="the profile is damaged"):
+        assert tiny.lm().auto == AUTO
+    assert tune()["file"] == str(path)
+    assert tiny.lm().auto == OTHER
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_profile_under_a_wrong_name_does_not_count() -> None:
-    path = profile_of(tiny.lm())
-    about = tuning.place(tiny.lm().models)
-    profile_of(tiny.lm(), about=about | {"threads": "64 threads"})
-    assert "of another place" in said(tiny.lm()) and path.is_file()
-
-
-def test_loading_does_not_look_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> Any:
-        raise AssertionError("looked up")
-
-    monkeypatch.setattr(tuning, "kept", never)
-    lm = tiny.lm()
-    assert (
-        lm.generate("a", "plain", max_new_tokens=2).tokens
-        and lm.generate("a", Ngram(), max_new_tokens=2).tokens
-    )
-    with pytest.raises(AssertionError, match="looked up"):
-        lm.generate("a", max_new_tokens=2)
-
-
-def test_models_that_show_no_weights_are_known_by_their_shape() -> None:
-    assert tuning.weights(Toy(5)) == tuning.weights(Toy(5)) != tuning.weights(Toy(6))
-    lm = foretell.LM(Toy(5))
-    profile_of(lm)
-    assert foretell.LM(Toy(5)).auto == OTHER and resolve("plain")[1] == Plain()
+def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 3.0})
+    profile = tune()
+    assert profiles.read(Path(profile["file"])) == json.loads(json.dumps(profile))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(
@@ -333,8 +237,17 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "file"))
-    with pytest.raises(BadConfig, match="set FORETELL_CACHE to another folder"):
+    with pytest.raises(BadFile, match="set FORETELL_CACHE to another folder"):
         tune()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = tiny.lm()
+    lm.measure()
+    monkeypatch.setattr(lm, "measure", lambda fresh=False: {"about": "", "seconds": {}})
+    with files.full_disk(), pytest.raises(BadFile, match=r"cannot be written \(File too large\)"):
+        tune(lm)
+    assert not list((folder() / "tuned").iterdir())
 
 
 # --- the command
@@ -373,48 +286,42 @@ def test_the_command_shows_what_it_chose(
 ) -> None:
     invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 3.0})
     code, out, err = run("--methods", OTHER, "--html", f"{tmp_path}/o.html")
-    assert (
-        code == 0
-        and f"auto stands for {OTHER}. It won" in out
-        and "1.0 GB/s" in out
-        and "mine" in out
-    )
-    assert (
-        "ms by tokens" in out
-        and "3.00x" in out
-        and err.startswith("kept in ")
-        and err.count("\n") == 1
-    )
+    assert code == 0
+    assert f"auto stands for {OTHER}. It won" in out
+    assert "1.0 GB/s" in out
+    assert "mine" in out
+    assert "ms by tokens" in out
+    assert "3.00x" in out
+    assert err.startswith("kept in ")
+    assert err.count("\n") == 1
     page = (tmp_path / "o.html").read_text("utf-8")
-    assert (
-        page.count("<svg") == 3
-        and f"auto stands for {OTHER}" in page
-        and "Tokens per second" in page
-    )
+    assert page.count("<svg") == 3
+    assert f"auto stands for {OTHER}" in page
+    assert "Tokens per second" in page
     monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("measured again"))
     code, out, _ = run("--show", "--json")
     document = json.loads(out)
-    assert code == 0 and document["schema"] == "foretell.tune/2" and document["chosen"] == OTHER
-    assert (
-        document["bench"]["models"][0]["seconds"]["64"]["1"] > 0 and document["bench"]["bandwidth"]
-    )
+    assert code == 0
+    assert document["schema"] == "foretell.tune/2"
+    assert document["chosen"] == OTHER
+    assert document["bench"]["models"][0]["seconds"]["64"]["1"] > 0
+    assert document["bench"]["bandwidth"]
 
 
 def test_a_stale_profile_is_one_line_and_redone(
     run: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm = foretell.load(model / "model")
-    path = profile_of(lm)
-    path.rename(path.with_name(path.name[:-6] + "0.json"))
-    old = path.with_name(path.name[:-6] + "0.json")
-    document = json.loads(old.read_text("utf-8"))
+    _, out, _ = run("--methods", OTHER, "--json")
+    document = json.loads(out)
+    path = Path(document["file"])
     document["about"]["threads"] = "64 threads"
-    old.write_text(json.dumps(document), "utf-8")
+    path.unlink()
+    path.with_name(f"{path.stem[:-1]}.json").write_text(json.dumps(document), "utf-8")
     code, out, err = run("--methods", OTHER, "--json")
-    assert code == 0 and json.loads(out)["about"]["threads"] == "1 threads"
-    assert (
-        err.startswith("warning: the profile of ") and "(64 threads there, 1 threads here)" in err
-    )
+    assert code == 0
+    assert json.loads(out)["about"]["threads"] == "1 threads"
+    assert err.startswith("warning: the profile of ")
+    assert "(64 threads there, 1 threads here)" in err
     assert err.count("\n") == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -434,9 +341,14 @@ def test_a_stale_profile_is_one_line_and_redone(
 )
 def test_a_mistake_is_one_line(run: Any, args: list[str], words: str) -> None:
     code, out, err = run(*args)
-    assert code == 2 and out == "" and words in err and err.count("\n") == 1
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
 
 
 def test_what_failed_is_exit_1(run: Any) -> None:
     code, out, err = run("--methods", "draft")
-    assert code == 1 and "'draft' model" in err and "auto stands for" in out
+    assert code == 1
+    assert "'draft' model" in err
+    assert "auto stands for" in out

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from foretell.errors import BadConfig, BadFile
 from foretell.ops import datastore
 from foretell.ops.datastore import build, checksum, fingerprint, load, order
+from tests.files import full_disk
 from tests.laws import spell
 
 texts = st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=6).filter(any)
@@ -141,7 +142,7 @@ def test_nothing_to_index_and_no_place_for_it_are_told(tmp_path: Path) -> None:
         build(tmp_path, TEXTS)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(OSError):
+    with pytest.raises(BadFile, match="cannot be written"):
         build(tmp_path / "file" / "x.safetensors", TEXTS)
 
 
@@ -276,3 +277,14 @@ def test_a_fingerprint_depends_on_ids_over_the_whole_vocabulary() -> None:
     assert fingerprint(lambda ids: "\udc80", 3) == fingerprint(lambda ids: "?", 3), (
         "half a character is no mishap"
     )
+
+
+def test_a_full_disk_is_one_error_and_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    build(path, TEXTS)
+    before = path.read_bytes()
+    with full_disk(len(before)), pytest.raises(BadFile, match=r"cannot be written \(File too"):
+        build(path, [[0, 1, 2] * 1000])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    assert load(path).documents == 3

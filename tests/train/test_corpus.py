@@ -42,7 +42,8 @@ def test_sources(tmp_path: Path) -> None:
     assert dict(documents(str(tmp_path / "c.jsonl"))) == {"s/p": "one", "c/1": "two"}
     assert len(dict(documents(str(tmp_path)))) == 3
     names = [name for name, _ in documents("stdlib")]
-    assert "stdlib/json/decoder.py" in names and not any("/test/" in name for name in names)
+    assert "stdlib/json/decoder.py" in names
+    assert not any("/test/" in name for name in names)
     assert any("/test/" in name for name, _ in documents("stdlib-tests"))
 
 
@@ -60,14 +61,17 @@ def test_a_wrong_line_is_named(tmp_path: Path, content: str, says: str) -> None:
 
 def test_held_out_by_name_alone() -> None:
     kept = [held_out(f"file{i}", 0.1) for i in range(2000)]
-    assert 140 < sum(kept) < 260 and kept == [held_out(f"file{i}", 0.1) for i in range(2000)]
-    assert not held_out("any", 0.0) and held_out("any", 1.0)
+    assert 140 < sum(kept) < 260
+    assert kept == [held_out(f"file{i}", 0.1) for i in range(2000)]
+    assert not held_out("any", 0.0)
+    assert held_out("any", 1.0)
 
 
 def test_boilerplate_goes_after_two_documents() -> None:
     long, seen = "licence " * 20, Counter[int]()
     texts = [without_boilerplate(f"own {i}\n\n{long}", seen) for i in range(4)]
-    assert [long in text for text in texts] == [True, True, False, False] and texts[3] == "own 3"
+    assert [long in text for text in texts] == [True, True, False, False]
+    assert texts[3] == "own 3"
 
 
 def test_prepare_writes_once_and_guards_its_folder(tmp_path: Path) -> None:
@@ -80,13 +84,10 @@ def test_prepare_writes_once_and_guards_its_folder(tmp_path: Path) -> None:
         for part in ("train", "heldout")
     )
     documents_kept = (tmp_path / "c" / "heldout.jsonl").read_text().splitlines()
-    assert (
-        info["train_tokens"] == len(train)
-        and info["heldout_documents"] == len(documents_kept) == (held == 0).sum()
-    )
-    assert (train == 0).sum() == 2 * (len(TEXTS) - len(documents_kept)) and 0 < len(
-        documents_kept
-    ) < len(TEXTS)
+    assert info["train_tokens"] == len(train)
+    assert info["heldout_documents"] == len(documents_kept) == (held == 0).sum()
+    assert (train == 0).sum() == 2 * (len(TEXTS) - len(documents_kept))
+    assert 0 < len(documents_kept) < len(TEXTS)
     assert prepare(tmp_path / "c", source, 320) == json.loads(json.dumps(info))
     with pytest.raises(BadConfig, match="another --out"):
         prepare(tmp_path / "c", source, 321)

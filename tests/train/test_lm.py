@@ -62,9 +62,12 @@ def test_learns_exports_and_resumes_to_the_same_weights(
         json.loads(line)["loss"]
         for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
     ]
-    assert len(losses) == TINY.steps == 12 and losses[-1] < losses[0] - 0.5
+    assert len(losses) == TINY.steps == 12
+    assert losses[-1] < losses[0] - 0.5
     bits = report["heldout_bits_per_byte"]
-    assert isinstance(bits, dict) and 0 < bits["all"] < 8 and report["tokens_seen"] == TINY.tokens
+    assert isinstance(bits, dict)
+    assert 0 < bits["all"] < 8
+    assert report["tokens_seen"] == TINY.tokens
 
     advance, done = lm.Run.advance, 0
 
@@ -84,7 +87,8 @@ def test_learns_exports_and_resumes_to_the_same_weights(
     run(tmp_path, text, "parts")
     assert done == 12
     one, two = (load_file(tmp_path / name / "state.safetensors") for name in ("whole", "parts"))
-    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
 
     loaded = foretell.load(tmp_path / "whole" / "model")
     assert loaded.generate("line 1 of", method="ngram", max_new_tokens=8).tokens
@@ -96,7 +100,8 @@ def test_learns_exports_and_resumes_to_the_same_weights(
         json.loads(line)["step"]
         for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
     ]
-    assert steps == [*range(1, 15)] and longer["tokens_seen"] == TINY.tokens + 2 * 64
+    assert steps == [*range(1, 15)]
+    assert longer["tokens_seen"] == TINY.tokens + 2 * 64
 
     student = replace(TINY, hidden=8, tokens=24 * 64)
     run(tmp_path, text, "student", student, teacher=str(tmp_path / "whole" / "model"))
@@ -137,7 +142,10 @@ def test_a_run_can_begin_with_a_model(tmp_path: Path, text: list[str]) -> None:
 def test_the_rate_rises_holds_and_falls_to_zero() -> None:
     config = replace(TINY, tokens=64 * 100, warmup=10, decay=0.5)
     rates = [rate(step, config) for step in range(101)]
-    assert rates[0] == 0.1 and rates[10:51] == [1.0] * 41 and rates[75] == 0.5 and rates[100] == 0
+    assert rates[0] == 0.1
+    assert rates[10:51] == [1.0] * 41
+    assert rates[75] == 0.5
+    assert rates[100] == 0
 
 
 @pytest.mark.parametrize(

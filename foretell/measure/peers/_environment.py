@@ -133,7 +133,8 @@ def environment(name: str, modules: Sequence[str], place: Place) -> Environment:
     if all(importlib.util.find_spec(module) for module in modules):
         return Environment(name, sys.executable, False)
     raise Unsupported(
-        f"{name}: not installed; `python -m foretell.measure.peers setup {name}` makes an environment for it"
+        f"{name}: not installed; `python -m foretell.measure.peers setup {name}` "
+        "makes an environment for it"
     )
 
 

@@ -35,8 +35,8 @@ def contenders(place: Place) -> list[Peer]:
         "eos": place.eos,
     }
     about = (
-        f"ctranslate2 {where.version('ctranslate2')}, Generator.generate_batch, compute_type={kind}, "
-        f"intra_threads={place.threads}"
+        f"ctranslate2 {where.version('ctranslate2')}, Generator.generate_batch, "
+        f"compute_type={kind}, intra_threads={place.threads}"
     )
     return [Worker(f"{NAME} {kind}", about, where, options)]
 

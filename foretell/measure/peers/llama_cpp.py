@@ -44,7 +44,10 @@ def contenders(place: Place) -> list[Peer]:
         file = where.converted(
             place.model, kind, {"sources": str(sources), "type": kind.lower()}, here=True
         )
-    about = f"llama-cpp-python {where.version('llama-cpp-python')}, {kind}, n_threads=n_threads_batch={place.threads}"
+    about = (
+        f"llama-cpp-python {where.version('llama-cpp-python')}, {kind}, "
+        f"n_threads=n_threads_batch={place.threads}"
+    )
     common = {"file": str(file), "threads": place.threads, "eos": place.eos}
     lookup = f"{about}, LlamaPromptLookupDecoding(num_pred_tokens=%d)"
     plain = Worker(name, f"{about}, Llama.generate", where, common | {"lookup": 0})

@@ -41,8 +41,9 @@ def contenders(place: Place) -> list[Peer]:
     kind, precision = FORMATS[place.dtype], PRECISION.get(place.dtype)
     name = f"{NAME} {'int8' if place.dtype == 'int8' else place.dtype}"
     about = (
-        f"openvino-genai {where.version('openvino-genai')}, {kind} weights, {precision or 'its own'} arithmetic, "
-        f"latency hint, {place.threads} threads, its default cache; "
+        f"openvino-genai {where.version('openvino-genai')}, {kind} weights, "
+        f"{precision or 'its own'} arithmetic, latency hint, {place.threads} threads, "
+        "its default cache; "
     )
     common = {
         "model": str(where.converted(place.model, kind, {"kind": kind})),

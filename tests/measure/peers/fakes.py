@@ -65,7 +65,8 @@ def same_as_ours(name: str, draft: bool, folder: Path, monkeypatch: pytest.Monke
     for peer in found:
         run = peer.run(ids, 12, 0.0, 0)
         assert run.tokens == expected, peer.name
-        assert run.times == sorted(run.times) and run.times[0] > 0
+        assert run.times == sorted(run.times)
+        assert run.times[0] > 0
         assert len(peer.run(ids, 5, 1.0, 3).tokens) <= 5
     close(found)
     for path in (home(name) / "models").iterdir():

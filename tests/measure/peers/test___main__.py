@@ -25,7 +25,8 @@ class Commands:
         monkeypatch.setattr(venv, "create", self.create)
 
     def create(self, folder: Path, clear: bool, with_pip: bool) -> None:
-        assert clear and with_pip
+        assert clear
+        assert with_pip
         folder.mkdir(parents=True)
         self.ran.append(["venv", str(folder)])
 
@@ -41,15 +42,13 @@ def test_torch_comes_first_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert command.main(["setup", "openvino", "--find-links", "wheels"]) == 0
     made, torch, rest = commands.ran
     assert made == ["venv", str(home("openvino") / "env")]
-    assert (
-        torch[0].startswith(made[1])
-        and torch[1:4] == ["-m", "pip", "install"]
-        and torch[-1].startswith("torch==")
-    )
-    assert torch[-3:-1] == ["--find-links", "wheels"] and "--no-deps" not in torch
-    assert (
-        "--no-deps" in rest and rest[rest.index("--no-deps") + 1 :] == pins("openvino").splitlines()
-    )
+    assert torch[0].startswith(made[1])
+    assert torch[1:4] == ["-m", "pip", "install"]
+    assert torch[-1].startswith("torch==")
+    assert torch[-3:-1] == ["--find-links", "wheels"]
+    assert "--no-deps" not in torch
+    assert "--no-deps" in rest
+    assert rest[rest.index("--no-deps") + 1 :] == pins("openvino").splitlines()
     assert (home("openvino") / "ready").read_text() == pins("openvino")
 
 
@@ -59,11 +58,10 @@ def test_the_converter_is_fetched_too(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         llama_cpp, "prepare", lambda python, folder: prepared.append((python, folder))
     )
-    assert command.main(["setup", "llama.cpp"]) == 0 and len(commands.ran) == 2
-    assert (
-        prepared == [(commands.ran[1][0], home("llama.cpp"))]
-        and not (home("llama.cpp") / "sources").exists()
-    )
+    assert command.main(["setup", "llama.cpp"]) == 0
+    assert len(commands.ran) == 2
+    assert prepared == [(commands.ran[1][0], home("llama.cpp"))]
+    assert not (home("llama.cpp") / "sources").exists()
 
 
 def test_a_failure_leaves_it_unready(

@@ -35,11 +35,10 @@ def test_a_missing_environment_is_one_line_with_the_cure(name: str) -> None:
 
 def test_packages_that_can_be_imported_here_do_as_well() -> None:
     found = environment("llama.cpp", ["json"], HERE)
-    assert found == Environment("llama.cpp", sys.executable, False) and found.packages == []
-    assert (
-        found.version("pytest") == pytest.__version__
-        and found.version("no-such-thing") == "of an unknown version"
-    )
+    assert found == Environment("llama.cpp", sys.executable, False)
+    assert found.packages == []
+    assert found.version("pytest") == pytest.__version__
+    assert found.version("no-such-thing") == "of an unknown version"
 
 
 def test_its_own_environment_comes_first_unless_it_is_an_old_one() -> None:
@@ -54,7 +53,9 @@ def test_its_own_environment_comes_first_unless_it_is_an_old_one() -> None:
     assert not environment("llama.cpp", ["json"], HERE).own, "it is not ready"
     (home("llama.cpp") / "ready").write_text(pins("llama.cpp"))
     found = environment("llama.cpp", ["surely_no_such_module"], HERE)
-    assert found.own and found.python == str(python) and found.packages == [str(packages)]
+    assert found.own
+    assert found.python == str(python)
+    assert found.packages == [str(packages)]
     assert found.version("some-thing") == "4.5"
     (home("llama.cpp") / "ready").write_text("numpy==1.0\n")
     with pytest.raises(Unsupported, match="setup"):
@@ -71,18 +72,18 @@ def test_packages_of_two_environments_do_not_mix(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONHOME", "/mine")
     monkeypatch.setenv("OTHER", "kept")
     own, ours = Environment("llama.cpp", "python", True), Environment("llama.cpp", "python", False)
-    assert (
-        not {"PYTHONPATH", "PYTHONHOME"} & set(own.variables())
-        and own.variables()["OTHER"] == "kept"
-    )
+    assert not {"PYTHONPATH", "PYTHONHOME"} & set(own.variables())
+    assert own.variables()["OTHER"] == "kept"
     assert own.variables(here=True)["PYTHONPATH"] == ours.variables()["PYTHONPATH"] == "/mine"
 
 
 def test_a_task_is_started_with_the_right_interpreter() -> None:
     found = Environment("llama.cpp", "its python", True)
     python, *rest = found.command("start", {"threads": 2})
-    assert python == "its python" and found.command("convert", {}, here=True)[0] == sys.executable
-    assert rest[0] == "-P" and Path(rest[1]).name == "_worker.py"
+    assert python == "its python"
+    assert found.command("convert", {}, here=True)[0] == sys.executable
+    assert rest[0] == "-P"
+    assert Path(rest[1]).name == "_worker.py"
     assert rest[2:] == ["llama_cpp", "start", '{"threads": 2}']
 
 
@@ -123,13 +124,16 @@ class Converter:
 def test_a_model_is_converted_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, converter = Environment("llama.cpp", "python", False), Converter(monkeypatch)
     out = found.converted(str(model), "BF16", {"type": "bf16"})
-    assert out.read_text() == "converted" and out.parent == home("llama.cpp") / "models"
-    assert out.name.startswith("model-BF16-") and list(out.parent.iterdir()) == [out]
-    assert converter.calls[0]["source"] == str(model) and converter.calls[0]["type"] == "bf16"
-    assert (
-        found.converted(str(model), "BF16", {"type": "bf16"}) == out and len(converter.calls) == 1
-    )
-    assert found.converted(str(model), "Q8_0", {}) != out and len(converter.calls) == 2
+    assert out.read_text() == "converted"
+    assert out.parent == home("llama.cpp") / "models"
+    assert out.name.startswith("model-BF16-")
+    assert list(out.parent.iterdir()) == [out]
+    assert converter.calls[0]["source"] == str(model)
+    assert converter.calls[0]["type"] == "bf16"
+    assert found.converted(str(model), "BF16", {"type": "bf16"}) == out
+    assert len(converter.calls) == 1
+    assert found.converted(str(model), "Q8_0", {}) != out
+    assert len(converter.calls) == 2
     os.utime(model / "model.safetensors", ns=(1, 1))
     assert found.converted(str(model), "BF16", {}) != out and len(converter.calls) == 3, (
         "the weights are others"
@@ -164,7 +168,8 @@ def test_a_hub_id_is_looked_up_among_what_was_loaded(
     import huggingface_hub
 
     def download(name: str, local_files_only: bool) -> str:
-        assert name == "owner/name" and local_files_only
+        assert name == "owner/name"
+        assert local_files_only
         return str(model)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

@@ -28,7 +28,11 @@ for line in sys.stdin:
     if how == "crash":
         os.kill(os.getpid(), signal.SIGABRT)
     answer = {
-        "good": {"tokens": [ask["seed"] + i for i in range(n)], "times": [0.5, 1.0], "counts": [1, n - 1]},
+        "good": {
+            "tokens": [ask["seed"] + i for i in range(n)],
+            "times": [0.5, 1.0],
+            "counts": [1, n - 1],
+        },
         "error": {"error": "ValueError: the prompt is too long"},
         "empty": {"tokens": [], "times": [], "counts": []},
         "other counts": {"tokens": [1, 2], "times": [1.0], "counts": [1]},
@@ -50,7 +54,8 @@ class Place:
         self.script.write_text(FAKE)
 
     def command(self, task: str, options: dict[str, Any]) -> list[str]:
-        assert task == "start" and options == {"threads": 3}
+        assert task == "start"
+        assert options == {"threads": 3}
         return [sys.executable, str(self.script), self.how]
 
     def variables(self) -> dict[str, str]:
@@ -66,11 +71,12 @@ def test_requests_and_answers(tmp_path: Path) -> None:
     assert peer.process is None, "it starts with the first run"
     assert peer.run([1, 2], 3, 0.0, 5) == Run([5, 6, 7], [0.5, 1.0], [1, 2])
     process = peer.process
-    assert (
-        peer.run([1, 2], 2, 0.5, 6) == Run([6, 7], [0.5, 1.0], [1, 1]) and peer.process is process
-    )
+    assert peer.run([1, 2], 2, 0.5, 6) == Run([6, 7], [0.5, 1.0], [1, 1])
+    assert peer.process is process
     peer.close()
-    assert process is not None and process.poll() is not None and peer.process is None
+    assert process is not None
+    assert process.poll() is not None
+    assert peer.process is None
     peer.close()
     assert peer.run([1], 2, 0.0, 0).tokens == [0, 1], "it starts again"
     peer.close()
@@ -101,7 +107,8 @@ def test_a_failure_is_one_line_and_ends_the_process(how: str, why: str, tmp_path
     peer = worker(tmp_path, how)
     with pytest.raises(RequestFailed, match=why) as failed:
         peer.run([4321], 2, 0.0, 0)
-    assert str(failed.value).startswith("the peer: ") and "\n" not in str(failed.value)
+    assert str(failed.value).startswith("the peer: ")
+    assert "\n" not in str(failed.value)
     assert "4321" not in str(failed.value), "prompts are nobody's business"
     assert peer.process is None
 
@@ -138,7 +145,8 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
     process = peer.process
     del peer
     gc.collect()
-    assert process is not None and process.poll() is not None
+    assert process is not None
+    assert process.poll() is not None
 
 
 def test_threads_are_set_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

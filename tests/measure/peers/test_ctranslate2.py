@@ -32,7 +32,8 @@ class Generator:
 
     def generate_batch(self, prompts, max_length, end_token, callback, **how):
         print("what a library prints is no answer")
-        CALLED["called"] = how | {"prompts": prompts, "max_length": max_length, "end_token": end_token}
+        given = {"prompts": prompts, "max_length": max_length, "end_token": end_token}
+        CALLED["called"] = how | given
         (self.path / "called.json").write_text(json.dumps(CALLED))
         for token in range(int(prompts[0][-1]) + 1, 10)[:max_length]:
             if callback(Step(token)) or token in (end_token or []):
@@ -65,7 +66,8 @@ def test_it_is_called_as_its_documentation_says(place: Place, tmp_path: Path) ->
     assert [peer.name for peer in found] == ["ctranslate2 float32"], (
         "it has no 16 bits on a CPU, and says so"
     )
-    assert "compute_type=float32" in found[0].about and "intra_threads=3" in found[0].about
+    assert "compute_type=float32" in found[0].about
+    assert "intra_threads=3" in found[0].about
     run = found[0].run([1, 5], 6, 0.0, 7)
     assert (
         run.tokens == [6, 7, 8] and run.counts == [1, 1, 1] and 0 < run.times[0] <= run.times[2]
@@ -84,9 +86,8 @@ def test_it_is_called_as_its_documentation_says(place: Place, tmp_path: Path) ->
     assert found[0].run([1], 2, 0.5, 9).tokens == [2, 3]
     called = json.loads((out / "called.json").read_text())
     assert called["seed"] == 9
-    assert (
-        called["called"]["sampling_topk"] == 0 and called["called"]["sampling_temperature"] == 0.5
-    )
+    assert called["called"]["sampling_topk"] == 0
+    assert called["called"]["sampling_temperature"] == 0.5
     fakes.close(found)
 
 

@@ -24,7 +24,12 @@ class Llama:
     """Counts up from the last token; with a draft model, two tokens a forward."""
 
     def __init__(self, file, n_ctx, draft_model, **how):
-        self.file, self.size, self.draft, self.how, self.resets, self.seeds = file, n_ctx, draft_model, how, 0, []
+        self.file = file
+        self.size = n_ctx
+        self.draft = draft_model
+        self.how = how
+        self.resets = 0
+        self.seeds = []
 
     def n_ctx(self):
         return self.size
@@ -39,8 +44,14 @@ class Llama:
         print("what a library prints is no answer")
 
     def generate(self, ids, **how):
-        told = {"how": self.how, "n_ctx": self.size, "draft": self.draft and self.draft.number, "resets": self.resets,
-                "seeds": self.seeds, "sampling": how}
+        told = {
+            "how": self.how,
+            "n_ctx": self.size,
+            "draft": self.draft and self.draft.number,
+            "resets": self.resets,
+            "seeds": self.seeds,
+            "sampling": how,
+        }
         with open(self.file + ".json", "w") as out:
             json.dump(told, out)
         token = ids[-1]
@@ -106,7 +117,8 @@ def test_the_three_ways(place: Place, dtype: str, kind: str) -> None:
     for peer, lookup in zip(found, (None, 2, 10), strict=True):
         run = peer.run([4, 5], 6, 0.0, 7)
         assert run.tokens == [6, 7, 8, 9], "9 ends a text"
-        assert run.counts == ([2, 2] if lookup else [1, 1, 1, 1]) and run.times == sorted(run.times)
+        assert run.counts == ([2, 2] if lookup else [1, 1, 1, 1])
+        assert run.times == sorted(run.times)
         told = json.loads(Path(f"{file}.json").read_text())
         assert told["how"] == {
             "n_threads": 3,
@@ -123,7 +135,9 @@ def test_the_three_ways(place: Place, dtype: str, kind: str) -> None:
         assert told["sampling"] == {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 0.0}
     assert found[2].run([1], 3, 0.5, 8).tokens == [2, 3, 4], "within a step"
     told = json.loads(Path(f"{file}.json").read_text())
-    assert told["sampling"]["temp"] == 0.5 and told["resets"] == 2 and told["seeds"] == [7, 8]
+    assert told["sampling"]["temp"] == 0.5
+    assert told["resets"] == 2
+    assert told["seeds"] == [7, 8]
     assert len(found[0].run([10] * 3000, 50, 0.0, 0).tokens) == 50
     assert json.loads(Path(f"{file}.json").read_text())["n_ctx"] > 3050, (
         "a prompt that is too long opens it again"
@@ -135,8 +149,10 @@ def test_a_gguf_file_is_taken_as_it_is(place: Place, tmp_path: Path) -> None:
     found = peers.contenders(
         "llama.cpp", Place(str(tmp_path / "some.gguf"), None, "bfloat16", "cpu")
     )
-    assert found[0].name == "llama.cpp" and "as it is" in found[0].about
-    assert found[0].run([1], 2, 0.0, 0).tokens == [2, 3] and (tmp_path / "some.gguf.json").is_file()
+    assert found[0].name == "llama.cpp"
+    assert "as it is" in found[0].about
+    assert found[0].run([1], 2, 0.0, 0).tokens == [2, 3]
+    assert (tmp_path / "some.gguf.json").is_file()
     fakes.close(found)
 
 
@@ -154,7 +170,9 @@ def test_its_converter_comes_from_its_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(command: list[str], check: bool) -> None:
-        assert check and command[0] == "its python" and command[-1] in pins("llama.cpp").split()
+        assert check
+        assert command[0] == "its python"
+        assert command[-1] in pins("llama.cpp").split()
         with tarfile.open(
             Path(command[command.index("--dest") + 1]) / "x.tar.gz", "w:gz"
         ) as archive:

@@ -31,11 +31,9 @@ def test_every_way_gives_the_tokens_of_plain_decoding(ways: dict[str, Peer]) -> 
     for name, way in ways.items():
         run = way.run(ids, 16, 0.0, 0)
         assert run.tokens == expected, name
-        assert (
-            len(run.times) == len(run.counts)
-            and run.times == sorted(run.times)
-            and run.times[0] > 0
-        )
+        assert len(run.times) == len(run.counts)
+        assert run.times == sorted(run.times)
+        assert run.times[0] > 0
         assert sum(run.counts) >= 16 and way.about and "/" not in way.about, (
             "the report is shown to others"
         )
@@ -62,7 +60,8 @@ def test_what_the_authors_of_a_model_advise_does_not_change_the_law(tmp_path: Pa
 
 
 def test_peers_are_found_by_their_files() -> None:
-    assert "transformers" in peers.names() and "__init__" not in peers.names()
+    assert "transformers" in peers.names()
+    assert "__init__" not in peers.names()
     with pytest.raises(UnknownMethod, match="did you mean transformers"):
         peers.check("transformer")
     package = Path(foretell.__file__).parent / "measure" / "peers"

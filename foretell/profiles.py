@@ -1,0 +1,220 @@
+"""The profiles that `foretell tune` keeps: where they lie, when they hold, and what is trusted.
+
+A profile is a JSON file of the user's cache folder. It holds for one model (its place and weights),
+draft model, number format, device, number of threads and version. Anybody who can write to that
+folder can edit it, so everything that is read from it is tested; above all the method that `auto`
+is to stand for, which must be exact, must be able to draft nothing, and may open no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.cards import card, guarantee
+from foretell.core.model import Model
+from foretell.core.strategy import Speculative
+from foretell.errors import ForetellError
+from foretell.measure.profiling import folder, traits
+from foretell.registry import kind_of
+from foretell.spec import pieces, resolve
+
+SCHEMA = "foretell.tune/2"
+LARGEST = 1e6  # of a ratio of speeds, or of seconds; a file that says more is wrong
+CURE = "delete it or run `foretell tune`"
+
+
+def weights_digest(model: Model | None) -> str:
+    """A digest of a few numbers of every weight; "none" without a model.
+
+    It is the same in every number format that rounds them alike.
+    """
+    if model is None:
+        return "none"
+    hf = getattr(model, "hf", None)
+    kind = type(hf or model).__name__
+    digest = hashlib.sha256(f"{kind} {model.vocab} {model.layout}".encode())
+    if isinstance(hf, torch.nn.Module):
+        parts = []
+        for parameter in hf.parameters():
+            if count := parameter.numel():
+                sample = parameter.detach().reshape(-1)[:: max(1, count // 8)][:8]
+                parts.append(sample.to(torch.bfloat16))
+        if parts:
+            digest.update(torch.cat(parts).cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def conditions(models: Mapping[str, Model]) -> dict[str, str]:
+    """What a profile of these models holds for, by name."""
+    target = models["target"]
+    return {
+        "weights": weights_digest(target),
+        "draft model": weights_digest(models.get("draft")),
+        **traits(target),
+    }
+
+
+def path_of(models: Mapping[str, Model], source: Path | None, about: Mapping[str, str]) -> Path:
+    """Where the profile with these conditions lies. `source`: the model's folder, if it has one.
+
+    The names of all profiles of one model begin alike.
+    """
+    model = str(source.resolve()) if source is not None else models["target"].name
+    first = hashlib.sha256(model.encode()).hexdigest()[:16]
+    second = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return folder() / "tuned" / f"{first}-{second}.json"
+
+
+def kept(models: Mapping[str, Model], source: Path | None) -> tuple[dict[str, Any] | None, str]:
+    """The profile of these models here, or None; beside it one line that says why one that exists
+    is not used, or "".
+    """
+    about = conditions(models)
+    path = path_of(models, source, about)
+    try:
+        profile = read(path)
+    except ValueError as error:
+        return None, f"{path}: the profile {error} and is not used; {CURE}"
+    except OSError:
+        return None, _other_conditions(models["target"].name, path, about)
+    if profile["about"] != about:
+        where = "is of another model or machine than its name says"
+        return None, f"{path}: the profile {where} and is not used; {CURE}"
+    return profile, ""
+
+
+def _other_conditions(name: str, path: Path, about: Mapping[str, str]) -> str:
+    """How the conditions of the model's latest profile differ from these; "" if it has none."""
+    latest = 0.0
+    known: Mapping[str, str] = {}
+    for other in path.parent.glob(f"{path.name.partition('-')[0]}-*.json"):
+        try:
+            changed = other.stat().st_mtime
+            profile = read(other)
+        except (OSError, ValueError):
+            continue
+        if changed > latest:
+            latest = changed
+            known = profile["about"]
+    if not known:
+        return ""
+    differences = []
+    for key, here in about.items():
+        if known.get(key) == here:
+            continue
+        if key in ("weights", "draft model"):
+            differences.append(key)
+        else:
+            there = f"dtype {known.get(key)}" if key == "dtype" else known.get(key)
+            differences.append(f"{there} there, {here} here")
+    listed = "; ".join(differences)
+    return f"the profile of {name} holds elsewhere ({listed}) and is not used; run `foretell tune`"
+
+
+# --- what is trusted
+
+
+def objection(spec: str) -> str | None:
+    """Why `auto` may not stand for this method; None if it may.
+
+    It may for methods that are exact, open no file, and may draft nothing where that is quicker,
+    at every temperature.
+    """
+    try:
+        for piece in pieces(spec):
+            if reason := _option_objection(piece):
+                return reason
+        name, strategy = resolve(spec)
+        if guarantee(name) != "exact":
+            return "it is not exact"
+    except ForetellError as error:
+        return " ".join(str(error).split())
+    if not isinstance(strategy, Speculative):
+        return None if name == "plain" else "it does not decide by cost"
+    drafter = strategy.drafter
+    if strategy.nodes or strategy.rule or drafter.draws or drafter.whole:
+        return "it does not decide by cost at every temperature"
+    return None
+
+
+def _option_objection(piece: str) -> str | None:
+    """What is wrong with the options of one part of `a:x=1+b`, none of which has been used yet."""
+    name, _, options = piece.partition(":")
+    kind = kind_of(name)
+    defaults = card(name, kind).defaults
+    for option in options.split(","):
+        key, _, value = (part.strip() for part in option.partition("="))
+        if key == "rule":
+            return "it has a rule of its own"
+        if isinstance(defaults.get(key), str) or value.startswith("@"):
+            return f"its option {key} names a file"
+    return None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The profile in a file. Raises OSError, or ValueError, which says what is wrong with it."""
+    try:
+        profile = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise ValueError("is damaged") from None
+    if not isinstance(profile, dict) or profile.get("schema") != SCHEMA:
+        raise ValueError(f"is not of schema {SCHEMA}")
+    for key, fits in FIELDS.items():
+        if key not in profile or not fits(profile[key]):
+            raise ValueError(f"is damaged ({key!r} is missing or wrong)")
+    if reason := objection(profile["chosen"]):
+        raise ValueError(f"names a method that `auto` may not stand for ({reason})")
+    return profile
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)  # JSON has no NaN and no Infinity
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= LARGEST
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _is_final(value: Any) -> bool:
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and _is_text(value.get("challenger"))
+        and _are_numbers(value.get("means"))
+    )
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "about": _are_texts,
+    "model": lambda value: isinstance(value, str),
+    "default": _is_text,
+    "chosen": _is_text,
+    "means": _are_numbers,
+    "final": _is_final,
+    "best": _are_texts,
+    "shown_only": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "file": lambda value: isinstance(value, str),
+    "seconds": _is_number,
+    "bench": lambda value: isinstance(value, dict),
+}
