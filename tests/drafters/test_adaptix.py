@@ -283,10 +283,11 @@ def test_the_search_proposes_what_it_visited_most(
             total = sum(row.values())
             part = visits[path] * total + row[path[-1]]
             value[path] = value[parent] * part / (total + DOUBT) / (visits[parent] + 1)
+    by_visits = dict(value)  # below a kept node its visits count, even if it is a best successor
     for path in kept:
         if row := options(path):
             token = max(row, key=row.__getitem__)
-            share = value[path] * row[token] / (sum(row.values()) + DOUBT)
+            share = by_visits[path] * row[token] / (sum(row.values()) + DOUBT)
             value[(*path, token)] = max(share, value.get((*path, token), 0.0))
     del value[()]
     found = {tuple(whole.words(n)): whole.values[n] for n in range(1, len(whole))}
