@@ -257,10 +257,10 @@ def test_every_verified_row_is_kept_for_its_token_and_its_pair_the_accepted_last
     ctx = context(drafter, [1, 2])
     state = drafter.start(ctx)
     tree = TokenTree(2)
-    first = tree.add(0, 3)
-    tree.add(first, 2)  # 2 again, as the root, and 3 twice
-    tree.add(0, 4)
-    tree.add(3, 3)
+    first = tree.add(0, 3, value=0.5)
+    tree.add(first, 2, value=0.25)  # 2 again, as the root, and 3 twice
+    tree.add(0, 4, value=0.25)
+    tree.add(3, 3, value=0.125)
     done = step(ctx, tree, [first], 6)
     drafter.observe(ctx, state, done)
     last: dict[int, int] = {}

@@ -190,7 +190,7 @@ def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
     ctx = context(drafter, [1, 2, 3])
     state = drafter.start(ctx)
     tree = TokenTree(3).chain([4, 5])
-    tree.add(0, 0)
+    tree.add(0, 0, value=0.5)
     ctx.tokens.extend([4, 5, 1])
     logits = torch.arange(4 * VOCAB, dtype=torch.float64).reshape(4, VOCAB).sin()
     drafter.observe(

@@ -307,7 +307,7 @@ def test_a_chain_of_states_grows_and_embeddings_give_the_rows_of_their_tokens(fa
     job, _ = cache.prepare(Ask(tree), prompt, 99)
     model.forward([job])
     for n in range(len(tokens)):
-        tree.add(n, MIXED)
+        tree.add(n, MIXED, value=1.0)
         job, whole = cache.prepare(Ask(tree, states=states[n : n + 1]), prompt, 99)
         assert whole and job.tokens == [MIXED] and job.positions == [len(prompt) + n]
         reply = model.forward([job])[0]
