@@ -1,4 +1,4 @@
-"""What followed each n-gram of the outputs: the target's best tokens and their mean probabilities."""
+"""What followed each n-gram of the outputs: the best tokens with their mean probabilities."""
 
 from __future__ import annotations
 

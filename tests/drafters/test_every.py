@@ -17,7 +17,6 @@ from foretell.families.toy import Toy
 from tests import laws
 
 DRAFTERS = laws.claiming("exact", "greedy", "bounded", "lossy")
-PROMPT = (1, 2, 3, 0, 1, 2, 3)
 MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "lookahead:window=2,n=3"]
 
 
@@ -46,12 +45,12 @@ def test_no_draft_is_larger_or_deeper_than_it_may_be(spec: str, temperature: flo
     engine = Engine(models)
     for seed in range(2):  # something to draw from, for those that learn from others
         sampling = Sampling(max_new_tokens=24, temperature=1.0, seed=seed)
-        laws.finish(engine, engine.add(Request(PROMPT, strategy, sampling)))
+        laws.finish(engine, engine.add(Request(laws.PROMPT, strategy, sampling)))
     largest = 0
     for seed in range(4):
         for room in (1, 2, 3, 6, 40):
             sampling = Sampling(max_new_tokens=room, temperature=temperature, seed=seed)
-            ctx = Context(engine, Request(PROMPT, strategy, sampling)).scoped(strategy.drafter)
+            ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scoped(strategy.drafter)
             state = strategy.drafter.start(ctx)
             for budget in (1, 2, 3, 5, 9):
                 tree = drafted(strategy, ctx, state, budget)
@@ -88,9 +87,9 @@ def test_no_drafter_asks_what_follows_an_end(spec: str, temperature: float) -> N
     engine = Engine(models)
     for seed in range(3):
         sampling = Sampling(max_new_tokens=16, temperature=1.0, seed=seed)
-        laws.finish(engine, engine.add(Request(PROMPT, strategy, sampling)))
+        laws.finish(engine, engine.add(Request(laws.PROMPT, strategy, sampling)))
     for seed in range(10):
-        processor = Refusing({0, 1}, len(PROMPT))
+        processor = Refusing({0, 1}, len(laws.PROMPT))
         sampling = Sampling(
             max_new_tokens=16,
             temperature=temperature,
@@ -98,5 +97,5 @@ def test_no_drafter_asks_what_follows_an_end(spec: str, temperature: float) -> N
             stop_token_ids=(0, 1),
             logits_processors=(processor,),
         )
-        ctx = Context(engine, Request(PROMPT, strategy, sampling)).scoped(strategy.drafter)
+        ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scoped(strategy.drafter)
         drafted(strategy, ctx, strategy.drafter.start(ctx), 12).check()

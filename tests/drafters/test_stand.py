@@ -4,8 +4,8 @@ test_laws.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -305,7 +305,7 @@ def test_a_seed_gives_its_tokens_whatever_else_is_in_the_batch(rule: str) -> Non
         lives = [engine.add(request(seed)) for seed in range(beside + 1)]
         laws.finish(engine, *lives)
         outputs.append([live.ctx.output for live in lives])
-    for few, more in zip(outputs, outputs[1:], strict=False):
+    for few, more in pairwise(outputs):
         assert more[: len(few)] == few
     assert len(set(map(tuple, outputs[-1]))) > 1
 
