@@ -19,7 +19,6 @@ from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.engine import Engine
-from foretell.memory.job import Job
 from foretell.core.model import Model
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Target
@@ -29,6 +28,7 @@ from foretell.core.types import Commit, Kept, Outcome, Reply, Sampling
 from foretell.core.verify import Rule, sequential
 from foretell.drafters.draft import Draft
 from foretell.drafters.token_recycling import TokenRecycling
+from foretell.memory.job import Job
 from tests import laws
 from tests.rules.tables import without
 

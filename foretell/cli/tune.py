@@ -52,6 +52,7 @@ def tune(
         check_method(spec)
     import torch
 
+    from foretell import profiles
     from foretell.measure import report, tuning
     from foretell.measure.bench import read_sets
 
@@ -60,7 +61,7 @@ def tune(
         torch.set_num_threads(threads)
     lm = load_model(models)
     if kept:
-        profile, _ = tuning.kept(lm.models, lm.path)
+        profile, _ = profiles.kept(lm.models, lm.path)
         if profile is None:
             raise BadConfig(
                 f"--show: there is no profile of {models.model} here; leave --show out to measure"

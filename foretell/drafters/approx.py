@@ -1,4 +1,4 @@
-"""Copies along the two lags at which the text repeats itself best, counting mismatches instead of stopping at them.
+"""Copies along the two lags at which the text repeats itself best, mismatches allowed.
 
 A lag is how far back a copy begins. One draft continues the longest exact match of the newest
 tokens. The other continues the lag at which most of the last 4, 8, 16 and 32 tokens agree, so that
@@ -16,8 +16,8 @@ Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
 Differs:
-- the paper bounds the time of finding all places with at most k mismatches of one pattern - here
-the matches of the newest 64 tokens are counted at every place at once, and the best place is taken
+- the paper bounds the time of finding all places with at most k mismatches of one pattern; here the
+matches of the newest 64 tokens are counted at every place at once, and the best place is taken
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
-from foretell.core.drafter import Drafter, Feedback
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.aligned import TOP, Aligned
@@ -39,7 +39,7 @@ KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
 
 @lru_cache(None)
 def prior(run: int, matches: int) -> float:
-    """Before any trial a run of 3 or 16 matches hold as often as not; either is enough."""
+    """The chance assumed before any trial: a run of 3 or 16 matches hold as often as not."""
     return 0.98 - 0.98 / (1 + (run / 3) ** 2) / (1 + (matches / 16) ** 4)
 
 
@@ -55,56 +55,66 @@ class Chances:
         self.cells: dict[tuple[int, int], list[float]] = {}
 
     def of(self, run: int, matches: int) -> float:
-        run, matches = min(run, TOP), min(matches, TOP)
+        run = min(run, TOP)
+        matches = min(matches, TOP)
         trials, accepted = self.cells.get((run.bit_length(), matches // 4), (0.0, 0.0))
         return (PRIOR * prior(run, matches) + accepted) / (PRIOR + trials)
 
     def note(self, run: int, matches: int, accepted: bool) -> None:
-        cell = self.cells.setdefault(
-            (min(run, TOP).bit_length(), min(matches, TOP) // 4), [0.0, 0.0]
-        )
-        cell[0], cell[1] = KEEP * cell[0] + 1, KEEP * cell[1] + accepted
+        key = (min(run, TOP).bit_length(), min(matches, TOP) // 4)
+        cell = self.cells.setdefault(key, [0.0, 0.0])
+        cell[0] = KEEP * cell[0] + 1
+        cell[1] = KEEP * cell[1] + accepted
 
 
 class Copy:
-    """A draft along one lag: the exact match and the matches in TOP that speak for it, its tokens
-    and last node.
+    """A draft along one lag, and what speaks for it.
 
-    `word`: bit j says whether the token j from the end matches. `at`: the place it copies next, in
-    the text and then in its own tokens; `rest`: what comes before that, of a replacement under way.
+    `agreement`: bit j says whether the token j from the end matches. `at`: the place it copies
+    next, in the text and then in its own tokens. `rest`: what comes before that, of a replacement
+    under way.
     """
 
-    def __init__(self, lag: int, word: int, at: int, rest: tuple[int, ...] = ()):
-        self.lag, self.word, self.at, self.rest, self.node, self.tokens = (
-            lag,
-            word,
-            at,
-            rest,
-            0,
-            list[int](),
-        )
-        self.run, self.matches = (
-            (~word & word + 1).bit_length() - 1,
-            (word & (1 << TOP) - 1).bit_count(),
-        )
+    def __init__(self, lag: int, agreement: int, at: int, rest: tuple[int, ...] = ()):
+        self.lag = lag
+        self.agreement = agreement
+        self.at = at
+        self.rest = rest
+        self.node = 0  # of its last token in the tree
+        self.tokens: list[int] = []
+        self.run = (~agreement & agreement + 1).bit_length() - 1  # length of the exact match
+        self.matches = (agreement & (1 << TOP) - 1).bit_count()
 
-    def next(self, text: list[int], names: Aligned) -> int:
+    def next(self, text: list[int], aligned: Aligned) -> int:
         """Its next token."""
         if not self.rest:
-            size, to = names.replaced(text, self.at) if self.at < len(text) else (0, ())
-            token = text[self.at] if self.at < len(text) else self.tokens[self.at - len(text)]
-            self.rest, self.at = to or (token,), self.at + (size or 1)
-        token, self.rest = self.rest[0], self.rest[1:]
+            size, replacement = 1, ()
+            if self.at < len(text):
+                token = text[self.at]
+                size, replacement = aligned.replaced(text, self.at)
+            else:
+                token = self.tokens[self.at - len(text)]
+            self.rest = replacement or (token,)
+            self.at += size or 1
+        token, *rest = self.rest
+        self.rest = tuple(rest)
         self.tokens.append(token)
         return token
+
+    def chance(self, chances: Chances) -> float:
+        """That its next token is right, if those before it are."""
+        depth = len(self.tokens)
+        return chances.of(self.run + depth, self.matches + depth // 2)
 
 
 class State:
     """What one request learns."""
 
     def __init__(self, least: int, kept: frozenset[int]):
-        self.lags, self.chances, self.copies = Lags(), Chances(), list[Copy]()
+        self.lags = Lags()
+        self.chances = Chances()
         self.aligned = Aligned(least, kept)
+        self.copies: list[Copy] = []  # of the step under way
 
     def find(self, k: int, text: list[int]) -> list[Copy]:
         """The lag of the longest run and that of the best score, the smallest of equals, and the
@@ -112,27 +122,35 @@ class State:
 
         Two of them or all may be one.
         """
-        lags, aligned, size = self.lags, self.aligned, len(text)
-        by_run, by_score = lags.longest(), lags.closest() if k else 0
-        found = [Copy(by_run, lags.word(by_run), size - by_run)] if by_run else []
+        size = len(text)
+        copies: list[Copy] = []
+        by_run = self.lags.longest()
+        if by_run:
+            copies.append(Copy(by_run, self.lags.agreement(by_run), size - by_run))
+        by_score = self.lags.closest() if k else 0
         if by_score and by_score != by_run:
-            copy = Copy(by_score, lags.word(by_score), size - by_score)
-            found += [copy] * (copy.matches >= TOP - k)
-        if not found or not aligned.least:
-            return found
-        best = max(found, key=lambda copy: copy.matches)
-        if aligned.lost(size) or best.matches > aligned.word.bit_count():
-            aligned.anchor(text, best.lag, best.word)
-            return found
+            copy = Copy(by_score, self.lags.agreement(by_score), size - by_score)
+            if copy.matches >= TOP - k:
+                copies.append(copy)
+        if not copies or not self.aligned.least:
+            return copies
+        return self._with_followed(copies, text)
+
+    def _with_followed(self, copies: list[Copy], text: list[int]) -> list[Copy]:
+        """These and the copy that is followed, which comes first."""
+        aligned, size = self.aligned, len(text)
+        best = max(copies, key=lambda copy: copy.matches)
+        if aligned.lost(size) or best.matches > aligned.agreement.bit_count():
+            aligned.anchor(text, best.lag, best.agreement)
+            return copies
         gap = size - aligned.held
         replaced, rest = aligned.begun(text)
         if gap and not replaced:
-            return found
-        word, at = aligned.word << gap | (1 << gap) - 1, aligned.held - aligned.lag + replaced
-        return [
-            Copy(aligned.lag, word, at, rest),
-            *(copy for copy in found if gap or copy.lag != aligned.lag),
-        ]
+            return copies
+        agreement = aligned.agreement << gap | (1 << gap) - 1
+        followed = Copy(aligned.lag, agreement, aligned.held - aligned.lag + replaced, rest)
+        others = [copy for copy in copies if gap or copy.lag != aligned.lag]
+        return [followed, *others]
 
 
 @dataclass(frozen=True)
@@ -147,10 +165,9 @@ class Approx(Drafter):
 
     def __post_init__(self) -> None:
         for name, high in (("k", TOP - 1), ("votes", 1024), ("floor", 1)):
-            if not 0 <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"approx:{name}", getattr(self, name), f"between 0 and {high}"
-                )
+            value = getattr(self, name)
+            if not 0 <= value <= high:
+                raise BadConfig.field(f"approx:{name}", value, f"between 0 and {high}")
 
     def start(self, ctx: Context) -> State:
         state = State(self.votes, frozenset(ctx.sampler.stops))
@@ -158,31 +175,28 @@ class Approx(Drafter):
         return state
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
-        text, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
+        text = ctx.tokens
+        tree = TokenTree(text[-1])
         state.aligned.follow(text, state.lags.extend(text))
         copies = state.copies = state.find(self.k, text)
-        heap = (
-            [(-state.chances.of(c.run, c.matches), i) for i, c in enumerate(copies)]
-            if ctx.depth > 0
-            else []
-        )
+        if ctx.depth < 1:
+            return tree
+        heap = [(-copy.chance(state.chances), i) for i, copy in enumerate(copies)]
         # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
-        matches = [
-            max(1, round((2 * p - 1) / (1 - p))) for p in (min(-value, 0.99) for value, _ in heap)
-        ]
+        matches = []
+        for value, _ in heap:
+            p = min(-value, 0.99)
+            matches.append(max(1, round((2 * p - 1) / (1 - p))))
         heapify(heap)
         while heap and len(tree) < budget:
             value, i = heappop(heap)
             if -value < self.floor:
                 break
             copy = copies[i]
-            copy.node = tree.add(
-                copy.node, copy.next(text, state.aligned), None, -value, "approx", matches[i]
-            )
-            if (depth := len(copy.tokens)) < ctx.depth:
-                heappush(
-                    heap, (value * state.chances.of(copy.run + depth, copy.matches + depth // 2), i)
-                )
+            token = copy.next(text, state.aligned)
+            copy.node = tree.add(copy.node, token, value=-value, source="approx", match=matches[i])
+            if len(copy.tokens) < ctx.depth:
+                heappush(heap, (value * copy.chance(state.chances), i))
         return tree
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:

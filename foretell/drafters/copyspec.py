@@ -12,30 +12,20 @@ Cost: target 1
 Needs: nothing
 Trains: nothing
 Differs:
-- patterns are compared, where the reference trusts their hash - a copy that reaches the end of the
-text goes on into itself - a draft model that takes over where nothing matches is left to
-compositions of drafters
+- patterns are compared, where the reference trusts their hash
+- a copy that reaches the end of the text goes on into itself
+- a draft model that takes over where nothing matches is left to compositions of drafters
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from foretell.core.drafter import Drafter
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
-from foretell.ops.lookup import copied
-
-
-@dataclass
-class Seen:
-    """`first[pattern]`: position behind its first occurrence, of patterns that end before position
-    `done`.
-    """
-
-    first: dict[tuple[int, ...], int] = field(default_factory=dict)
-    done: int = 0
+from foretell.ops.lookup import Index, copied
 
 
 @dataclass(frozen=True)
@@ -47,25 +37,19 @@ class Copyspec(Drafter):
 
     def __post_init__(self) -> None:
         for name, high in (("gamma", 64), ("copy", 1024)):
-            if not 1 <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"copyspec:{name}", getattr(self, name), f"between 1 and {high}"
-                )
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise BadConfig.field(f"copyspec:{name}", value, f"between 1 and {high}")
 
-    def start(self, ctx: Context) -> Seen:
-        return Seen()
+    def start(self, ctx: Context) -> Index:
+        return Index(self.gamma, first=True, least=self.gamma)
 
-    def propose(self, ctx: Context, state: Seen, budget: int) -> TokenTree:
-        tokens, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
-        # A pattern that ends with the last token has nothing behind it yet: it is looked up, and
-        # remembered next time.
-        for end in range(max(self.gamma, state.done), len(tokens)):
-            state.first.setdefault(tuple(tokens[end - self.gamma : end]), end)
-        state.done = len(tokens)
-        place = state.first.get(tuple(tokens[-self.gamma :]))
+    def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
+        tokens = ctx.tokens
+        tree = TokenTree(tokens[-1])
+        state.extend(tokens)
+        place = state.find(tokens, self.gamma)
         size = min(self.copy, budget - 1, ctx.depth)
-        return (
-            tree
-            if place is None or size < 1
-            else tree.chain(copied(tokens, place, size), "copyspec", match=self.gamma)
-        )
+        if place >= 0 and size > 0:
+            tree.chain(copied(tokens, place, size), "copyspec", match=self.gamma)
+        return tree

@@ -1,9 +1,10 @@
-"""A smaller model drafts: one chain, or several independent ones that share their common beginnings.
+"""A smaller model drafts: one chain, or several independent ones merged by common beginnings.
 
 The draft model continues the text for `length` tokens, each drawn from its own law under the
 request's sampling options (at temperature 0: its best token). With `drafts` above 1, that many
 chains are drawn independently and merged by prefix, which is a tree drawn with replacement; one
-draft forward grows all of them by one level.
+draft forward grows all of them by one level. A chain stops at a token that ends the text, and no
+level is begun that could exceed the budget.
 
 Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts:
 Miao et al. (SpecInfer), arXiv:2305.09781
@@ -12,8 +13,8 @@ Cost: target 1, draft length
 Needs: a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
 Trains: the draft model, best distilled from the target
 Differs:
-- `confidence` may end a chain early, before a token is drawn - the decision sees the law and not
-the draw
+- `confidence` may end a chain early, before a token is drawn: the decision sees the law, not the
+draw
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from foretell.core.drafter import Drafter, Drafting
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
+from foretell.ops.rows import resized
+from foretell.ops.trees import add_drawn
+
+
+@dataclass
+class State:
+    """Of a request."""
+
+    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
 
 
 @dataclass(frozen=True)
@@ -54,38 +63,51 @@ class Draft(Drafter):
         if not 0 <= self.confidence < 1:
             raise BadConfig.field("draft:confidence", self.confidence, "at least 0 and below 1")
 
-    def start(self, ctx: Context) -> dict[str, int]:
-        return {
-            "known": 0
-        }  # tokens of the text that are sure to be in the draft model's vocabulary
+    def start(self, ctx: Context) -> State:
+        return State()
 
-    def steps(self, ctx: Context, state: dict[str, int], budget: int) -> Drafting:
-        tokens, sampler, tree = ctx.tokens, ctx.sampler, TokenTree(ctx.tokens[-1])
-        model, vocab = ctx.models["draft"], ctx.models["target"].vocab
-        if any(token >= model.vocab for token in tokens[state["known"] :]):
-            # relatives pad their vocabularies differently; this text is beyond the smaller one
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        model = ctx.models["draft"]
+        tree = TokenTree(ctx.tokens[-1])
+        if any(token >= model.vocab for token in ctx.tokens[state.known :]):
+            # Relatives pad their vocabularies differently; this text is beyond the smaller one.
             return tree
-        state["known"] = len(tokens)
-        level = {0: 1 if sampler.greedy else self.drafts}  # node -> chains that pass through it
+        state.known = len(ctx.tokens)
+        chains = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
+        level = {0: chains}  # node -> chains that go on from it
         draws = 0
-        for _ in range(min(self.length, ctx.depth, model.context - len(tokens), budget - 1)):
+        for _ in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
+            # Decided before anything of the level is drawn, so that no draw can sway it.
+            if not any(level.values()) or len(tree) + sum(level.values()) > budget:
+                break
             reply = yield Ask(tree, model="draft", rows=list(level))
             below: dict[int, int] = {}
-            for (node, chains), row in zip(level.items(), reply.logits, strict=True):
-                row = F.pad(row[:vocab], (0, max(0, vocab - len(row))), value=-torch.inf)
+            for (node, count), row in zip(level.items(), reply.logits, strict=True):
+                row = resized(row, ctx.models["target"].vocab)
                 if self.confidence and float(row.softmax(-1).max()) < self.confidence:
                     continue
-                q = sampler.law(row, [*ctx.output, *tree.tokens_to(node)])
-                if sampler.greedy:
-                    below[tree.add(node, int(q.argmax()), source="draft")] = 1
-                    continue
-                law = Law(q)
-                for _ in range(chains):
-                    draws += 1
-                    drawn = ctx.rng.sample(q, "draft", len(ctx.output), draws)
-                    child = tree.add(node, drawn, law, source="draft")
-                    below[child] = below.get(child, 0) + 1
+                for child in self._children(ctx, tree, node, row, count, draws):
+                    if tree.tokens[child] not in ctx.sampler.stops:
+                        below[child] = below.get(child, 0) + 1
+                draws += count
             level = below
-            if not level or len(tree) >= budget:
-                break
         return tree
+
+    def _children(
+        self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, count: int, draws: int
+    ) -> list[int]:
+        """Continues `count` chains from `node` by row (V,); `draws` were made in this step before.
+
+        Returns the node of each, the same one for those that drew the same token.
+        """
+        sampler = ctx.sampler
+        output = [*ctx.output, *tree.tokens_to(node)]
+        if sampler.greedy:
+            scores = sampler.scores(row, output)
+            token = int(scores.argmax())
+            chance = float((scores[token] - scores.logsumexp(-1)).exp())
+            return [tree.add(node, token, value=tree.values[node] * chance, source="draft")]
+        q = sampler.law(row, output)
+        keys = range(draws + 1, draws + 1 + count)
+        tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
+        return add_drawn(tree, node, Law(q), tokens, "draft")

@@ -15,11 +15,12 @@ Needs: a model that takes trees
 Trains: nothing
 Differs:
 - the most probable nodes fill the budget, where the paper divides it by fixed shares and by widths
-that fall as 1/i along the spine (harmonic=1 sets these widths), so that no candidate is left out
-for its small share - a spine that its places agree on goes without branches only where it is more
-likely right than not - the most recent place is copied (the reference implementation takes the
-first), and a copy that reaches the end of the text goes on into itself - rows of the prompt, which
-the engine does not compute, are replaced by the prompt's own pairs
+that fall as 1/i along the spine, so that no candidate is left out for its small share; harmonic=1
+sets these widths
+- a spine that its places agree on goes without branches only where it is more likely right than not
+- the most recent place is copied, where the reference implementation takes the first
+- a copy that reaches the end of the text goes on into itself
+- rows of the prompt, which the engine does not compute, are replaced by the prompt's own pairs
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretell.core.drafter import Drafter, Feedback
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.candidates import KINDS, Store
@@ -39,26 +40,27 @@ from foretell.ops.lookup import Index, copied
 from foretell.ops.rows import best
 from foretell.ops.trees import best_first, grow
 
-HELD = (4, 5, 7, 10)  # between classes of spine tokens, by the length of the match up to them
+HELD = (4, 5, 7, 10)  # between kinds of spine tokens, by the length of the match up to them
 PLACES = 8  # of an n-gram that are asked whether they agree
 
 
 @dataclass
 class State:
-    """Of a request: the index of its text, and the spine of its last draft, copied by a match of
-    `match` tokens.
-    """
+    """Of a request."""
 
-    store: Store
-    index: Index
-    spine: list[int] = field(default_factory=list)
-    match: int = 0
+    store: Store  # of all requests
+    index: Index  # of its text
+    spine: list[int] = field(default_factory=list)  # of the last draft
+    match: int = 0  # tokens that matched where the spine was copied from
     agreed: bool = False  # at least two places, and all go on alike
 
     def kind(self, at: int, ids: Sequence[int]) -> int:
-        """The class of the spine's token `at` (0: the first), beside these candidates."""
-        agree = 1 if not ids else 2 if ids[0] == self.spine[at] else int(self.spine[at] in ids)
-        return 2 * KINDS + (bisect_right(HELD, self.match + at) * 3 + agree) * 2 + self.agreed
+        """The kind of the spine's token `at` (0: the first), beside these candidates."""
+        agree = 1  # nothing is known
+        if ids:
+            agree = 2 if ids[0] == self.spine[at] else int(self.spine[at] in ids)
+        held = bisect_right(HELD, self.match + at)
+        return 2 * KINDS + (held * 3 + agree) * 2 + self.agreed
 
 
 @dataclass(frozen=True)
@@ -85,49 +87,36 @@ class Goose(Drafter):
             ("depth", 1, 64),
             ("megabytes", 1, 65536),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"goose:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"goose:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> State:
         store = ctx.shared(lambda: Store(ctx.models["target"].vocab, self.k, self.megabytes))
-        rows: dict[
-            int, dict[int, None]
-        ] = {}  # of tokens without entry: those after them in the prompt, newest first
+        # Of tokens without an entry: those that follow them in the prompt, the newest first.
+        rows: dict[int, dict[int, None]] = {}
         for token, following in zip(ctx.tokens[-2::-1], ctx.tokens[:0:-1], strict=False):
-            if token not in store.rows and len(row := rows.setdefault(token, {})) < self.k:
-                row[following] = None
-        ids, scores = (
-            np.zeros((len(rows), self.k), np.int32),
-            np.zeros((len(rows), self.k), np.float32),
-        )
+            if token not in store.rows:
+                row = rows.setdefault(token, {})
+                if len(row) < self.k:
+                    row[following] = None
+        ids = np.zeros((len(rows), self.k), np.int32)
+        scores = np.zeros((len(rows), self.k), np.float32)
         for i, row in enumerate(rows.values()):
-            ids[i, : len(row)], scores[i, : len(row)] = list(row), 0.5 ** np.arange(1, len(row) + 1)
+            ids[i, : len(row)] = list(row)
+            scores[i, : len(row)] = 0.5 ** np.arange(1, len(row) + 1)
         store.put(list(rows), ids, scores)
         return State(store, Index(self.longest, least=self.shortest, every=True))
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
-        tokens, store, chance = ctx.tokens, state.store, state.store.chance
+        tokens, store = ctx.tokens, state.store
         state.index.extend(tokens)
-        state.spine, size = [], min(self.copy, budget - 1, ctx.depth)
-        for n in range(self.longest, self.shortest - 1, -1):
-            if places := state.index.all(tokens, n, PLACES):
-                state.spine = copied(tokens, places[0], size)
-                state.match, state.agreed = (
-                    n,
-                    len(places) > 1 and len({tokens[p] for p in places}) == 1,
-                )
-                break
-        spine, room, before = (
-            state.spine,
-            (budget - 1 - len(state.spine)) / 2,
-            tokens[-2] if len(tokens) > 1 else -1,
-        )
-        along, below = (
-            {0: 0},
-            [0],
-        )  # node -> tokens of the spine up to it; levels of each node below root or spine
+        self._find_spine(state, tokens, min(self.copy, budget - 1, ctx.depth))
+        spine, chance = state.spine, store.chance
+        room = (budget - 1 - len(spine)) / 2  # for branches, at the root and along the spine each
+        before = tokens[-2] if len(tokens) > 1 else -1
+        along = {0: 0}  # node -> tokens of the spine up to it
+        levels = [0]  # of each node, below root or spine
 
         def successors(tree: TokenTree, node: int) -> Iterable[tuple[int, float]]:
             parent, token = tree.parents[node], tree.tokens[node]
@@ -135,13 +124,14 @@ class Goose(Drafter):
                 held = along.get(parent, len(spine))
                 if held < len(spine) and spine[held] == token:
                     along[node] = held + 1
-                    below.append(0)
+                    levels.append(0)
                 else:
-                    below.append(below[parent] + 1)
-            if below[node] >= self.depth:
+                    levels.append(levels[parent] + 1)
+            if levels[node] >= self.depth:
                 return ()
-            ids, kinds = store.look(tree.tokens[parent] if node else before, token)
-            if (at := along.get(node, len(spine))) == len(spine):
+            ids, kinds = store.after(tree.tokens[parent] if node else before, token)
+            at = along.get(node, len(spine))
+            if at == len(spine):
                 return best_first(ids, [chance[kind] for kind in kinds])
             right = chance[state.kind(at, ids)]
             if self.bypass and state.agreed and right > 0.5:
@@ -150,14 +140,15 @@ class Goose(Drafter):
             others = {t: chance[kind] for t, kind in zip(ids, kinds, strict=True)}
             same = others.pop(spine[at], 0.0)
             scale = (1 - right) / max(sum(others.values()), 1 - same, 1e-9)
-            width = len(others)
-            if self.harmonic:  # half of the room at the root, the other half along the spine
-                width = int(
-                    room if at == 0 else room / at / sum(1 / (i + 1) for i in range(len(spine)))
-                )
+            branches = list(others.items())
+            if self.harmonic:
+                width = room
+                if at:
+                    width = room / at / sum(1 / (i + 1) for i in range(len(spine)))
+                branches = branches[: int(width)]
             return best_first(
-                [spine[at], *list(others)[:width]],
-                [right, *(c * scale for c in [*others.values()][:width])],
+                [spine[at], *(token for token, _ in branches)],
+                [right, *(chance * scale for _, chance in branches)],
             )
 
         tree = grow(tokens[-1], successors, budget, ctx.depth, "goose")
@@ -165,34 +156,47 @@ class Goose(Drafter):
             tree.matches[node] = state.match if node else 0
         return tree
 
-    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
-        tokens, store, path, spine = (
-            step.tree.tokens,
-            state.store,
-            [0, *step.outcome.path],
-            state.spine,
-        )
-        root = len(ctx.tokens) - len(step.tokens) - 1
-        before = [
-            ctx.tokens[root - 1] if root > 0 else -1,
-            *[tokens[p] for p in step.tree.parents[1:]],
-        ]
-        # What followed the nodes on the path is known, whether it was drafted or not: nothing of it
-        # is censored.
-        text = [*[tokens[node] for node in path[1:]], step.outcome.token]
-        for at, (node, right) in enumerate(zip(path, text, strict=True)):
-            ids, kinds = store.look(before[node], tokens[node])
-            for token, kind in zip(ids, kinds, strict=True):
-                store.learn(kind, token == right)
-            if at < len(spine) and text[:at] == spine[:at]:
-                store.learn(state.kind(at, ids), spine[at] == right)
+    def _find_spine(self, state: State, tokens: list[int], size: int) -> None:
+        """Copies what followed the newest tokens at their most recent earlier place."""
         state.spine = []
+        for n in range(self.longest, self.shortest - 1, -1):
+            places = state.index.all(tokens, n, PLACES)
+            if places:
+                state.spine = copied(tokens, places[0], size)
+                state.match = n
+                state.agreed = len(places) > 1 and len({tokens[p] for p in places}) == 1
+                return
+
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
+        store, tokens = state.store, step.tree.tokens
+        path = [0, *step.outcome.path]
+        root = len(ctx.tokens) - len(step.tokens) - 1
+        # Of each node: the token before it.
+        before = [ctx.tokens[root - 1] if root > 0 else -1]
+        before += [tokens[parent] for parent in step.tree.parents[1:]]
+        self._learn_chances(state, step, path, before)
         values, places = best(step.reply.logits, self.k)
         rows = store.pack(places.cpu().numpy(), values.softmax(-1).float().cpu().numpy())
         # Accepted nodes last: where a token stands twice in a tree, what really happened is
         # remembered.
         nodes = [*range(len(tokens)), *path]
-        store.note([(tokens[node], rows[node]) for node in nodes])
-        store.note(
-            [((before[node] + 1) * store.vocab + tokens[node], rows[node]) for node in nodes]
-        )
+        store.keep([(tokens[node], rows[node]) for node in nodes])
+        pairs = [(before[node] + 1) * store.vocab + tokens[node] for node in nodes]
+        store.keep([(pair, rows[node]) for pair, node in zip(pairs, nodes, strict=True)])
+
+    def _learn_chances(self, state: State, step: Feedback, path: list[int], before: list[int]) -> None:
+        """Learns which candidates were right behind each node of the accepted path.
+
+        What followed there is known whether it was drafted or not, so nothing of it is censored.
+        """
+        store, spine, tokens = state.store, state.spine, step.tree.tokens
+        text = [tokens[node] for node in step.outcome.path]
+        if step.outcome.token is not None:  # else the text ended with the path
+            text.append(step.outcome.token)
+        for at, (node, right) in enumerate(zip(path, text, strict=False)):
+            ids, kinds = store.after(before[node], tokens[node])
+            for token, kind in zip(ids, kinds, strict=True):
+                store.learn(kind, token == right)
+            if at < len(spine) and text[:at] == spine[:at]:
+                store.learn(state.kind(at, ids), spine[at] == right)
+        state.spine = []

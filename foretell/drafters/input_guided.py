@@ -1,9 +1,11 @@
 """Copies from a given source text, as in correction, editing and rewriting.
 
 A pointer moves along the source. While the answer follows the source the draft is what stands
-behind the pointer, at first the source's beginning. After a difference the pointer is set anew:
-behind the place where the answer's last token stands in the source, if that is the only one; else
-where its last two stand, and so on up to `n`. Where none of these is the only one nothing is
+behind the pointer, at first the source's beginning. After a difference the pointer is set anew,
+behind the longest of the answer's last n, ..., 1 tokens that stands in the source, and there where
+it stands nearest to the place that was left; where none does, the newest token counts as a
+replacement of one. With nearest=false the paper's rule holds: the last token, or else the last two,
+and so on up to `n`, must stand in the source once, and where none of these does nothing is
 proposed. Without a source the prompt is the source, and the pointer is searched for.
 
 Paper: Sun, Ge, Wei, Wang, Instantaneous Grammatical Error Correction with Shallow Aggressive
@@ -14,10 +16,12 @@ Cost: target 1
 Needs: nothing (a source, to do better than looking into the prompt)
 Trains: nothing
 Differs:
-- the source is a field, where the paper's is the input of an encoder - the n-grams of the answer
-may begin in the prompt - a place at the source's end, with nothing behind it, does not count - how
-much of the rest is drafted a step is limited (`k`, and by the policy) - `nearest` (off in the paper
-and here)
+- the source is a field, where the paper's is the input of an encoder
+- the n-grams of the answer may begin in the prompt
+- a place at the source's end, with nothing behind it, does not count
+- how much of the rest is drafted a step is limited, by `k` and by the policy
+- after a difference the nearest place is taken (`nearest`, on by default; the paper has no such
+rule)
 """
 
 from __future__ import annotations
@@ -26,25 +30,29 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretell.core.drafter import Drafter
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import plant
 
-AHEAD = 8  # tokens
+AHEAD = 8  # tokens behind the place that was left in which a single token finds it again
 
 
 class Pointer:
     """Where in `source` the text is: its next token is expected to be source[at]; -1 if that is not
     known.
-
-    `run`: tokens that spoke for the place so far; `last`: the place that was left when the text
-    last differed.
     """
 
-    def __init__(self, source: Sequence[int], n: int, at: int, done: int):
-        self.source, self.n, self.at, self.run, self.last, self.done = source, n, at, 0, at, done
+    def __init__(self, source: Sequence[int], n: int, at: int, known: int):
+        """`n`: tokens of the longest n-gram; `known`: tokens of the text taken in."""
+        self.source = source
+        self.n = n
+        self.at = at
+        self.known = known
+        self.run = 0  # tokens that spoke for the place so far
+        self.last = at  # the place that was left when the text last differed
+        # By length: n-gram -> the places behind it, ascending.
         self.places: list[dict[tuple[int, ...], list[int]]] = [{} for _ in range(n)]
         for size, places in enumerate(self.places, 1):
             for end in range(size, len(source)):
@@ -52,41 +60,47 @@ class Pointer:
 
     def follow(self, tokens: Sequence[int], nearest: bool) -> None:
         """Takes in what `tokens`, the whole text, has more than last time."""
-        for end in range(self.done + 1, len(tokens) + 1):
+        for end in range(self.known + 1, len(tokens) + 1):
             if 0 <= self.at < len(self.source) and self.source[self.at] == tokens[end - 1]:
-                self.at, self.run = self.at + 1, self.run + 1
+                self.at += 1
+                self.run += 1
                 continue
-            self.last = self.at if self.at >= 0 else self.last
+            if self.at >= 0:
+                self.last = self.at
             tail = tuple(tokens[max(0, end - self.n) : end])
             self.at, self.run = self.nearest(tail) if nearest else self.only(tail)
-        self.done = len(tokens)
+        self.known = len(tokens)
 
     def only(self, tail: tuple[int, ...]) -> tuple[int, int]:
         """(place, n-gram's length) of the shortest n-gram at the end of `tail` that stands once, or
         (-1, 0).
         """
         for size in range(1, len(tail) + 1):
-            places = self.places[size - 1].get(tail[-size:], ())
-            if len(places) < 2:
-                return (places[0], size) if places else (-1, 0)
+            places = self.places[size - 1].get(tail[-size:], [])
+            if len(places) == 1:
+                return places[0], size
+            if not places:
+                break  # no longer one stands there either
         return -1, 0
 
     def nearest(self, tail: tuple[int, ...]) -> tuple[int, int]:
-        """(place, length) of the longest n-gram, where it stands nearest to one token behind
-        `last`.
+        """(place, n-gram's length) of the longest n-gram at the end of `tail` that stands in the
+        source, where it stands nearest to one token behind `last`.
 
-        One token alone counts at most AHEAD tokens further; if it does not stand there either, it
-        has replaced one.
+        A single token counts only where it stands less than AHEAD tokens further. If it does not,
+        it is taken for a replacement of one token, of length 0.
         """
         aim = self.last + 1
         for size in range(len(tail), 0, -1):
-            if places := self.places[size - 1].get(tail[-size:]):
-                at = bisect_left(places, aim)
-                place = min(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - aim))
-                if size > 1 or self.last < 0:
-                    return place, size
-                if at < len(places) and places[at] < aim + AHEAD:
-                    return places[at], 1
+            places = self.places[size - 1].get(tail[-size:])
+            if not places:
+                continue
+            at = bisect_left(places, aim)
+            if size > 1 or self.last < 0:
+                around = places[max(0, at - 1) : at + 1]
+                return min(around, key=lambda place: abs(place - aim)), size
+            if at < len(places) and places[at] < aim + AHEAD:
+                return places[at], 1
         return (aim, 0) if 0 < aim < len(self.source) else (-1, 0)
 
 
@@ -97,22 +111,22 @@ class InputGuided(Drafter):
     source: tuple[int, ...] = ()  # to copy from; empty: the prompt
     n: int = 3  # longest n-gram that finds the place again, in tokens
     k: int = 0  # tokens drafted at most; 0: the rest of the source
-    # where it stands several times, or nowhere, the place nearest behind the last; False: none
+    # after a difference, go on at the nearest place; False: only where an n-gram stands once
     nearest: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in (("n", 1, 64), ("k", 0, 1024)):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"input-guided:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"input-guided:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> Pointer:
         vocab = ctx.models["target"].vocab
-        if wrong := [token for token in self.source if not 0 <= token < vocab]:
-            raise BadConfig.field(
-                "input-guided:source", wrong[0], f"ids of the vocabulary, 0 to {vocab - 1}"
-            )
+        for token in self.source:
+            if not 0 <= token < vocab:
+                raise BadConfig.field(
+                    "input-guided:source", token, f"ids of the vocabulary, 0 to {vocab - 1}"
+                )
         known = len(ctx.tokens)
         if self.source:
             return Pointer(self.source, self.n, 0, known)
@@ -121,11 +135,11 @@ class InputGuided(Drafter):
     def propose(self, ctx: Context, state: Pointer, budget: int) -> TokenTree:
         tokens = ctx.tokens
         state.follow(tokens, self.nearest)
-        size, run = max(0, min(self.k or budget, budget - 1, ctx.depth)), state.run + 1
+        size = min(self.k or budget, budget - 1, ctx.depth)
         ahead = state.source[state.at : state.at + size] if state.at >= 0 else ()
         # Laplace's rule: what held `run` times holds once more with chance (run + 1) / (run + 2),
         # and so on.
-        values = [run / (run + deep) for deep in range(1, len(ahead) + 1)]
-        return plant(
-            tokens[-1], range(len(ahead)), ahead, values, "input-guided", max(1, state.run)
-        )
+        run = state.run + 1
+        values = [run / (run + depth) for depth in range(1, len(ahead) + 1)]
+        match = max(1, state.run)
+        return plant(tokens[-1], range(len(ahead)), ahead, values, "input-guided", match)

@@ -1,4 +1,4 @@
-"""Guesses a window of future tokens by Jacobi iteration and drafts the n-grams its trajectories left behind.
+"""Guesses a window of future tokens by Jacobi iteration and drafts the n-grams it left behind.
 
 Beside every verified token the target answers for a window of guessed ones: `window` columns of n -
 1 levels, each level the target's best tokens for the one before. A full column and its next token
@@ -14,11 +14,14 @@ Cost: target 1
 Needs: a model that takes trees
 Trains: nothing
 Differs:
-- the defaults are the authors' advice for 7B models (their code's own are 60, 8, 60) - the window
-begins with tokens spread evenly over the prompt, where the reference takes random ones of it -
-window nodes can be accepted - a fully matched draft gives its bonus token, which the reference
-drops when sampling - where the budget is smaller than the tree, drafts are left out down to the
-most recent one, then columns from the right, which wait as they are - the pool is bounded
+- the defaults are the authors' advice for 7B models (their code's own are 60, 8, 60)
+- the window begins with tokens spread evenly over the prompt, where the reference takes random ones
+of it
+- window nodes can be accepted
+- a fully matched draft gives its bonus token, which the reference drops when sampling
+- where the budget is smaller than the tree, drafts are left out down to the most recent one, then
+columns from the right, which wait as they are
+- the pool is bounded
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from foretell.core.drafter import Drafter, Feedback
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 
@@ -45,7 +48,9 @@ class Pool:
     """
 
     def __init__(self, each: int, size: int):
-        self.each, self.size, self.count = each, size, 0
+        self.each = each
+        self.size = size
+        self.count = 0
         self.grams: OrderedDict[int, dict[tuple[int, ...], None]] = OrderedDict()
 
     def add(self, token: int, gram: tuple[int, ...]) -> None:
@@ -75,14 +80,13 @@ class Pool:
 
 @dataclass
 class State:
-    """`columns[j]`: the guesses of column j, oldest level first; that of column 0 is the root
-    itself.
-    """
+    """Of a request."""
 
     pool: Pool
+    # The guesses of each column, oldest level first; the oldest of column 0 is the root itself.
     columns: list[list[int]]
     shown: int = 0  # columns that stand in the tree proposed last
-    done: int = 0  # n-grams of the text that are in the pool, where it takes them
+    read: int = 0  # n-grams of the text that are in the pool, where it takes them
 
 
 @dataclass(frozen=True)
@@ -105,84 +109,101 @@ class Lookahead(Drafter):
             ("guesses", 1, 128),
             ("pool", 1, 1 << 24),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"lookahead:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"lookahead:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> State:
-        # While the window fills, each step adds a level and moves on by a column, so it begins n -
-        # 2 columns wider.
-        tokens, width = ctx.tokens, self.window + self.n - 3
-        columns = [
-            [tokens[-1]],
-            *([tokens[int(i * GOLDEN % 1 * len(tokens))]] for i in range(1, width + 1)),
-        ]
-        state = State(
-            Pool(self.guesses, self.pool),
-            columns,
-            done=max(0, len(tokens) - self.n + 1 - self.pool),
-        )
+        tokens = ctx.tokens
+        # While the window fills, each step adds a level and moves on by a column, so it begins
+        # n - 2 columns wider.
+        width = self.window + self.n - 3
+        columns = [[tokens[-1]]]
+        for i in range(1, width + 1):
+            columns.append([tokens[int(i * GOLDEN % 1 * len(tokens))]])
+        read = max(0, len(tokens) - self.n + 1 - self.pool)
+        state = State(Pool(self.guesses, self.pool), columns, read=read)
         self.read(ctx, state)
         return state
 
     def read(self, ctx: Context, state: State) -> None:
         """Takes the text's new n-grams into the pool."""
-        if self.pool_from_prompt:
-            tokens, end = ctx.tokens, len(ctx.tokens) - self.n + 1
-            for i in range(state.done, end):
-                state.pool.add(tokens[i], tuple(tokens[i + 1 : i + self.n]))
-            state.done = max(state.done, end)
+        if not self.pool_from_prompt:
+            return
+        tokens = ctx.tokens
+        end = len(tokens) - self.n + 1
+        for i in range(state.read, end):
+            state.pool.add(tokens[i], tuple(tokens[i + 1 : i + self.n]))
+        state.read = max(state.read, end)
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
-        tree, columns, depth, room = TokenTree(ctx.tokens[-1]), state.columns, ctx.depth, budget - 1
+        tree = TokenTree(ctx.tokens[-1])
+        columns = state.columns
         columns[0][0] = tree.tokens[0]
         grams = state.pool.recent(tree.tokens[0])
-        spare = (
-            min(self.n - 1, depth) if grams else 0
-        )  # for one draft, without which the window is for nothing
+        # Room for one draft is kept free: without it the window is for nothing.
+        reserved = min(self.n - 1, ctx.depth) if grams else 0
+        room = budget - 1
         state.shown = 0
-        for j, column in enumerate(columns):
-            cost = len(column) - (j == 0)
-            if room - cost < spare or j + len(column) - 1 > depth:
+        for place, column in enumerate(columns):
+            cost = len(column) - (place == 0)
+            if room - cost < reserved or place + len(column) - 1 > ctx.depth:
                 break
             room -= cost
             state.shown += 1
-        size = 1 + room  # of the tree when the drafts are in it
+        self._add_drafts(tree, grams, 1 + room, ctx.depth)
+        self._add_window(tree, columns[: state.shown])
+        return tree
+
+    def _add_drafts(
+        self, tree: TokenTree, grams: list[tuple[int, ...]], size: int, depth: int
+    ) -> None:
+        """Adds the n-grams, the most recent first, as long as the tree has at most `size` nodes."""
         for rank, gram in enumerate(grams):
-            node, chance = 0, FIRST * OLDER**rank
+            node = 0
+            chance = FIRST * OLDER**rank
             for token in gram[:depth]:
                 if len(tree) == size and tree.child(node, token) < 0:
                     break
-                node = tree.add(node, token, None, tree.values[node] * chance, "lookahead", match=1)
+                value = tree.values[node] * chance
+                node = tree.add(node, token, value=value, source="lookahead", match=1)
                 chance = NEXT
-        chain = 0
-        for j, column in enumerate(columns[: state.shown]):
-            if j:
-                chain = tree.add(chain, column[0], None, tree.values[chain] * WINDOW, "lookahead")
-            node = chain
-            for token in column[1:]:
-                node = tree.add(node, token, None, tree.values[node] * WINDOW, "lookahead")
-        return tree
+
+    def _add_window(self, tree: TokenTree, columns: list[list[int]]) -> None:
+        """Adds the chain of the first level, and below each of its places the rest of the
+        column.
+        """
+        first = 0
+        for place, column in enumerate(columns):
+            node = first
+            for token in column if place else column[1:]:
+                value = tree.values[node] * WINDOW
+                node = tree.add(node, token, value=value, source="lookahead")
+            if place:
+                first = tree.child(first, column[0])
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         self.read(ctx, state)
-        # Found again by their tokens: a draft may share nodes with the window, and the tree may
-        # have been cut.
-        tree, columns, ends, chain, shown = step.tree, state.columns, [], 0, state.shown
+        columns, tree = state.columns, step.tree
+        shown = columns[: state.shown]
         state.shown = 0  # a step may come that does not ask for drafts
-        for j, column in enumerate(columns[:shown]):
-            node = chain = tree.child(chain, column[0]) if j else 0
+        # The node of each column's last level. It is found by its tokens: a draft may share nodes
+        # with the window, and the tree may have been cut.
+        ends: list[int] = []
+        first = 0
+        for place, column in enumerate(shown):
+            if place:
+                first = tree.child(first, column[0])
+            node = first
             for token in column[1:]:
-                node = tree.child(node, token) if node >= 0 else -1
+                if node >= 0:
+                    node = tree.child(node, token)
             if node < 0:
                 break
             ends.append(node)
         filling = len(columns) > self.window
-        if not ends or (
-            filling and len(ends) == 1
-        ):  # moving on now would lose a column and gain nothing
-            return
+        if not ends or (filling and len(ends) == 1):
+            return  # moving on now would lose a column and gain nothing
         best = step.reply.logits[ends].argmax(-1).tolist()
         for column, token in zip(columns, best, strict=False):
             if len(column) == self.n - 1:

@@ -11,16 +11,17 @@ Cost: target 1
 Needs: nothing
 Trains: nothing
 Differs:
-- the most recent place is copied from rather than the first, and a copy that reaches the end of the
-text goes on into itself, so that a text that repeats a few tokens is drafted k tokens deep
+- the most recent place is copied from rather than the first
+- a copy that reaches the end of the text goes on into itself, so that a text that repeats a few
+tokens is drafted k tokens deep
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretell.core.drafter import Drafter
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.lookup import Index, copied
@@ -43,12 +44,11 @@ class Ngram(Drafter):
         return Index(self.n)
 
     def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
-        tokens, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
+        tokens = ctx.tokens
+        tree = TokenTree(tokens[-1])
         state.extend(tokens)
         place, n = state.longest(tokens)
         size = min(self.k, budget - 1, ctx.depth)
-        return (
-            tree
-            if n == 0 or size < 1
-            else tree.chain(copied(tokens, place, size), "ngram", match=n)
-        )
+        if n and size > 0:
+            tree.chain(copied(tokens, place, size), "ngram", match=n)
+        return tree

@@ -1,4 +1,4 @@
-"""Drafts what followed the text's newest tokens in a corpus: a tree of the most frequent continuations.
+"""Drafts what followed the text's newest tokens in a corpus: the most frequent continuations.
 
 A datastore of texts, built once with `foretell datastore`, is mapped into memory and shared by all
 requests. The longest of the last `span`, ..., `least` tokens that stands in it is looked up by
@@ -13,11 +13,12 @@ Needs: a model that takes trees, and a datastore of its tokenizer: foretell data
 --tokenizer MODEL --out FILE.safetensors
 Trains: nothing
 Differs:
-- nothing is drafted where nothing matches (the code drafts a fixed token) - prefixes of equal
-counts are cut so that none loses its parent, and `choices` counts nodes - ids above 65535 have room
-- continuations end with their document - of more than `hits` places those in equal distances in the
-suffix array are taken - suffixes are ordered by their first 64 tokens, in one array rather than one
-for every 512 Mi tokens
+- nothing is drafted where nothing matches, where the reference drafts a fixed token
+- prefixes of equal counts are cut so that none loses its parent, and `choices` counts nodes
+- ids above 65535 have room
+- continuations end with their document
+- of more than `hits` places those in equal distances in the suffix array are taken
+- suffixes are ordered by their first 64 tokens, in one array rather than one for every 512 Mi tokens
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.core.drafter import Drafter
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.datastore import BUILD, Datastore, load
@@ -53,21 +54,22 @@ class Match:
         """(low, high, n): the ranks of the places of the longest n of the last `span`, ..., `least`
         tokens; n 0: none.
 
-        If n tokens stand somewhere then so do fewer, so the longest is found by bisection, and t
-        more tokens make it longer by t at most: where nothing stood there nothing is searched until
-        `least` tokens are new.
+        If n tokens stand somewhere then so do fewer, so the longest is found by bisection; and t
+        more tokens make it longer by t at most, so where nothing stood there nothing is searched
+        until `least` tokens are new.
         """
         top = min(span, len(tokens), self.span + len(tokens) - self.size)
-        best, low, high, probe = least - 1, 0, 0, top
-        limit = top
+        low, high = 0, 0
+        best, limit, probe = least - 1, top, top
         while best < limit:
-            found = self.store.find(tokens[-probe:])
-            if found[1]:
-                best, (low, high) = probe, found
+            first, end = self.store.find(tokens[-probe:])
+            if end:
+                best, low, high = probe, first, end
             else:
                 limit = probe - 1
             probe = (best + limit + 1) // 2
-        self.size, self.span = len(tokens), min(best, top)
+        self.size = len(tokens)
+        self.span = min(best, top)
         return low, high, best if high else 0
 
 
@@ -81,34 +83,33 @@ def prefixes(
     comes first, then the smaller one. Sorted places have equal prefixes side by side, so each
     prefix is a run in its row.
     """
+    width = len(places)
     depths = np.arange(follow)[:, None]
-    block = store.tokens[
-        np.minimum(places + depths, len(store.tokens) - 1)
-    ]  # (follow, places); the last one is an end
-    wide = len(places)
-    fresh = np.ones(block.shape, bool)
-    np.not_equal(block[:, 1:], block[:, :-1], out=fresh[:, 1:])
-    np.logical_or.accumulate(fresh, out=fresh)
+    last = len(store.tokens) - 1  # which is a document's end
+    block = store.tokens[np.minimum(places + depths, last)]  # (follow, places)
+    begins = np.ones(block.shape, bool)  # where a run begins
+    np.not_equal(block[:, 1:], block[:, :-1], out=begins[:, 1:])
+    np.logical_or.accumulate(begins, out=begins)
     over = np.logical_or.accumulate(block == store.vocab)  # from the document's end on
-    starts = np.flatnonzero(fresh)
+    starts = np.flatnonzero(begins)
     counts = np.diff(starts, append=block.size)
     counts[over.ravel()[starts]] = 0
-    # Of the counts that many are 1 that sorting all of them would take longer than the rest.
+    # So many of the counts are 1 that sorting all of them would take longer than the rest.
     above = np.bincount(counts)[::-1].cumsum()[::-1]  # above[c]: prefixes of at least c places
     border = max(1, int(np.searchsorted(-above, -size, side="right")) - 1)
-    chosen = np.concatenate([np.flatnonzero(counts > border), np.flatnonzero(counts == border)])[
-        :size
-    ]
+    chosen = np.concatenate([np.flatnonzero(counts > border), np.flatnonzero(counts == border)])
+    chosen = chosen[:size]
     chosen = chosen[np.lexsort((chosen, -counts[chosen]))]
-    parents = np.searchsorted(starts, starts[chosen] - wide, side="right") - 1
-    nodes = {int(run): node for node, run in enumerate(chosen, 1)}
-    tokens = block.ravel()[starts[chosen]].tolist()
-    return [
-        (nodes[p] if s >= wide else 0, token, count)
-        for s, p, token, count in zip(
-            starts[chosen].tolist(), parents.tolist(), tokens, counts[chosen].tolist(), strict=True
-        )
+    begin = starts[chosen]
+    # The parent is the run in the row above that the first of its places stands in.
+    parents = np.searchsorted(starts, begin - width, side="right") - 1
+    node_of_run = {run: node for node, run in enumerate(chosen.tolist(), 1)}
+    nodes = [
+        node_of_run[run] if start >= width else 0
+        for start, run in zip(begin.tolist(), parents.tolist(), strict=True)
     ]
+    tokens = block.ravel()[begin].tolist()
+    return list(zip(nodes, tokens, counts[chosen].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,15 @@ class Rest(Drafter):
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"rest:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"rest:{name}", value, f"between {low} and {high}")
         if self.least > self.span:
             raise BadConfig.field("rest:least", self.least, f"at most span={self.span}")
         if not self.path:
             raise BadConfig(
-                f"rest:path is not given: build a datastore with {BUILD}, then use rest:path=FILE.safetensors"
+                f"rest:path is not given: build a datastore with {BUILD}, "
+                "then use rest:path=FILE.safetensors"
             )
 
     def start(self, ctx: Context) -> Match:
@@ -146,8 +147,10 @@ class Rest(Drafter):
         return Match(ctx.shared(opened), 0, self.span)
 
     def propose(self, ctx: Context, state: Match, budget: int) -> TokenTree:
-        tokens, tree = ctx.tokens, TokenTree(ctx.tokens[-1])
-        size, follow = min(self.choices, budget - 1), min(self.follow, ctx.depth)
+        tokens = ctx.tokens
+        tree = TokenTree(tokens[-1])
+        size = min(self.choices, budget - 1)
+        follow = min(self.follow, ctx.depth)
         if size < 1 or follow < 1:
             return tree
         low, high, n = state.longest(tokens, self.span, self.least)
@@ -156,5 +159,6 @@ class Rest(Drafter):
         places = state.store.places(low, high, self.hits)
         nodes = [0]
         for parent, token, count in prefixes(state.store, places + n, follow, size):
-            nodes.append(tree.add(nodes[parent], token, None, count / len(places), "rest", n))
+            share = count / len(places)
+            nodes.append(tree.add(nodes[parent], token, value=share, source="rest", match=n))
         return tree

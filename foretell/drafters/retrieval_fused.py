@@ -1,11 +1,11 @@
-"""A draft model's tree and the text's own continuations in one tree, the latter as far as the draft model believes them.
+"""A draft model's tree and the text's own continuations, which the draft model ranks, in one tree.
 
 The draft model drafts as in `draft`: one chain, or several. Beside it the places where the newest
 tokens stood before are looked up, and what followed them makes a second tree, in which every branch
-counts its places. Of that tree the branches whose first token the draft model thinks unlikely are
-dropped, the rest are ranked by the draft model's probability times the share of the places, and the
-best are hung into the first tree by longest common prefix, until the nodes are used up. Copied
-tokens are tried after drawn ones, whose laws they leave alone.
+counts its places. Branches of it whose first token the draft model thinks unlikely are dropped; the
+rest are ranked by the draft model's probability times the share of the places, and the best are
+merged into the first tree by prefix, until the nodes are used up. Copied tokens are tried after
+drawn ones, whose laws they leave alone.
 
 Paper: Quan, Feng, Hao, Jiang, Zhang, Wang, RASD: Retrieval-Augmented Speculative Decoding,
 arXiv:2503.03434
@@ -15,10 +15,11 @@ Needs: a model that takes trees; a draft model with the target's tokenizer (the 
 padded to different sizes)
 Trains: the draft model, best distilled from the target
 Differs:
-- continuations come from the text itself (the paper also asks a datastore) - the paper drafts with
-a trained head - the threshold is low by default, to suit weak draft models too (the paper tunes its
-own) - a text beyond the draft model's context or vocabulary is continued by its own copies alone,
-none of them dropped
+- continuations come from the text itself, where the paper also asks a datastore
+- a draft model drafts, where the paper uses a trained head
+- the threshold is low by default, to suit weak draft models too; the paper tunes its own
+- a text beyond the draft model's context or vocabulary is continued by its own copies alone, none
+of them dropped
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from foretell.core.drafter import Drafter, Drafting
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.ops.lookup import Index
-from foretell.ops.trees import grow, merge
+from foretell.ops.rows import resized
+from foretell.ops.trees import add_drawn, grow, merge
 
 # chance of a copied token the draft model was not asked about, if those before it are accepted
 HELD = 0.75
 NAME = "retrieval-fused"
 
+Laws = dict[int, torch.Tensor]  # node of the drafted tree -> the draft model's law (V,) below it
+
 
 @dataclass
 class State:
-    """Of a request: the index of its text, of which `known` tokens are sure to be in the draft
-    model's vocabulary.
-    """
+    """Of a request."""
 
-    index: Index
-    known: int = 0
+    index: Index  # of its text
+    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,9 @@ class RetrievalFused(Drafter):
             ("shortest", 1, self.longest),
             ("places", 1, 1024),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"{NAME}:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"{NAME}:{name}", value, f"between {low} and {high}")
         if not 0 <= self.threshold < 1:
             raise BadConfig.field(f"{NAME}:threshold", self.threshold, "at least 0 and below 1")
 
@@ -90,105 +90,109 @@ class RetrievalFused(Drafter):
         return State(Index(self.longest, least=self.shortest, every=True))
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
-        tree, laws = TokenTree(ctx.tokens[-1]), dict[int, torch.Tensor]()
+        tree = TokenTree(ctx.tokens[-1])
+        laws: Laws = {}
         if all(token < ctx.models["draft"].vocab for token in ctx.tokens[state.known :]):
             state.known = len(ctx.tokens)
             laws = yield from self._draft(ctx, tree, budget)
-        copied, twins = self._copies(ctx, state.index, tree, laws, budget)
-        room, kept = budget - len(tree), list[int]()
-        for node in range(1, len(copied)):
-            room -= node not in twins
+        state.index.extend(ctx.tokens)
+        copies, twins = self._copies(ctx, state.index, tree, laws, budget)
+        room = budget - len(tree)
+        kept: list[int] = []
+        for node in range(1, len(copies)):
+            if node not in twins:
+                room -= 1
             if room < 0:
                 break
             kept.append(node)
-        return merge(tree, copied.keep(kept))
+        return merge(tree, copies.keep(kept))
 
-    def _draft(
-        self, ctx: Context, tree: TokenTree, budget: int
-    ) -> Generator[Ask, Any, dict[int, torch.Tensor]]:
-        """Drafts into `tree`; returns the draft model's law (V,) below every node it was asked
-        about.
-        """
-        sampler, model, vocab = ctx.sampler, ctx.models["draft"], ctx.models["target"].vocab
-        chains, draws, laws = min(self.drafts, budget - 1), 0, dict[int, torch.Tensor]()
-        level = {0: chains}  # node -> chains that pass through it
+    def _draft(self, ctx: Context, tree: TokenTree, budget: int) -> Generator[Ask, Any, Laws]:
+        """Drafts into `tree`; returns the law below every node the draft model was asked about."""
+        model = ctx.models["draft"]
+        chains = min(self.drafts, budget - 1)
+        laws: Laws = {}
+        level = {0: chains}  # node -> chains that go on from it
+        draws = 0
         for _ in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
-            if (
-                chains < 1 or len(tree) + chains > budget
-            ):  # decided before anything of the level is drawn
+            # Decided before anything of the level is drawn, so that no draw can sway it.
+            if not any(level.values()) or len(tree) + chains > budget:
                 break
             reply = yield Ask(tree, model="draft", rows=list(level))
-            below: dict[int, int] = {}
-            options: list[tuple[float, int, int]] = []
-            for (node, passing), row in zip(level.items(), reply.logits, strict=True):
-                row = F.pad(row[:vocab], (0, max(0, vocab - len(row))), value=-torch.inf)
-                words, value = [*ctx.output, *tree.tokens_to(node)], tree.values[node]
-                if sampler.greedy:
-                    laws[node] = sampler.scores(row, words).softmax(-1)
-                    top = laws[node].topk(min(chains, vocab))
-                    options += [
-                        (-value * p, node, t)
-                        for p, t in zip(*map(torch.Tensor.tolist, top), strict=True)
-                    ]
-                    continue
-                laws[node] = q = sampler.law(row, words)
-                law = Law(q)
-                for _ in range(passing):
-                    draws += 1
-                    drawn = ctx.rng.sample(q, "draft", len(ctx.output), draws)
-                    child = tree.add(node, drawn, law, value * float(q[drawn]), NAME)
-                    below[child] = below.get(child, 0) + 1
-            for value, node, token in sorted(options)[:chains]:
-                below[tree.add(node, token, None, -value, NAME)] = 1
-            level = below
+            for node, row in zip(level, reply.logits, strict=True):
+                row = resized(row, ctx.models["target"].vocab)
+                output = [*ctx.output, *tree.tokens_to(node)]
+                if ctx.sampler.greedy:
+                    laws[node] = ctx.sampler.scores(row, output).softmax(-1)
+                else:
+                    laws[node] = ctx.sampler.law(row, output)
+            if ctx.sampler.greedy:
+                children = best_children(tree, {node: laws[node] for node in level}, chains)
+            else:
+                children = []
+                for node, count in level.items():
+                    q = laws[node]
+                    keys = range(draws + 1, draws + 1 + count)
+                    tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
+                    children += add_drawn(tree, node, Law(q), tokens, NAME)
+                    draws += count
+            level = {}
+            for child in children:
+                if tree.tokens[child] not in ctx.sampler.stops:
+                    level[child] = level.get(child, 0) + 1
         return laws
 
     def _copies(
-        self,
-        ctx: Context,
-        index: Index,
-        tree: TokenTree,
-        laws: dict[int, torch.Tensor],
-        budget: int,
+        self, ctx: Context, index: Index, tree: TokenTree, laws: Laws, budget: int
     ) -> tuple[TokenTree, dict[int, int]]:
-        """What followed the newest tokens before, best first; and which of its nodes stand in
-        `tree` too, and where.
+        """A tree of what followed the newest tokens before, best first; and of those of its nodes
+        that stand in `tree` too, which node that is there.
         """
         tokens = ctx.tokens
-        index.extend(tokens)
-        found: list[int] = []
-        n = self.longest + 1
-        while not found and n > self.shortest:
+        n = self.longest
+        starts = index.all(tokens, n, self.places)
+        while not starts and n > self.shortest:
             n -= 1
-            found = index.all(tokens, n, self.places)
-        places, twins = {0: found}, {0: 0}  # node -> where the text went on like that
+            starts = index.all(tokens, n, self.places)
+        places = {0: starts}  # node -> the places where the text went on by its path
+        twins = {0: 0}
 
-        def successors(copied: TokenTree, node: int) -> list[tuple[int, float]]:
-            parent, token, depth = copied.parents[node], copied.tokens[node], copied.depths[node]
+        def copied(place: int, depth: int) -> int:
+            # A copy that reaches the end of the text goes on into itself.
+            return tokens[place + depth % (len(tokens) - place)]
+
+        def successors(copies: TokenTree, node: int) -> list[tuple[int, float]]:
+            depth = copies.depths[node]
             if node:
-                places[node] = [p for p in places[parent] if after(p, depth - 1) == token]
+                parent, token = copies.parents[node], copies.tokens[node]
                 if parent in twins and (twin := tree.child(twins[parent], token)) >= 0:
                     twins[node] = twin
-            counts, q = (
-                Counter(after(p, depth) for p in places[node]),
-                laws.get(twins.get(node, -1)),
-            )
-            chances = [HELD] * len(counts) if q is None else q[list(counts)].tolist()
-            options = list(zip(counts.items(), chances, strict=True))
-            if not node and q is not None:
-                options = [
-                    (option, chance) for option, chance in options if chance >= self.threshold
-                ]
-            shares = (
-                (token, chance * count / len(places[node])) for (token, count), chance in options
-            )
-            return sorted(shares, key=lambda option: -option[1])
+                if token in ctx.sampler.stops:
+                    return []
+                places[node] = [p for p in places[parent] if copied(p, depth - 1) == token]
+            counts = Counter(copied(place, depth) for place in places[node])
+            q = laws.get(twins[node]) if node in twins else None
+            options = []
+            for token, count in counts.items():
+                chance = HELD if q is None else float(q[token])
+                if node or q is None or chance >= self.threshold:
+                    options.append((token, chance * count / len(places[node])))
+            return sorted(options, key=lambda option: -option[1])
 
-        def after(place: int, depth: int) -> int:
-            return tokens[
-                place + depth % (len(tokens) - place)
-            ]  # a copy that reaches the end goes on into itself
+        copies = grow(tokens[-1], successors, budget, min(self.copy, ctx.depth), NAME)
+        copies.matches[1:] = [n] * (len(copies) - 1)
+        return copies, twins
 
-        copied = grow(tokens[-1], successors, budget, min(self.copy, ctx.depth), NAME)
-        copied.matches[1:] = [n] * (len(copied) - 1)
-        return copied, twins
+
+def best_children(tree: TokenTree, laws: Laws, count: int) -> list[int]:
+    """Adds the `count` most probable continuations of these nodes; returns their nodes."""
+    options = []
+    for node, q in laws.items():
+        top = q.topk(min(count, len(q)))
+        for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if chance > 0:  # what the options forbid is no continuation
+                options.append((-tree.values[node] * chance, node, token))
+    return [
+        tree.add(node, token, value=-value, source=NAME)
+        for value, node, token in sorted(options)[:count]
+    ]

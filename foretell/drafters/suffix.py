@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from foretell.core.drafter import Drafter, Feedback
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.suffix import Place, Suffixes, Text

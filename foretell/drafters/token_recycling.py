@@ -12,10 +12,11 @@ Needs: a model that takes trees
 Trains: nothing
 Differs:
 - the tree grows best first under the measured acceptance of each rank, where the paper fills a
-fixed tree of 80 nodes found offline - how many nodes is the policy's choice (nodes=80,floor=0 is
-the paper's size) - a token never seen has no children rather than eight times token 0 - rows of
-refused nodes that were not asked for while many others came are forgotten - rows still empty are
-filled from the prompt's own pairs
+fixed tree of 80 nodes found offline
+- how many nodes is the policy's choice; nodes=80,floor=0 is the paper's size
+- a token never seen has no children rather than eight times token 0
+- rows of refused nodes that were not asked for while many others came are forgotten
+- rows still empty are filled from the prompt's own pairs
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.core.drafter import Drafter, Feedback
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.rows import best
 from foretell.ops.trees import grow
 
 RATE = 1 / 32  # of the running acceptance
-# rows put by that are all read when it is asked; of more, as after a pause, only what is looked for
+# unread rows that are all read for a draft; of more, as after a pause, only what is looked for
 FEW = 16
-UNREAD = 64  # rows put by that are no burden
-HELD = 1 << 21  # entries of rows put by at most, where these are more
+UNREAD = 64  # unread rows that are no burden
+HELD = 1 << 21  # entries of unread rows at most, where these are more
 ROW = 200  # bytes of an entry besides its candidates
 
 
@@ -45,59 +46,71 @@ class Store:
     """`rows[token]`: candidates, best first. `chance[rank]`: how often the candidate of that rank
     was accepted.
 
-    Bounded by the vocabulary: k candidates for every token.
+    Bounded by the vocabulary: k candidates for every token. The target's rows of logits are held
+    unread until somebody asks for their tokens: finding the best of a row takes time.
     """
 
     def __init__(self, k: int):
         self.k = k
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
-        # The last rows of tokens, put by: which of the `held` rows of the blocks (N, V) is whose,
-        # where each begins, and which of them the text really went through.
-        self.unread, self.held, self.passed = dict[int, int](), 0, set[int]()
-        self.blocks, self.starts = list[torch.Tensor](), list[int]()
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        self.blocks: list[torch.Tensor] = []  # of rows of logits, (N, V) each
+        self.starts: list[int] = []  # of each block: its first row's place among all held
+        self.held = 0  # rows in all blocks
+        self.unread: dict[int, int] = {}  # token -> the place of its last row
+        self.passed: set[int] = set()  # places of rows that the text really went through
 
     @property
     def nbytes(self) -> int:
         return len(self.rows) * (ROW + 8 * self.k)
 
-    def put(self, tokens: Sequence[int], rows: torch.Tensor, last: Sequence[int]) -> None:
-        """`rows[i]` is the row of `tokens[i]`, and of two of a token the one that `last` names
-        later is kept.
+    def put(self, tokens: Sequence[int], rows: torch.Tensor, path: Sequence[int]) -> None:
+        """Holds row i of rows (N, V) for tokens[i]. `path`: the rows that the text went through; of
+        two of one token the later in `path` is kept, else the later one.
         """
-        self.unread.update({tokens[i]: self.held + i for i in (*range(len(tokens)), *last)})
-        self.passed.update(self.held + i for i in last)
+        for row in (*range(len(tokens)), *path):
+            self.unread[tokens[row]] = self.held + row
+        self.passed.update(self.held + row for row in path)
         self.starts.append(self.held)
         self.blocks.append(rows)
         self.held += len(rows)
         if self.held > max(UNREAD, HELD // rows.shape[-1]):
-            # Nobody asked for them for long: of what was refused then nothing is taken in.
-            self.unread = {
-                token: place for token, place in self.unread.items() if place in self.passed
-            }
-            self.read()
+            # Nobody asked for them for long: nothing is learnt from what was refused then.
+            for token, place in list(self.unread.items()):
+                if place not in self.passed:
+                    del self.unread[token]
+            self.read_all()
 
-    def read(self, token: int = -1) -> None:
-        """Takes in the row put by for this token, or all."""
-        unread = self.unread if token < 0 else {token: self.unread.pop(token)}
-        if token < 0 and len(self.blocks) == 1:
-            rows, places = self.blocks[0], [*unread.values()]
+    def read(self, token: int) -> None:
+        """Takes in the unread row of this token."""
+        row = self._row(self.unread.pop(token))
+        self.rows[token] = best(row[None], self.k)[1][0].tolist()
+
+    def read_all(self) -> None:
+        """Takes in all unread rows."""
+        tokens, places = list(self.unread), list(self.unread.values())
+        if len(self.blocks) == 1:
+            top = best(self.blocks[0], self.k)[1].tolist()
+            candidates = [top[place] for place in places]
+        elif places:
+            rows = torch.stack([self._row(place) for place in places])
+            candidates = best(rows, self.k)[1].tolist()
         else:
-            found = [bisect_right(self.starts, place) - 1 for place in unread.values()]
-            few = [
-                self.blocks[b][place - self.starts[b]]
-                for b, place in zip(found, unread.values(), strict=True)
-            ]
-            rows, places = torch.stack(few), [*range(len(few))]
-        top = best(rows, self.k)[1].tolist()
-        self.rows.update(zip(unread, [top[place] for place in places], strict=True))
-        if token < 0:
-            self.unread, self.blocks, self.starts, self.held, self.passed = {}, [], [], 0, set()
+            candidates = []
+        self.rows.update(zip(tokens, candidates, strict=True))
+        self._forget_unread()
+
+    def _row(self, place: int) -> torch.Tensor:
+        block = bisect_right(self.starts, place) - 1
+        return self.blocks[block][place - self.starts[block]]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""
         if self.unread:
-            self.read()
+            self.read_all()
         rows = [row + [-1] * (self.k - len(row)) for row in self.rows.values()]
         return {
             "tokens": torch.tensor(list(self.rows), dtype=torch.int32),
@@ -106,23 +119,23 @@ class Store:
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if missing := {"tokens", "rows", "chance"} - tensors.keys():
+        """Puts these in place of what was learnt. Raises ValueError."""
+        missing = {"tokens", "rows", "chance"} - tensors.keys()
+        if missing:
             raise ValueError(f"lacks {', '.join(sorted(missing))}")
         tokens, rows, chance = tensors["tokens"], tensors["rows"], tensors["chance"]
         if tokens.ndim != 1 or rows.shape != (len(tokens), self.k) or chance.shape != (self.k,):
-            raise ValueError(
-                f"the shapes of tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)} do not fit"
-            )
-        if len(tokens) and (
-            int(tokens.min()) < 0 or int(rows.min()) < -1 or bool((rows[:, 0] < 0).any())
-        ):
-            raise ValueError("a token is negative or a row empty")
+            shapes = f"tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)}"
+            raise ValueError(f"the shapes of {shapes} do not fit")
+        if len(tokens):
+            negative = int(tokens.min()) < 0 or int(rows.min()) < -1
+            if negative or bool((rows[:, 0] < 0).any()):
+                raise ValueError("a token is negative or a row empty")
         if not bool(((chance >= 0) & (chance <= 1)).all()):
             raise ValueError("a chance is not between 0 and 1")
-        self.rows = {
-            token: [t for t in row if t >= 0]
-            for token, row in zip(tokens.tolist(), rows.tolist(), strict=True)
-        }
+        self.rows = {}
+        for token, row in zip(tokens.tolist(), rows.tolist(), strict=True):
+            self.rows[token] = [candidate for candidate in row if candidate >= 0]
         self.chance = chance.tolist()
 
 
@@ -137,11 +150,10 @@ class TokenRecycling(Drafter):
     needs = ("tree", "rows")
 
     def __post_init__(self) -> None:
-        for name, low, high in (("k", 1, 64), ("depth", 1, 64)):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"token-recycling:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+        for name in ("k", "depth"):
+            value = getattr(self, name)
+            if not 1 <= value <= 64:
+                raise BadConfig.field(f"token-recycling:{name}", value, "between 1 and 64")
         if not 0 <= self.floor <= 1:
             raise BadConfig.field("token-recycling:floor", self.floor, "between 0 and 1")
 
@@ -156,37 +168,25 @@ class TokenRecycling(Drafter):
 
     def propose(self, ctx: Context, state: Store, budget: int) -> TokenTree:
         if 0 < len(state.unread) <= FEW:
-            state.read()
-        rows, chance, unread = state.rows, state.chance, state.unread
+            state.read_all()
 
         def successors(tree: TokenTree, node: int) -> Iterable[tuple[int, float]]:
             token = tree.tokens[node]
-            if token in unread:  # after a pause few of many are asked for
+            if token in state.unread:  # after a pause few of many are asked for
                 state.read(token)
-            return zip(rows.get(token, ()), chance, strict=False)
+            return zip(state.rows.get(token, ()), state.chance, strict=False)
 
-        return grow(
-            ctx.tokens[-1],
-            successors,
-            budget,
-            min(self.depth, ctx.depth),
-            "token-recycling",
-            self.floor,
-        )
+        depth = min(self.depth, ctx.depth)
+        return grow(ctx.tokens[-1], successors, budget, depth, "token-recycling", self.floor)
 
     def observe(self, ctx: Context, state: Store, step: Feedback) -> None:
-        tokens, parents, rows, chance = (
-            step.tree.tokens,
-            step.tree.parents,
-            state.rows,
-            state.chance,
-        )
+        tokens, parents = step.tree.tokens, step.tree.parents
         for node, accepted in step.outcome.tested:
-            row = rows.get(tokens[parents[node]], ())
-            if (token := tokens[node]) in row:  # whoever proposed it
-                rank = row.index(token)
-                chance[rank] += RATE * (accepted - chance[rank])
+            row = state.rows.get(tokens[parents[node]], ())
+            if tokens[node] in row:  # whoever proposed it
+                rank = row.index(tokens[node])
+                state.chance[rank] += RATE * (accepted - state.chance[rank])
         if step.outcome.tested:
-            chance.sort(reverse=True)
+            state.chance.sort(reverse=True)
         # Where a token stands twice in a tree, what really happened is remembered.
         state.put(tokens, step.reply.logits, (0, *step.outcome.path))

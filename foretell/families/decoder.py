@@ -21,13 +21,13 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.model import STEP, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
 from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
 
 # Families whose packed forward the project's tests compare with transformers' own; others are

@@ -32,7 +32,6 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.model import STEP, Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
@@ -42,6 +41,7 @@ from foretell.families.fused import Fused, blocks
 from foretell.families.int8 import Linear8
 from foretell.families.loop import Block, Loop
 from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 
 PIECE = 16_384  # elements that torch leaves to one thread
 SCORES = 131_072  # numbers of attention that are worked on at a time

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foretell.memory.job import Job
 from foretell.core.model import STEP, Model
 from foretell.core.types import HUGE
+from foretell.memory.job import Job
 
 
 class Recording(Model):

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foretell.memory.job import Job
 from foretell.core.model import STEP, Model
+from foretell.memory.job import Job
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 OUTPUTS, LARGE = (
     16,
@@ -25,6 +26,14 @@ def firsts(rows: torch.Tensor) -> list[int]:
     values = rows.numpy() if rows.device.type == "cpu" else rows
     best: list[int] = values.argmax(-1).tolist()
     return best
+
+
+def resized(row: torch.Tensor, width: int) -> torch.Tensor:
+    """A row of logits (V,) cut to `width` tokens, or filled up with impossible ones.
+
+    Related models pad their vocabularies to different sizes.
+    """
+    return F.pad(row[:width], (0, max(0, width - len(row))), value=-torch.inf)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,13 +1,11 @@
-"""Ways to make a tree: planted at once, grown best first from estimated chances, or merged from
-two.
-"""
+"""Ways to make a tree: all nodes at once, best first from estimated chances, or from two trees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
-from foretell.core.tree import TokenTree
+from foretell.core.tree import Law, TokenTree
 
 
 def plant(
@@ -18,22 +16,37 @@ def plant(
     source: str,
     match: int = 0,
 ) -> TokenTree:
-    """The deterministic tree of these nodes, parents first; the children of one node hold different
-    tokens.
+    """The deterministic tree of these nodes below `root`, parents before their children.
+
+    The children of one node must hold different tokens.
     """
-    tree, count = TokenTree(root), len(tokens)
-    depths, tries = tree.depths, tree.tries
+    tree = TokenTree(root)
+    count = len(tokens)
     tree.tokens += tokens
     tree.parents += parents
     tree.values += values
     tree.laws += [None] * count
     tree.sources += [source] * count
     tree.matches += [match] * count
-    tries += [[] for _ in tokens]
+    tree.tries += [[] for _ in tokens]
     for node, parent in enumerate(parents, 1):
-        depths.append(depths[parent] + 1)
-        tries[parent].append(node)
+        tree.depths.append(tree.depths[parent] + 1)
+        tree.tries[parent].append(node)
     return tree
+
+
+def add_drawn(
+    tree: TokenTree, parent: int, law: Law, tokens: Sequence[int], source: str
+) -> list[int]:
+    """Adds the tokens that were drawn from a dense law below `parent`; returns the node of each.
+
+    A token drawn twice is one node with two tries.
+    """
+    nodes = []
+    for token in tokens:
+        value = tree.values[parent] * float(law.probs[token])
+        nodes.append(tree.add(parent, token, law=law, value=value, source=source))
+    return nodes
 
 
 def grow(
@@ -44,39 +57,33 @@ def grow(
     source: str = "",
     floor: float = 0.0,
 ) -> TokenTree:
-    """The best deterministic tree of `size` nodes, root included: best first by the product of
-    acceptances.
-
-    Nodes reached with a smaller chance than `floor` are left out.
+    """The best deterministic tree of `size` nodes, root included, `depth` levels deep at most.
 
     `successors(tree, node)` gives (token, chance that it is accepted if `node` is), best first. It
-    is asked once of every node, and what it gives is read as far as needed. The N largest values
-    are closed under parents, so any prefix of the nodes is the best tree of its own size.
+    is asked once of every node, and what it gives is read only as far as needed. A node's value is
+    the product of the chances on its path; nodes of a smaller value than `floor` are left out. The
+    N largest values are closed under parents, so any prefix of the nodes is the best tree of its
+    own size.
     """
     tree = TokenTree(root)
-    tokens, parents, depths, values, tries = (
-        tree.tokens,
-        tree.parents,
-        tree.depths,
-        tree.values,
-        tree.tries,
-    )
-    heap: list[
-        tuple[float, int, int, int, Iterator[tuple[int, float]]]
-    ] = []  # -value, order, parent, token, the rest
-    count, waiting = (
-        0,
-        [(0, iter(successors(tree, 0)))],
-    )  # nodes whose next successor is not on the heap yet
+    # The inner loop of many drafters, hence local names.
+    tokens, parents, depths = tree.tokens, tree.parents, tree.depths
+    values, tries = tree.values, tree.tries
+    # (-value, order, parent, token, further successors of the parent)
+    heap: list[tuple[float, int, int, int, Iterator[tuple[int, float]]]] = []
+    order = 0
+    # Nodes whose next successor is not on the heap yet.
+    waiting = [(0, iter(successors(tree, 0)))]
     while True:
-        for node, rest in waiting:
-            if depths[node] < depth and (option := next(rest, None)):
-                count += 1
-                heappush(heap, (-values[node] * option[1], count, node, option[0], rest))
+        for node, further in waiting:
+            if depths[node] < depth and (option := next(further, None)):
+                order += 1
+                token, chance = option
+                heappush(heap, (-values[node] * chance, order, node, token, further))
         if not heap or len(tokens) >= size or -heap[0][0] < floor:
             break
-        value, _, parent, token, rest = heappop(heap)
-        waiting = [(parent, rest)]
+        value, _, parent, token, further = heappop(heap)
+        waiting = [(parent, further)]
         if tree.child(parent, token) < 0:
             node = len(tokens)
             tokens.append(token)
@@ -93,49 +100,51 @@ def grow(
 
 
 def best_first(tokens: Sequence[int], chances: list[float]) -> Iterable[tuple[int, float]]:
-    """The pairs, most of which are in order already."""
+    """The pairs (token, chance), best first. Most are in order already."""
     pairs = zip(tokens, chances, strict=True)
-    return (
-        pairs
-        if chances == sorted(chances, reverse=True)
-        else sorted(pairs, key=lambda pair: -pair[1])
-    )
+    if chances == sorted(chances, reverse=True):
+        return pairs
+    return sorted(pairs, key=lambda pair: -pair[1])
 
 
 def merge(tree: TokenTree, other: TokenTree) -> TokenTree:
-    """Hangs the nodes of `other` (same root) into `tree` by prefix, deterministic behind drawn
-    ones; returns `tree`.
+    """Adds the nodes of `other`, which has the same root, to `tree` by prefix; returns `tree`.
 
-    A drawn node of `other` is allowed only where `tree` has no drawn children yet; a deterministic
-    sibling of the same token then gives way to it, which changes no law. What both hold has both
-    for its source.
+    Deterministic children come behind drawn ones. A drawn node of `other` is allowed only where
+    `tree` has no drawn children yet, else ValueError; a deterministic sibling of the same token
+    then gives way to it, which changes no law. What both trees hold names both as its source.
     """
-    place, drawn = [0], other.drawn
-    taken = (
-        {tree.parents[node] for node, law in enumerate(tree.laws) if law is not None}
-        if drawn
-        else set[int]()
-    )
+    place = [0]  # node of `other` -> its node in `tree`
+    other_drawn = other.drawn
+    drawn_below: set[int] = set()  # nodes of `tree` that have drawn children of its own
+    if other_drawn:
+        for parent, law in zip(tree.parents, tree.laws, strict=True):
+            if law is not None:
+                drawn_below.add(parent)
     for node in range(1, len(other)):
-        parent, token, value = place[other.parents[node]], other.tokens[node], other.values[node]
-        law, source, match = other.laws[node], other.sources[node], other.matches[node]
-        if law is not None and parent in taken:
+        parent = place[other.parents[node]]
+        token, law, value = other.tokens[node], other.laws[node], other.values[node]
+        source, match = other.sources[node], other.matches[node]
+        if law is not None and parent in drawn_below:
             raise ValueError(
                 "both trees drew children of the same node: their laws cannot be combined"
             )
-        old = tree.child(parent, token)
-        if old < 0:
-            old = tree.add(parent, token, law, value, source, match)
+        same = tree.child(parent, token)
+        if same < 0:
+            same = tree.add(parent, token, law=law, value=value, source=source, match=match)
         else:
-            tree.laws[old] = law or tree.laws[old]
-            tree.values[old] = max(tree.values[old], value)
-            tree.matches[old] = max(tree.matches[old], match)
-            if source != tree.sources[old] and source not in tree.sources[old].split("+"):
-                tree.sources[old] += "+" + source
-        place.append(old)
-    for node, tries in enumerate(other.tries if drawn else ()):
-        mine = [place[t] for t in tries if other.laws[t] is not None]
-        if mine:
-            rest = [t for t in tree.tries[place[node]] if tree.laws[t] is None]
-            tree.tries[place[node]] = mine + rest
+            tree.laws[same] = law or tree.laws[same]
+            tree.values[same] = max(tree.values[same], value)
+            tree.matches[same] = max(tree.matches[same], match)
+            known = tree.sources[same]
+            if source != known and source not in known.split("+"):
+                tree.sources[same] = f"{known}+{source}"
+        place.append(same)
+    if other_drawn:
+        for node, tries in enumerate(other.tries):
+            drawn = [place[child] for child in tries if other.laws[child] is not None]
+            if drawn:
+                siblings = tree.tries[place[node]]
+                fixed = [child for child in siblings if tree.laws[child] is None]
+                tree.tries[place[node]] = drawn + fixed
     return tree

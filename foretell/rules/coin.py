@@ -1,7 +1,10 @@
 """One draw a node decides among a deterministic tree's children and none of them.
 
 The same law as the walk and as `sequential` on such trees, with one random number a node rather
-than one a child.
+than one a child. What that number means depends on the drafted children, so the same seed gives the
+same tokens only with the same drafts: a drafter that learns from other requests while this one runs
+changes its samples, never their law. (The default rule, `walk`, gives plain decoding's tokens
+whatever was drafted.)
 
 Paper: the kernel of SGLang, sgl-kernel/csrc/speculative/speculative_sampling.cuh
 Guarantee: exact
@@ -9,7 +12,7 @@ Cost: none
 Needs: tokens chosen by a rule, not drawn
 Trains: nothing
 Differs:
-- the kernel's thresholds, which make it lossy, are left out
+- the kernel's acceptance thresholds, which make it lossy, are left out
 """
 
 from __future__ import annotations
@@ -35,21 +38,26 @@ class Coin(Rule):
         return not tree.drawn
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        node, outcome = 0, Outcome([], -1)
-        while True:
-            p, children = target.p(node), tree.tries[node]
-            tokens = [tree.tokens[c] for c in children]
+        node = 0
+        path: list[int] = []
+        tested: list[tuple[int, bool]] = []
+        while not target.ends(node):
+            p = target.p(node)
+            children = tree.tries[node]
+            tokens = [tree.tokens[child] for child in children]
             rest = p.clone()
             rest[tokens] = 0
-            laws = torch.cat(
-                [p[tokens], rest.sum()[None]]
-            )  # not 1 - the sum: rounding could then choose an empty rest
-            choice = rng.sample(laws, "accept", position, tree.depths[node]) if children else 0
-            outcome.tested += [(c, i == choice) for i, c in enumerate(children)]
+            choice = 0
+            if children:
+                # The rest is summed rather than 1 minus the children: rounding could choose an
+                # empty rest.
+                law = torch.cat([p[tokens], rest.sum()[None]])
+                choice = rng.sample(law, "accept", position, tree.depths[node])
+            tested += [(child, rank == choice) for rank, child in enumerate(children)]
             if choice == len(children):
-                outcome.token = rng.sample(
-                    rest / rest.sum(), "target", position + tree.depths[node]
-                )
-                return outcome
+                rest /= rest.sum()
+                token = rng.sample(rest, "target", position + tree.depths[node])
+                return Outcome(path, token, tested)
             node = children[choice]
-            outcome.path.append(node)
+            path.append(node)
+        return Outcome(path, None, tested)

@@ -1,8 +1,8 @@
-"""k-sequential selection: k independent drafts are each accepted with min(1, p / (r q)), r as small as is valid.
+"""k independent drafts are each accepted with min(1, p / (r q)), r as small as is valid.
 
-Where `sequential` lowers p after each refusal, here every try faces the same threshold, and the
-residual law makes up for all of them at once. The drafts that begin with the accepted token go on
-together.
+This is the k-sequential selection of SpecTr. Where `sequential` lowers p after each refusal, here
+every try faces the same threshold, and the residual law makes up for all of them at once. The
+drafts that begin with the accepted token go on together.
 
 Paper: Sun, Suresh, Ro, Beirami, Jain, Yu, SpecTr: Fast Speculative Decoding via Optimal Transport,
 arXiv:2310.15141
@@ -25,6 +25,8 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
 from foretell.core.verify import TINY, Rule
 
+BISECTIONS = 60
+
 
 @dataclass(frozen=True)
 class Kseq(Rule):
@@ -33,42 +35,69 @@ class Kseq(Rule):
     needs = "children drawn independently from one law"
 
     def accepts(self, tree: TokenTree) -> bool:
-        return all(
-            len({id(tree.laws[c]) for c in t}) <= 1 and all(tree.laws[c] for c in t)
-            for t in tree.tries
-        )
+        for tries in tree.tries:
+            laws = [tree.laws[child] for child in tries]
+            if None in laws or len(set(map(id, laws))) > 1:
+                return False
+        return True
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        node, tries, outcome = 0, 0, Outcome([], -1)
-        while True:
+        node = 0
+        tries = 0
+        path: list[int] = []
+        tested: list[tuple[int, bool]] = []
+        while not target.ends(node):
             p = target.p(node)
-            children, accepted = tree.tries[node], -1
+            children = tree.tries[node]
+            accepted = -1
             if children:
                 law = tree.laws[children[0]]
-                assert law is not None
-                q, k = law.dense(len(p)).to(p), len(children)
-                low, high = 1.0, float(k)
-                for _ in range(60):
-                    r = (low + high) / 2
-                    beta = float(torch.minimum(q, p / r).sum())
-                    low, high = (r, high) if 1 - (1 - beta) ** k > r * beta else (low, r)
-                beta = float(torch.minimum(q, p / high).sum())
+                assert law is not None, "accepts() let a token through that was not drawn"
+                q = law.dense(len(p)).to(p)
+                r = threshold(p, q, len(children))
                 for child in children:
                     token = tree.tokens[child]
                     tries += 1
-                    taken = rng.accept(
-                        float(p[token]) / (high * float(q[token])), "accept", position, tries
-                    )
-                    outcome.tested.append((child, taken))
+                    chance = float(p[token]) / (r * float(q[token]))
+                    taken = rng.accept(chance, "accept", position, tries)
+                    tested.append((child, taken))
                     if taken:
                         accepted = child
                         break
-                if accepted < 0 and beta > TINY:
-                    share = (1 - (1 - beta) ** k) / beta
-                    rest = (p - torch.minimum(q, p / high) * share).clamp_min(0)
-                    p = rest / rest.sum() if float(rest.sum()) > TINY else p
+                else:
+                    p = residual(p, q, r, len(children))
             if accepted < 0:
-                outcome.token = rng.sample(p, "target", position + tree.depths[node])
-                return outcome
-            outcome.path.append(accepted)
+                token = rng.sample(p, "target", position + tree.depths[node])
+                return Outcome(path, token, tested)
+            path.append(accepted)
             node = accepted
+        return Outcome(path, None, tested)
+
+
+def overlap(p: torch.Tensor, q: torch.Tensor, r: float) -> float:
+    """The chance that one draw from q is accepted with min(1, p / (r q))."""
+    return float(torch.minimum(q, p / r).sum())
+
+
+def threshold(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
+    """The smallest r in [1, k] that leaves no token accepted more often than p allows."""
+    low, high = 1.0, float(k)
+    for _ in range(BISECTIONS):
+        r = (low + high) / 2
+        beta = overlap(p, q, r)
+        if 1 - (1 - beta) ** k > r * beta:
+            low = r
+        else:
+            high = r
+    return high
+
+
+def residual(p: torch.Tensor, q: torch.Tensor, r: float, k: int) -> torch.Tensor:
+    """The law (V,) of the token after k refusals."""
+    beta = overlap(p, q, r)
+    if beta <= TINY:
+        return p
+    share = (1 - (1 - beta) ** k) / beta
+    rest = (p - torch.minimum(q, p / r) * share).clamp_min(0)
+    total = float(rest.sum())
+    return rest / total if total > TINY else p

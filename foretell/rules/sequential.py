@@ -1,6 +1,7 @@
-"""Tries a node's children in order: x from law q passes with min(1, p(x)/q(x)), else p becomes (p - q)+, renormalised.
+"""Tries children in order: x drawn from q passes with min(1, p(x) / q(x)), else q leaves p.
 
-Recursive rejection sampling. Exact for chains, deterministic trees, trees drawn with or without
+Recursive rejection sampling: after a refusal p becomes (p - q)+, renormalised, and the next child
+is tried; after the last one the token is drawn from what is left of p. Exact for chains, deterministic trees, trees drawn with or without
 replacement and mixtures, because every node carries the law its token was drawn from.
 
 Paper: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; Miao et al. (SpecInfer),

@@ -1,8 +1,8 @@
-"""Accepts drafts by a coin: for trying schedules, sizes and machines with an acceptance of one's choice.
+"""Accepts drafts by a coin of a chosen bias: for timing an acceptance that no model has.
 
 The first child of a node is accepted with chance `rate`, each further one with `fall` times the
 chance of the one before it, whatever the target says; the token after the path is the target's. So
-the speed of a method can be measured for an acceptance that no model at hand has:
+schedules, sizes and machines can be measured at any acceptance:
 `draft:length=6,rule=synthetic,rate=0.9`. The text is worthless.
 
 Paper: none, it is a measuring device
@@ -41,24 +41,27 @@ class Synthetic(Rule):
                 raise BadConfig.field(name, getattr(self, name), "from 0 to 1")
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        node, tries, outcome = 0, 0, Outcome([], -1)
-        while True:
-            chance, before = self.rate, node
-            for child in dict.fromkeys(tree.tries[node]):
+        node = 0
+        tries = 0
+        path: list[int] = []
+        tested: list[tuple[int, bool]] = []
+        while not target.ends(node):
+            accepted = -1
+            chance = self.rate
+            for child in dict.fromkeys(tree.tries[node]):  # a child drawn twice is tried once
                 tries += 1
                 taken = rng.accept(chance, "accept", position, tries)
-                outcome.tested.append((child, taken))
+                tested.append((child, taken))
                 if taken:
-                    outcome.path.append(child)
-                    node = child
+                    accepted = child
                     break
                 chance *= self.fall
-            if node == before:
-                break
-        greedy = target.sampler.greedy
-        token = (
-            target.best(node)
-            if greedy
-            else rng.sample(target.p(node), "target", position + tree.depths[node])
-        )
-        return Outcome(outcome.path, token, outcome.tested)
+            if accepted < 0:
+                if target.sampler.greedy:
+                    token = target.best(node)
+                else:
+                    token = rng.sample(target.p(node), "target", position + tree.depths[node])
+                return Outcome(path, token, tested)
+            path.append(accepted)
+            node = accepted
+        return Outcome(path, None, tested)

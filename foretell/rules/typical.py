@@ -1,8 +1,8 @@
-"""Accepts a draft that is likely enough given how uncertain the target is, not only what the target would have drawn.
+"""Accepts a draft that is likely enough given how uncertain the target is at its place.
 
-A token x passes where p(x) > min(epsilon, delta exp(-H(p))). Of all paths of passing tokens the
-longest wins, the likelier among equals; the token after it is drawn from the target. At temperature
-0 it is the greedy walk.
+A token x passes where p(x) > min(epsilon, delta exp(-H(p))), H being the entropy. Of all paths of
+passing tokens the longest wins, the likelier among equals; the token after it is drawn from the
+target. At temperature 0 it is the greedy walk.
 
 Paper: Cai, Li, Geng, Peng, Lee, Chen, Dao, Medusa, arXiv:2401.10774, section 3.3.1
 Guarantee: lossy: tokens the target would seldom draw are accepted, so texts are likelier than the
@@ -46,20 +46,22 @@ class Typical(Rule):
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         laws: dict[int, torch.Tensor] = {}
-        scores: dict[int, float] = {0: 0.0}
+        scores: dict[int, float] = {0: 0.0}  # of a node whose path passes: log-probability
         tested: list[tuple[int, bool]] = []
-        for node in range(len(tree)):
-            if node in scores and tree.tries[node]:
-                p = laws[node] = target.p(node)
-                entropy = float(-(p * (p + 1e-5).log()).sum())
-                threshold = min(self.epsilon, self.delta * math.exp(-entropy))
-                for child in dict.fromkeys(tree.tries[node]):
-                    chance = float(p[tree.tokens[child]])
-                    tested.append((child, chance > threshold))
-                    if chance > threshold:
-                        scores[child] = scores[node] + math.log(chance)
-        best = max(scores, key=lambda n: (tree.depths[n], scores[n], -n))
+        for node, children in enumerate(tree.tries):
+            if node not in scores or not children or target.ends(node):
+                continue
+            p = laws[node] = target.p(node)
+            entropy = float(-(p * (p + 1e-5).log()).sum())
+            threshold = min(self.epsilon, self.delta * math.exp(-entropy))
+            for child in dict.fromkeys(children):  # a child drawn twice is tried once
+                chance = float(p[tree.tokens[child]])
+                tested.append((child, chance > threshold))
+                if chance > threshold:
+                    scores[child] = scores[node] + math.log(chance)
+        best = max(scores, key=lambda node: (tree.depths[node], scores[node], -node))
+        path = tree.path(best)
+        if target.ends(best):
+            return Outcome(path, None, tested)
         p = laws[best] if best in laws else target.p(best)
-        return Outcome(
-            tree.path(best), rng.sample(p, "target", position + tree.depths[best]), tested
-        )
+        return Outcome(path, rng.sample(p, "target", position + len(path)), tested)

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.model import STEP
 from foretell.core.types import Ask
 from foretell.families.loop import Loop, attending
-from foretell.ops.attention import attend
 from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
+from foretell.ops.attention import attend
 from foretell.ops.threads import torch_threads
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes that there are steps for

@@ -27,11 +27,11 @@ import numpy as np
 import torch
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import BadModel, PromptTooLong, RequestFailed, Unsupported
+from foretell.memory.job import Job
 from foretell.runtimes.vocabulary import Vocabulary
 
 CURE = "pip install 'foretell[gguf]'"

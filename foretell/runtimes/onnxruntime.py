@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.families.decoder import Executor as Other
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 from foretell.ops.rows import Lent
 from foretell.runtimes.openvino import SMALL
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.model import STEP
 from foretell.core.tree import ancestors
 from foretell.families.loop import Loop
 from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 from foretell.ops.rows import Lent
 from foretell.runtimes.pool import BLOCK, Pool, Pooled, Segment
 

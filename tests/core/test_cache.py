@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.families.toy import Toy
+from foretell.memory.job import Job
 from tests import laws
 
 VOCAB = 3

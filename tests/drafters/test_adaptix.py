@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Feedback
 from foretell.core.context import Context, Request
+from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
-from foretell.drafters.adaptix import DOUBT, GAIN, KEEP, MOST, Adaptix, Map, explore
+from foretell.drafters.adaptix import Adaptix, explore
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
+from foretell.ops.trigrams import DOUBT, GAIN, MOST, Trigrams
 from tests import laws
 
 SPECS = ["adaptix:search=false", "adaptix:depth=2,rounds=5,paths=3"]
@@ -45,30 +44,15 @@ def context(
     return Context(engine, request).scoped(drafter)
 
 
-def made(rows: dict[tuple[int, int], dict[int, float]], limit: int = 1 << 20) -> Map:
-    store = Map(99, limit)
+def made(rows: dict[tuple[int, int], dict[int, float]], limit: int = 1 << 20) -> Trigrams:
+    store = Trigrams(99, limit)
     for pair, row in rows.items():
         for token, weight in row.items():
             store.learn(pair, token, weight)
     return store
 
 
-# --- the map
-
-
-@given(texts)
-def test_a_prompt_gives_every_pair_the_shares_of_its_successors(text: list[int]) -> None:
-    store = Map(VOCAB, 1 << 20)
-    store.read(text)
-    counts: dict[Any, Counter[int]] = {}
-    for i in range(len(text) - 2):
-        counts.setdefault((text[i], text[i + 1]), Counter())[text[i + 2]] += 1
-    assert set(store.rows) == set(counts)
-    for pair, row in counts.items():
-        assert store.rows[pair] == pytest.approx({t: n / row.total() for t, n in row.items()})
-    before = {pair: dict(row) for pair, row in store.rows.items()}
-    store.read(text)
-    assert store.rows == before, "a prompt read again adds nothing"
+# --- what it learns
 
 
 def test_the_newest_trigrams_gain_in_every_step_up_to_a_limit() -> None:
@@ -99,100 +83,6 @@ def test_a_step_longer_than_the_window_is_learnt_whole() -> None:
         and (6, 0) in state.rows
         and state.rows[0, 1] == pytest.approx({2: 5 * GAIN})
     )
-
-
-def test_of_too_many_successors_the_lightest_is_forgotten() -> None:
-    store = Map(99, 1 << 20)
-    for token in range(KEEP):
-        store.learn((1, 2), token, 1.0 + (token != 5))
-    store.learn((1, 2), 50, GAIN)
-    assert set(store.rows[1, 2]) == {*range(KEEP), 50} - {5} and store.cells == KEEP
-    store.learn((1, 2), 51, GAIN)
-    assert 50 not in store.rows[1, 2], "now this was the lightest"
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=60),
-    st.integers(0, 4000),
-)
-def test_it_stays_within_its_bytes_and_forgets_what_was_met_longest_ago(
-    grams: list[Any], limit: int
-) -> None:
-    store, wide = Map(VOCAB, limit), Map(VOCAB, 1 << 30)
-    for a, b, c in grams:
-        store.learn((a, b), c, GAIN)
-        wide.learn((a, b), c, GAIN)
-        assert store.nbytes <= limit or len(store.rows) == 1
-        assert store.cells == sum(map(len, store.rows.values())) and (a, b) in store.rows
-        assert list(store.rows) == list(wide.rows)[-len(store.rows) :]
-
-
-def test_its_bytes_are_told_about_right() -> None:
-    store, draw = Map(1 << 20, 1 << 30), random.Random(0)
-    for i in range(5000):
-        for _ in range(1 + i % 4):
-            store.learn((1000 + 2 * i, 1001 + 2 * i), draw.randrange(1000, 1 << 20), draw.random())
-    true = sys.getsizeof(store.rows)
-    for pair, row in store.rows.items():
-        true += sum(map(sys.getsizeof, [pair, *pair, row, *row, *row.values()]))
-    assert 0.75 < store.nbytes / true < 1.33
-
-
-@given(texts, st.integers(0, 9000))
-def test_saved_and_restored_it_goes_on_as_before(text: list[int], limit: int) -> None:
-    store, other = Map(VOCAB, 1 << 20), Map(VOCAB, limit)
-    store.read(text)
-    store.meet(text[-16:])
-    other.restore(store.tensors())
-    assert (
-        list(other.rows.items()) == list(store.rows.items())[-len(other.rows) :] or not store.rows
-    )
-    assert other.nbytes <= limit or len(other.rows) <= 1
-    other.limit = 1 << 20
-    if len(other.rows) == len(store.rows):
-        for a in (store, other):
-            a.meet([0, 1, 2, 0, 1])
-        assert list(other.rows.items()) == list(store.rows.items()) and other.nbytes == store.nbytes
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "complaint"),
-    [
-        ("trigrams", None, "trigrams is missing"),
-        ("weights", None, "weights is missing"),
-        ("weights", lambda x: x.float(), "weights .*not torch.float64"),
-        ("trigrams", lambda x: x.int(), "trigrams .*not torch.int64"),
-        ("weights", lambda x: x[:1], "trigrams .*shape"),
-        ("trigrams", lambda x: x[:, :2], "not of shape"),
-        ("trigrams", lambda x: x + 6, "beyond the vocabulary"),
-        ("trigrams", lambda x: x - 9, "beyond the vocabulary"),
-        ("weights", lambda x: x * torch.nan, "not all above 0"),
-        ("weights", lambda x: x * 0, "not all above 0"),
-        ("weights", lambda x: x + MOST, "at most"),
-        ("trigrams", lambda x: x[:1].expand(3, -1), "one twice"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
-    name: str, change: Any, complaint: str
-) -> None:
-    store, other = Map(VOCAB, 1 << 20), Map(VOCAB, 1 << 20)
-    store.read([1, 2, 3, 1, 2, 4])
-    tensors = {k: v[:3] for k, v in store.tensors().items()}
-    good = tensors.pop(name)
-    if change is not None:
-        tensors[name] = change(good)
-    other.learn((1, 2), 3, 1.0)
-    with pytest.raises(ValueError, match=complaint):
-        other.restore(tensors)
-    assert other.rows == {(1, 2): {3: 1.0}} and other.cells == 1
-
-
-def test_more_successors_than_are_kept_are_refused() -> None:
-    grams = torch.tensor([[1, 2, token] for token in range(KEEP + 1)])
-    with pytest.raises(ValueError, match="more than 12"):
-        Map(99, 1 << 20).restore(
-            {"trigrams": grams, "weights": torch.ones(KEEP + 1, dtype=torch.float64)}
-        )
 
 
 def test_the_map_is_shared_in_a_tenant_and_not_beyond() -> None:
@@ -284,10 +174,11 @@ def test_the_search_proposes_what_it_visited_most(
             total = sum(row.values())
             part = visits[path] * total + row[path[-1]]
             value[path] = value[parent] * part / (total + DOUBT) / (visits[parent] + 1)
+    by_visits = dict(value)  # below a kept node its visits count, even if it is a best successor
     for path in kept:
         if row := options(path):
             token = max(row, key=row.__getitem__)
-            share = value[path] * row[token] / (sum(row.values()) + DOUBT)
+            share = by_visits[path] * row[token] / (sum(row.values()) + DOUBT)
             value[(*path, token)] = max(share, value.get((*path, token), 0.0))
     del value[()]
     found = {tuple(whole.tokens_to(n)): whole.values[n] for n in range(1, len(whole))}

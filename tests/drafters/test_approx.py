@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Feedback
 from foretell.core.context import Context, Request
+from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree

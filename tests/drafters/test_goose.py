@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Feedback
 from foretell.core.context import Context, Request
+from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
@@ -82,7 +82,7 @@ def options(
     if len(path) - held >= drafter.depth:
         return {}
     text = [*tokens, *path]
-    row = list(zip(*store.look(text[-2] if len(text) > 1 else -1, text[-1]), strict=True))
+    row = list(zip(*store.after(text[-2] if len(text) > 1 else -1, text[-1]), strict=True))
     chances = {token: store.chance[kind] for token, kind in row}
     if held < len(path) or held == len(copied):
         return chances
@@ -192,8 +192,8 @@ def test_the_pair_is_asked_before_the_token() -> None:
     assert drafter.propose(ctx, state, 2).tokens == [7, 1]
     store.put([(6 + 1) * V + 7], np.array([[3, 4]]), row)
     assert drafter.propose(ctx, state, 2).tokens == [7, 3]
-    assert store.look(0, 7)[0][0] == 1
-    assert list(map(list, store.look(6, 7))) == [[3, 4], [KINDS + 7, KINDS + 5]]
+    assert store.after(0, 7)[0][0] == 1
+    assert list(map(list, store.after(6, 7))) == [[3, 4], [KINDS + 7, KINDS + 5]]
 
 
 def test_widths_fall_along_the_spine_where_asked() -> None:
@@ -258,10 +258,10 @@ def test_every_verified_row_is_kept_for_its_token_and_its_pair_the_accepted_last
     ctx = context(drafter, [1, 2])
     state = drafter.start(ctx)
     tree = TokenTree(2)
-    first = tree.add(0, 3)
-    tree.add(first, 2)  # 2 again, as the root, and 3 twice
-    tree.add(0, 4)
-    tree.add(3, 3)
+    first = tree.add(0, 3, value=0.5)
+    tree.add(first, 2, value=0.25)  # 2 again, as the root, and 3 twice
+    tree.add(0, 4, value=0.25)
+    tree.add(3, 3, value=0.125)
     done = step(ctx, tree, [first], 6)
     drafter.observe(ctx, state, done)
     last: dict[int, int] = {}
@@ -334,7 +334,7 @@ def test_a_store_is_what_its_tensors_say(seed: int, keys: int, k: int) -> None:
     learnt(again, seed + 1, 20)
     again.restore(store.tensors())
     assert same(store, again) and again.nbytes == store.nbytes == len(store.rows) * (ENTRY + 9 * k)
-    assert all(store.look(b, t) == again.look(b, t) for b in range(-1, V) for t in range(V))
+    assert all(store.after(b, t) == again.after(b, t) for b in range(-1, V) for t in range(V))
 
 
 def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago() -> None:

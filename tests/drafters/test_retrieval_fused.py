@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from typing import Any
 
@@ -51,7 +52,7 @@ def drive(
         except StopIteration as end:
             end.value.check()
             return end.value, asks, ctx
-        asks.append(ask)
+        asks.append(copy.deepcopy(ask))  # the tree of the ask goes on growing
         value = Reply(draft.score(tokens, ask.tree)[list(ask.rows)], {}, list(ask.rows))
 
 

@@ -4,8 +4,8 @@ test_laws.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.core.drafter import Feedback
 from foretell.core.context import Context, Request
+from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
-from foretell.drafters.stand import CHANCE, Memory, Stand, shape
+from foretell.drafters.stand import CHANCE, Stand, State, shape
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
@@ -42,145 +42,16 @@ def context(
     return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scoped(drafter)
 
 
-def memory(n: int = 4, k: int = 3, vocab: int = VOCAB, limit: int = 1 << 20) -> Memory:
-    return Memory(n, k, vocab, limit)
+def entry(state: State, *gram: int) -> dict[int, float]:
+    """What the request sees behind an n-gram."""
+    row = state.seen.get(gram)
+    assert row is not None
+    ids, probs = state.memory.unpack(row)
+    return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
-def entry(store: Memory, *gram: int) -> dict[int, float]:
-    slot = store.slots[gram]
-    return dict(zip(store.ids[slot].tolist(), store.probs[slot].tolist(), strict=True))
-
-
-# --- the memory
-
-
-def test_a_token_absent_from_a_row_decays() -> None:
-    store = memory(k=4, vocab=9)
-    store.learn((1, 2), [0, 1, 2, 3], [0.7, 0.2, 0.05, 0.0])
-    store.learn((1, 2), [1, 0, 4, 5], [0.6, 0.3, 0.05, 0.0])
-    assert entry(store, 1, 2) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.025, 4: 0.025})
-    store.learn((1, 2), [7, 8, 0, 1], [0.6, 0.3, 0.0, 0.0])
-    assert entry(store, 1, 2) == pytest.approx({0: 1 / 3, 1: 0.8 / 3, 7: 0.2, 8: 0.1})
-    assert store.probs[0].tolist() == sorted(store.probs[0].tolist(), reverse=True)
-
-
-Rows = list[tuple[tuple[int, ...], list[float]]]
-grams = st.lists(st.integers(0, 2), min_size=2, max_size=4).map(tuple)
-rows = st.lists(st.tuples(grams, st.permutations(range(1, VOCAB + 1))), max_size=20)
-
-
-def best(weights: Sequence[float], k: int) -> tuple[list[int], list[float]]:
-    order = sorted(range(len(weights)), key=lambda t: -weights[t])[:k]
-    return order, [weights[t] / sum(weights) for t in order]
-
-
-@given(rows)
-def test_with_room_for_every_token_a_mean_is_the_mean(seen: Rows) -> None:
-    store = memory(k=VOCAB)
-    for gram, weights in seen:
-        store.learn(gram, *best(weights, VOCAB))
-    for gram in {gram for gram, _ in seen}:
-        all_rows = [[w / sum(weights) for w in weights] for g, weights in seen if g == gram]
-        means = {t: sum(row[t] for row in all_rows) / len(all_rows) for t in range(VOCAB)}
-        assert entry(store, *gram) == pytest.approx(means, abs=1e-5)
-        assert store.counts[store.slots[gram]] == len(all_rows)
-
-
-@given(rows, st.integers(1, 9))
-def test_the_one_met_longest_ago_gives_way(seen: Rows, room: int) -> None:
-    store, wide = memory(), memory()
-    store.capacity = room
-    store._make(64)
-    for gram, weights in seen:
-        store.learn(gram, *best(weights, 3))
-        wide.learn(gram, *best(weights, 3))
-        assert list(store.slots) == list(wide.slots)[-room:]
-        assert sorted(store.slots.values()) == [*range(len(store.slots))]
-    last = {gram: i for i, (gram, _) in enumerate(seen)}
-    assert list(wide.slots) == sorted(last, key=last.__getitem__)
-
-
-def test_it_stays_within_its_bytes() -> None:
-    for limit in (1, 5_000, 40_000):
-        store = memory(limit=limit, vocab=1000, k=10)
-        for i in range(300):
-            store.learn((i, i + 1), range(10), [0.1] * 10)
-            assert store.nbytes <= limit or len(store.slots) == 1
-        assert (299, 300) in store.slots and len(store.slots) == min(300, store.capacity)
-
-
-def test_its_bytes_are_told_about_right() -> None:
-    store = memory(limit=1 << 30, vocab=100_000, k=10)
-    for i in range(5000):
-        store.learn(tuple(range(9 * i + 1000, 9 * i + 1002 + i % 3)), range(10), [0.1] * 10)
-    keys = sum(sys.getsizeof(gram) + sum(map(sys.getsizeof, gram)) for gram in store.slots)
-    slots = sum(map(sys.getsizeof, store.slots.values()))
-    true = (
-        sys.getsizeof(store.slots)
-        + keys
-        + slots
-        + store.ids.nbytes
-        + store.probs.nbytes
-        + store.counts.nbytes
-    )
-    assert 0.75 < store.nbytes / true < 1.33
-
-
-@given(rows, st.integers(1, 30))
-def test_saved_and_restored_it_goes_on_as_before(seen: Rows, room: int) -> None:
-    store, other = memory(), memory()
-    for gram, weights in seen:
-        store.learn(gram, *best(weights, 3))
-    other.capacity = room
-    other.restore(store.tensors())
-    assert list(other.slots) == list(store.slots)[-room:]
-    if room >= len(store.slots):
-        for a in (store, other):
-            a.learn((0, 0), [1, 2, 3], [0.5, 0.25, 0.125])
-    for gram in other.slots:
-        assert entry(other, *gram) == entry(store, *gram)
-        assert other.counts[other.slots[gram]] == store.counts[store.slots[gram]]
-    assert list(other.tensors()) == ["grams", "ids", "probs", "counts"]
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "complaint"),
-    [
-        ("grams", None, "grams is missing"),
-        ("counts", None, "counts is missing"),
-        ("ids", lambda x: x.long(), "ids .*not torch.int32"),
-        ("probs", lambda x: x[:, :2], "probs .*shape"),
-        ("grams", lambda x: x[:1], "not of shape"),
-        ("grams", lambda x: x.flatten(), "grams .*shape"),
-        ("grams", lambda x: x + 4, "no n-gram"),
-        ("grams", lambda x: x.flip(-1), "no n-gram"),
-        ("grams", lambda x: x - 3, "no n-gram"),
-        ("grams", lambda x: x[:1].expand(2, -1), "twice"),
-        ("ids", lambda x: x + 4, "beyond the vocabulary"),
-        ("ids", lambda x: x * 0, "a token twice"),
-        ("probs", lambda x: x * torch.nan, "not probabilities"),
-        ("probs", lambda x: x * 9, "not probabilities"),
-        ("probs", lambda x: x.flip(-1), "not best first"),
-        ("counts", lambda x: x * 0, "not positive"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
-    name: str, change: Any, complaint: str
-) -> None:
-    store = memory()
-    store.learn((0, 1), [0, 1, 2], [0.5, 0.3, 0.1])
-    store.learn((0, 1, 2, 3), [3, 1, 2], [0.6, 0.2, 0.1])
-    tensors = store.tensors()
-    good = tensors.pop(name)
-    if change is not None:
-        tensors[name] = change(good)
-    before = memory()
-    before.learn((5, 5), [5, 4, 3], [0.5, 0.3, 0.1])
-    with pytest.raises(ValueError, match=complaint):
-        before.restore(tensors)
-    assert list(before.slots) == [(5, 5)] and entry(before, 5, 5) == pytest.approx(
-        {5: 0.5, 4: 0.3, 3: 0.1}
-    )
+def learn(state: State, gram: tuple[int, ...], ids: Sequence[int], probs: Sequence[float]) -> None:
+    state.memory.learn(state.seen, gram, ids, probs)
 
 
 # --- what is learnt
@@ -191,7 +62,7 @@ def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
     ctx = context(drafter, [1, 2, 3])
     state = drafter.start(ctx)
     tree = TokenTree(3).chain([4, 5])
-    tree.add(0, 0)
+    tree.add(0, 0, value=0.5)
     ctx.tokens.extend([4, 5, 1])
     logits = torch.arange(4 * VOCAB, dtype=torch.float64).reshape(4, VOCAB).sin()
     drafter.observe(
@@ -203,10 +74,10 @@ def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
         2: [2, 3, 4, 5],
     }  # node: the end of the text before its row
     want = {tuple(text[-n:]): node for node, text in texts.items() for n in range(2, len(text) + 1)}
-    assert set(state[0].slots) == set(want)
+    assert set(state.seen.written) == set(state.memory.table.entries) == set(want)
     for gram, node in want.items():
         p = logits[node].softmax(-1).tolist()
-        assert entry(state[0], *gram) == pytest.approx(
+        assert entry(state, *gram) == pytest.approx(
             dict(sorted(enumerate(p), key=lambda item: -item[1])[:2])
         )
 
@@ -223,7 +94,7 @@ def test_rows_beyond_an_end_are_not_learnt() -> None:
         [3],
     )
     drafter.observe(ctx, state, step)
-    assert list(state[0].slots) == [(1, 2)]
+    assert list(state.seen.written) == [(1, 2)]
 
 
 def test_the_memory_is_shared_in_a_tenant_and_not_beyond() -> None:
@@ -231,7 +102,7 @@ def test_the_memory_is_shared_in_a_tenant_and_not_beyond() -> None:
     a, b, c = (
         drafter.start(context(drafter, [1, 2], engine=engine, tenant=t)) for t in ("x", "x", "y")
     )
-    assert a[0] is b[0] and a[0] is not c[0] and a[1] is not b[1]
+    assert a.memory is b.memory and a.memory is not c.memory and a.index is not b.index
 
 
 # --- the trees
@@ -246,10 +117,10 @@ def filled(drafter: Stand, ctx: Context, seed: int = 0) -> Any:
         (1, 2, 3, 1),
     ]:
         order, weights = (
-            draw.permutation(VOCAB)[: state[0].k],
-            sorted(draw.random(state[0].k), reverse=True),
+            draw.permutation(VOCAB)[: state.memory.k],
+            sorted(draw.random(state.memory.k), reverse=True),
         )
-        state[0].learn(gram, order.tolist(), [w / (sum(weights) * 1.1) for w in weights])
+        learn(state, gram, order.tolist(), [w / (sum(weights) * 1.1) for w in weights])
     return state
 
 
@@ -258,8 +129,8 @@ def expected(ctx: Context, state: Any, n: int, words: list[int]) -> list[float]:
     text = [*ctx.tokens, *words]
     for size in range(min(n, len(text)), 1, -1):
         gram = tuple(text[-size:])
-        if gram in state[0].slots:
-            weights = entry(state[0], *gram)
+        if state.seen.get(gram) is not None:
+            weights = entry(state, *gram)
             break
     else:
         return [0.0] * VOCAB
@@ -341,8 +212,8 @@ def test_a_drawn_tree_keeps_its_laws_while_others_learn() -> None:
     state = filled(drafter, ctx)
     tree = drafter.propose(ctx, state, 12)
     before = [None if law is None else law.dense(VOCAB).tolist() for law in tree.laws]
-    for gram in list(state[0].slots):
-        state[0].learn(gram, range(VOCAB), [0.2, 0.2, 0.2, 0.2, 0.1, 0.1])
+    for gram in list(state.memory.table.entries):
+        learn(state, gram, range(VOCAB), [0.2, 0.2, 0.2, 0.2, 0.1, 0.1])
     assert [None if law is None else law.dense(VOCAB).tolist() for law in tree.laws] == before
 
 
@@ -354,8 +225,10 @@ def test_at_temperature_zero_the_best_tokens_are_proposed() -> None:
     tree.check()
     assert not tree.drawn and len(tree) == 30
     for node, tries in enumerate(tree.tries):
-        slot = state[0].find([*ctx.tokens, *tree.tokens_to(node)])
-        assert [tree.tokens[t] for t in tries] == state[0].ids[slot].tolist()[: len(tries)]
+        row = state.memory.find(state.seen, [*ctx.tokens, *tree.tokens_to(node)])
+        assert row is not None
+        ids, _ = state.memory.unpack(row)
+        assert [tree.tokens[t] for t in tries] == ids.tolist()[: len(tries)]
         assert [tree.values[t] for t in tries] == pytest.approx(
             [tree.values[node] * c for c in CHANCE[: len(tries)]]
         )
@@ -374,7 +247,7 @@ def test_options_of_the_request_decide_what_can_be_drawn(temperature: float) -> 
     banned = Sampling(max_new_tokens=9, temperature=temperature, bad_words=[[t] for t in range(3)])
     ctx = context(Stand(n=2, k=3), [1, 2], banned)
     state = ctx.owner.start(ctx)
-    state[0].learn((1, 2), [2, 0, 1], [0.5, 0.3, 0.1])
+    learn(state, (1, 2), [2, 0, 1], [0.5, 0.3, 0.1])
     assert len(ctx.owner.propose(ctx, state, 8)) == 1, "all that is known here is banned"
 
 
@@ -388,9 +261,54 @@ def test_what_only_the_text_knows_is_proposed_as_it_stood_there() -> None:
         law is not None and law.prob(t) == 1.0
         for law, t in zip(tree.laws[1:], tree.tokens[1:], strict=True)
     )
-    state[0].learn((2, 3), [5, 4, 0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    learn(state, (2, 3), [5, 4, 0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert drafter.propose(ctx, state, 4).tokens == [2, 3, 5], "the memory comes first"
     assert len(drafter.propose(context(drafter, [4]), drafter.start(context(drafter, [4])), 4)) == 1
+
+
+def test_nothing_is_drafted_behind_an_end_and_no_option_is_asked_there() -> None:
+    """Nothing but ends and what may stand before them, so that ends are drafted at every level."""
+    for temperature in (0.0, 1.0):
+        options = Sampling(
+            max_new_tokens=40,
+            temperature=temperature,
+            stop_token_ids=(0, 1),
+            logits_processors=(laws_of_ended_texts,),
+        )
+        ctx = context(Stand(n=3), [2, 3, 2], options)
+        tree = ctx.owner.propose(ctx, filled(ctx.owner, ctx), 40)
+        ends = [node for node in range(1, len(tree)) if tree.tokens[node] in (0, 1)]
+        assert ends and all(not tree.tries[node] for node in ends)
+        assert max(tree.depths) > 1
+
+
+def laws_of_ended_texts(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A processor that has no answer behind an end."""
+    assert not {0, 1} & set(ids[0].tolist()), "asked behind an end"
+    return scores
+
+
+@pytest.mark.parametrize("rule", ["default", "walk"])
+def test_a_seed_gives_its_tokens_whatever_else_is_in_the_batch(rule: str) -> None:
+    """All in one tenant, beside others that learn the same n-grams while they run."""
+    models = {"target": Toy(6, copy=1.0, sharpness=4.0)}
+    strategy = laws.build("stand", rule)
+
+    def request(seed: int) -> Request:
+        options = Sampling(max_new_tokens=40, temperature=1.0, seed=seed)
+        return Request([1, 2, 3, 1, 2], strategy, options)
+
+    outputs: list[list[list[int]]] = []
+    for beside in (0, 3, 9):
+        engine = Engine(models)
+        warm = engine.add(request(99))
+        laws.finish(engine, warm)
+        lives = [engine.add(request(seed)) for seed in range(beside + 1)]
+        laws.finish(engine, *lives)
+        outputs.append([live.ctx.output for live in lives])
+    for few, more in pairwise(outputs):
+        assert more[: len(few)] == few
+    assert len(set(map(tuple, outputs[-1]))) > 1
 
 
 def test_many_samples_of_one_problem_need_ever_fewer_steps() -> None:

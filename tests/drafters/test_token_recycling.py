@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.core.drafter import Feedback
 from foretell.core.context import Context, Request
+from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
@@ -58,7 +58,7 @@ def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
     assert {t: store.rows[t][:2] for t in last} == last
 
 
-def test_rows_put_by_are_bounded_and_kept_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_rows_are_bounded_and_kept_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, store = TokenRecycling(k=2), Store(2)
     monkeypatch.setattr(token_recycling, "HELD", 100 * 256)
     for token in range(200):
@@ -100,7 +100,7 @@ def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
         )
         for store in (idle, busy):
             drafter.observe(context(drafter, [1]), store, step)
-        busy.read()
+        busy.read_all()
     assert len(idle.unread) > token_recycling.UNREAD
     ctx = context(drafter, [tokens[0]])
     trees = [drafter.propose(ctx, store, 20) for store in (idle, busy)]

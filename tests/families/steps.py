@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.memory.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.families.decoder import Decoder
+from foretell.memory.job import Job
 from tests.families.test_families import answer
 
 

@@ -93,9 +93,11 @@ def test_whatever_comes_it_does_not_matter_in_what_pieces(
         aligned, so_far = Aligned(1, frozenset((3,))), list(text[:20])
         aligned.anchor(so_far, lag, -1 & (1 << 20) - 1)
         grown(aligned, so_far, text[20:], pieces)
-        found.append((aligned.lag, aligned.held, aligned.word, aligned.votes, aligned.names))
+        found.append((aligned.lag, aligned.held, aligned.agreement, aligned.votes, aligned.names))
         assert (
-            aligned.lag > 0 and aligned.lag <= aligned.held <= len(text) and aligned.word < 1 << TOP
+            aligned.lag > 0
+            and aligned.lag <= aligned.held <= len(text)
+            and aligned.agreement < 1 << TOP
         )
         for old, to in aligned.names.items():
             assert (
@@ -166,7 +168,7 @@ def test_what_stands_there_unchanged_speaks_against_a_replacement() -> None:
 def test_little_that_held_teaches_nothing(least: int, held: int) -> None:
     source = [*range(20), 50, 20, 21, 999]
     aligned, text = anchored(source, least)
-    aligned.word = (1 << held) - 1
+    aligned.agreement = (1 << held) - 1
     grown(aligned, text, [60, 20, 21], [])
     assert bool(aligned.names) == (held == 16)
 

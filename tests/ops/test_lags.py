@@ -31,13 +31,13 @@ def check(known: Lags, text: list[int]) -> None:
         for lag, bits in same.items()
     }
     for lag, bits in same.items():
-        assert known.word(lag) == sum(bit << back for back, bit in enumerate(bits))
+        assert known.agreement(lag) == sum(bit << back for back, bit in enumerate(bits))
     for found, of in ((known.longest(), run), (known.closest(), score)):
         assert found == (max(of, key=lambda lag: (of[lag], -lag)) if any(of.values()) else 0)
 
 
 @given(TEXTS, st.lists(st.integers(1, 200), max_size=6), st.integers(0, 9))
-def test_words_and_best_lags_however_the_text_came(
+def test_agreements_and_best_lags_however_the_text_came(
     text: list[int], cuts: list[int], often: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -49,13 +49,13 @@ def test_words_and_best_lags_however_the_text_came(
             check(grown, text[:end])
 
 
-def test_a_run_longer_than_a_word() -> None:
+def test_a_run_longer_than_what_is_compared() -> None:
     grown = Lags()
     grown.extend([7] * 100)
     check(grown, [7] * 100)
-    assert grown.longest() == grown.closest() == 1 and grown.word(36) == 2**64 - 1
+    assert grown.longest() == grown.closest() == 1 and grown.agreement(36) == 2**64 - 1
     grown.extend([7] * 100 + [8])
-    assert not grown.longest() and grown.closest() == 1 and grown.word(1) == 2**64 - 2
+    assert not grown.longest() and grown.closest() == 1 and grown.agreement(1) == 2**64 - 2
 
 
 def test_a_copy_goes_its_own_way() -> None:

@@ -50,9 +50,10 @@ def test_growing_best_first_finds_the_best_tree_of_every_size(
 def test_drawn_children_come_before_fixed_ones_after_a_merge() -> None:
     law = Law(torch.tensor([0.2, 0.3, 0.5]))
     drawn = TokenTree(9)
-    drawn.add(drawn.add(0, 2, law), 0, law)
-    drawn.add(0, 1, law)
-    drawn.add(0, 2, law)
+    two = drawn.add(0, 2, law=law, value=0.5)
+    drawn.add(two, 0, law=law, value=0.1)
+    drawn.add(0, 1, law=law, value=0.3)
+    drawn.add(0, 2, law=law, value=0.5)
     both = merge(planted([(1, 0), (0, 2), (2,)]), drawn)
     both.check()
     names = [both.tokens[t] for t in both.tries[0]]
@@ -97,7 +98,7 @@ def test_planting_at_once_is_adding_one_by_one(texts: list[Path]) -> None:
         at = 0
         for token in path[:-1]:
             at = want.child(at, token)
-        want.add(at, path[-1], None, 1 / len(path), "me", 3)
+        want.add(at, path[-1], value=1 / len(path), source="me", match=3)
     tree = plant(9, want.parents[1:], want.tokens[1:], want.values[1:], "me", 3)
     assert all(getattr(tree, name) == getattr(want, name) for name in TokenTree.__slots__)
 

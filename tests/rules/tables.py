@@ -40,26 +40,65 @@ def without(law: Law, tokens: list[int]) -> Law:
     return Law(probs / probs.sum())
 
 
-def target(rows: Table, tree: TokenTree) -> Target:
+class Refusing:
+    """A processor, as of a grammar, that has no answer behind a token that ends the text."""
+
+    def __init__(self, stops: tuple[int, ...]):
+        self.stops = stops
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        text = ids[0, 1:].tolist()  # without the prompt
+        assert not set(text) & set(self.stops), f"asked for what follows {text}"
+        return scores
+
+
+class EndingTarget(Target):
+    """A target that says which nodes end the text."""
+
+    def ends(self, node: int) -> bool:
+        return node > 0 and self.tokens_to(node)[-1] in self.sampler.stops
+
+
+def target(
+    rows: Table, tree: TokenTree, stops: tuple[int, ...] = (), temperature: float = 1.0
+) -> Target:
+    """The laws of a tree's nodes; to ask for one behind a token of `stops` is an error."""
     logits = torch.stack([rows(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
-    sampler = Sampler(Sampling(temperature=1.0), [tree.tokens[0]], (), logits.shape[-1])
-    return Target(logits, sampler, [], tree)
+    sampling = Sampling(
+        temperature=temperature,
+        stop_token_ids=stops,
+        logits_processors=(Refusing(stops),) if stops else (),
+    )
+    sampler = Sampler(sampling, [tree.tokens[0]], (), logits.shape[-1])
+    return EndingTarget(logits, sampler, [], tree)
 
 
-def enumerate_rule(rule: Verify, tree: TokenTree, rows: Table) -> tuple[Outputs, float]:
+def committed(tree: TokenTree, outcome: Outcome) -> tuple[int, ...]:
+    """The tokens of an outcome; after one that ends the text there is no other."""
+    tokens = [tree.tokens[node] for node in outcome.path]
+    return (*tokens, outcome.token) if outcome.token is not None else tuple(tokens)
+
+
+def enumerate_rule(
+    rule: Verify, tree: TokenTree, rows: Table, stops: tuple[int, ...] = ()
+) -> tuple[Outputs, float]:
     """Law of the tokens one step commits, given the tree, and the expected number of accepted
     drafts.
     """
     outputs: Outputs = {}
     accepted = 0.0
-    for weight, outcome in Enumerator.walk(lambda door: rule(tree, target(rows, tree), door, 0)):
-        tokens = (*(tree.tokens[n] for n in outcome.path), outcome.token)
+
+    def once(door: Enumerator) -> Outcome:
+        return rule(tree, target(rows, tree, stops), door, 0)
+
+    for weight, outcome in Enumerator.walk(once):
+        tokens = committed(tree, outcome)
         outputs[tokens] = outputs.get(tokens, 0.0) + weight
         accepted += weight * len(outcome.path)
     return outputs, accepted
 
 
-def joint(rows: Table, tree: TokenTree) -> Outputs:
+def joint(rows: Table, tree: TokenTree, stops: tuple[int, ...] = ()) -> Outputs:
     """The law of the tokens a step commits by following a deterministic tree as far as it goes."""
     outputs: Outputs = {}
     stack: list[tuple[int, tuple[int, ...], float]] = [(0, (), 1.0)]
@@ -67,7 +106,7 @@ def joint(rows: Table, tree: TokenTree) -> Outputs:
         node, path, weight = stack.pop()
         for token, p in enumerate(rows(path).tolist()):
             child = tree.child(node, token)
-            if p > 0 and child < 0:
+            if p > 0 and (child < 0 or token in stops):
                 outputs[(*path, token)] = weight * p
             elif p > 0:
                 stack.append((child, (*path, token), weight * p))
@@ -88,7 +127,11 @@ def expected_acceptance(tree: TokenTree, rows: Table) -> float:
 
 
 def over_drafts(
-    rule: Verify, draw: Callable[[Door], TokenTree], rows: Table, length: int
+    rule: Verify,
+    draw: Callable[[Door], TokenTree],
+    rows: Table,
+    length: int,
+    stops: tuple[int, ...] = (),
 ) -> tuple[Outputs, float]:
     """Law of the first `length` tokens over drafting and verification, completed by the rows;
     expected acceptance.
@@ -99,34 +142,36 @@ def over_drafts(
     def once(door: Enumerator) -> tuple[tuple[int, ...], int]:
         tree = draw(door)
         tree.check()
-        outcome = rule(tree, target(rows, tree), door, 0)
-        return (*(tree.tokens[n] for n in outcome.path), outcome.token), len(outcome.path)
+        outcome = rule(tree, target(rows, tree, stops), door, 0)
+        return committed(tree, outcome), len(outcome.path)
 
     for weight, (tokens, count) in Enumerator.walk(once):
         accepted += weight * count
-        stack = [(tokens[:length], weight)]
-        while stack:
-            path, chance = stack.pop()
-            if len(path) == length:
-                outputs[path] = outputs.get(path, 0.0) + chance
-            else:
-                stack += [
-                    ((*path, t), chance * p) for t, p in enumerate(rows(path).tolist()) if p > 0
-                ]
+        for path, chance in completed(tokens[:length], rows, length, stops).items():
+            outputs[path] = outputs.get(path, 0.0) + weight * chance
     return outputs, accepted
 
 
-def plain(rows: Table, length: int) -> Outputs:
+def completed(
+    tokens: tuple[int, ...], rows: Table, length: int, stops: tuple[int, ...] = ()
+) -> Outputs:
+    """The law of the first `length` tokens of a text that begins with these."""
+    outputs: Outputs = {}
+    stack = [(tokens, 1.0)]
+    while stack:
+        path, chance = stack.pop()
+        if len(path) == length or (path and path[-1] in stops):
+            outputs[path] = chance
+            continue
+        for token, p in enumerate(rows(path).tolist()):
+            if p > 0:
+                stack.append(((*path, token), chance * p))
+    return outputs
+
+
+def plain(rows: Table, length: int, stops: tuple[int, ...] = ()) -> Outputs:
     """The law of the first `length` tokens by the chain rule."""
-    laws: Outputs = {(): 1.0}
-    for _ in range(length):
-        laws = {
-            (*path, t): w * p
-            for path, w in laws.items()
-            for t, p in enumerate(rows(path).tolist())
-            if p > 0
-        }
-    return laws
+    return completed((), rows, length, stops)
 
 
 def chain(draft: Table, length: int) -> Callable[[Door], TokenTree]:
@@ -146,7 +191,9 @@ def copies(draft: Table, length: int, count: int) -> Callable[[Door], TokenTree]
                 law = Law(draft(tuple(tree.tokens_to(node))))
                 for _ in range(copies_here):
                     key += 1
-                    child = tree.add(node, door.sample(law.probs, "draft", 0, key), law)
+                    token = door.sample(law.probs, "draft", 0, key)
+                    value = tree.values[node] * law.prob(token)
+                    child = tree.add(node, token, law=law, value=value)
                     below[child] = below.get(child, 0) + 1
             level = below
         return tree

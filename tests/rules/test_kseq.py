@@ -40,8 +40,8 @@ def test_equal_laws_are_always_accepted() -> None:
 
 def test_only_independent_draws_of_one_law_are_for_it() -> None:
     tree, law = TokenTree(0), Law(torch.tensor([0.5, 0.3, 0.2]))
-    tree.add(0, 1, law)
-    tree.add(0, 1, law)
+    tree.add(0, 1, law=law, value=0.5)
+    tree.add(0, 1, law=law, value=0.5)
     assert Kseq().accepts(tree)
-    tree.add(0, 2, without(law, [1]))
+    tree.add(0, 2, law=without(law, [1]), value=0.5)
     assert not Kseq().accepts(tree) and not Kseq().accepts(TokenTree(0).chain([1]))

@@ -35,11 +35,11 @@ def without_replacement(
         tree, law = TokenTree(0), Law(draft(()))
         for k in range(count):
             token = door.sample(law.probs, "draft", 0, k)
-            tree.add(0, token, law)
+            tree.add(0, token, law=law, value=0.5)
             if k + 1 < count:
                 law = without(law, [token])
         for token in fixed:
-            tree.add(0, token)
+            tree.add(0, token, value=0.5)
         return tree
 
     return draw
@@ -93,8 +93,10 @@ def test_equal_laws_are_always_accepted() -> None:
 
 def test_a_token_the_law_cannot_have_drawn_is_refused() -> None:
     tree = TokenTree(0)
-    tree.add(0, 2, Law(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)))
+    never = Law(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
+    tree.add(0, 2, law=never, value=0.5)
     assert enumerate_rule(Sequential(), tree, table(1, 3))[1] == 0
     short = TokenTree(0)
-    short.add(0, 2, Law(torch.tensor([0.25, 0.75]), torch.tensor([0, 1])))
+    sparse = Law(torch.tensor([0.25, 0.75]), torch.tensor([0, 1]))
+    short.add(0, 2, law=sparse, value=0.5)
     assert enumerate_rule(Sequential(), short, table(1, 3))[1] == 0

@@ -41,7 +41,7 @@ def test_the_tokens_do_not_depend_on_the_tree() -> None:
     for level in range(3):
         for node in [n for n in range(len(full)) if full.depths[n] == level]:
             for token in range(4):
-                full.add(node, token)
+                full.add(node, token, value=0.25**level)
     for seed in range(30):
         said = []
         for tree in (TokenTree(0), TokenTree(0).chain([1, 2, 3]), full):

@@ -23,14 +23,13 @@ from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
-from foretell.strategies import superposed
+from foretell.ops.text_counts import TextCounts
 from foretell.strategies.plain import Plain
 from foretell.strategies.superposed import (
     MIXED,
     WEIGHTS,
     Draft,
     Superposed,
-    Texts,
     mixture,
     superpose,
 )
@@ -214,7 +213,7 @@ def test_scores_are_those_of_a_search_over_the_whole_grid(
     rows = np.random.default_rng(data.draw(st.integers(0, 999), "seed")).normal(size=(4, 7))
     request = Request(prompt, config, Sampling(repetition_penalty=penalty, stop_token_ids=[6]))
     ctx = Context(Engine({"target": Toy(7)}), request)
-    texts = [Texts(1), Texts(1)]
+    texts = [TextCounts(1), TextCounts(1)]
     for text, store in zip((prompt, other), texts, strict=True):
         store.add(text)
     got: tuple[list[Draft], list[Draft]] = [Draft(0.0, [])], []
@@ -309,7 +308,7 @@ def test_a_chain_of_states_grows_and_embeddings_give_the_rows_of_their_tokens(fa
     job, _ = cache.prepare(Ask(tree), prompt, 99)
     model.forward([job])
     for n in range(len(tokens)):
-        tree.add(n, MIXED)
+        tree.add(n, MIXED, value=1.0)
         job, whole = cache.prepare(Ask(tree, states=states[n : n + 1]), prompt, 99)
         assert whole and job.tokens == [MIXED] and job.positions == [len(prompt) + n]
         reply = model.forward([job])[0]
@@ -528,80 +527,6 @@ def test_a_field_outside_its_range_is_refused(field: dict[str, Any]) -> None:
 
 
 # --- counts
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 3), max_size=14), max_size=4),
-    st.lists(st.integers(0, 3), min_size=1, max_size=7),
-)
-def test_counts_are_those_of_a_loop(texts: list[list[int]], context: list[int]) -> None:
-    store = Texts(1)
-    for text in texts:
-        store.add(text)
-    hits, totals = store.count(context, np.arange(5))
-    for n in range(5):
-        follow = [
-            t[i + n + 1]
-            for t in texts
-            for i in range(len(t) - n - 1)
-            if t[i : i + n + 1] == context[-n - 1 :]
-        ]
-        follow = follow if n < len(context) else []
-        assert totals[n] == len(follow) and hits[n].tolist() == [follow.count(t) for t in range(5)]
-
-
-def test_the_latest_places_of_a_token_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superposed, "PLACES", 3)
-    store = Texts(1)
-    store.add([1, 2] * 9 + [1, 3])
-    hits, totals = store.count([1], np.array([2, 3]))
-    assert totals[0] == 3 and hits[0].tolist() == [2, 1]
-
-
-def test_a_store_is_bounded_and_the_oldest_goes_first() -> None:
-    store = Texts(1)
-    for first in range(25):
-        store.add(list(range(100 * first, 100 * first + 100)) * 60)
-        assert store.nbytes <= 1 << 20
-    ids = np.arange(2500)
-    assert store.count([2401], ids)[1][0] > 9 and store.count([1], ids)[1][0] == 0
-    assert store.nbytes > 1 << 18
-    store.add([7, 8] * 80_000)
-    assert (
-        store.nbytes <= 1 << 20
-        and store.count([7], np.array([8]))[0][0] == [4096]
-        and store.tokens[0] == -1
-    )
-
-
-def test_a_store_goes_out_and_comes_back() -> None:
-    store, other = Texts(1), Texts(1)
-    for text in ([1, 2, 3, 1, 2], [], [4, 1, 2, 2]):
-        store.add(text)
-    other.restore(store.tensors())
-    for a, b in zip(
-        store.count([1, 2], np.arange(5)), other.count([1, 2], np.arange(5)), strict=True
-    ):
-        assert np.array_equal(a, b) and a.any()
-    assert other.nbytes == store.nbytes
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        None,
-        torch.tensor([-1, 2, -1]),
-        torch.zeros(2, 2, dtype=torch.int32),
-        [],
-        [-1, 2],
-        [2, -1],
-        [-1, -2, -1],
-    ],
-)
-def test_a_damaged_store_is_refused(wrong: Any) -> None:
-    tensor = torch.tensor(wrong, dtype=torch.int32) if isinstance(wrong, list) else wrong
-    with pytest.raises(ValueError, match="'tokens'"):
-        Texts(1).restore({} if tensor is None else {"tokens": tensor})
 
 
 def test_finished_texts_are_counted_for_their_tenant_alone() -> None:

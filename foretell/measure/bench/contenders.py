@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from foretell.api import LM
-from foretell.core.engine import Context, Engine, Live, Request
-from foretell.core.stats import Stats
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Kept, Sampling, Steps
 from foretell.measure.peers import Peer, Run
+from foretell.stats import Stats
 
 
 @dataclass

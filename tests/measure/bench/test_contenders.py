@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.stats import Stats
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Kept, Steps
 from foretell.measure.bench.contenders import CommitMark, EngineRun, Method, Watched
 from foretell.measure.bench.figures import timeline
 from foretell.spec import resolve
+from foretell.stats import Stats
 from tests import tiny
 from tests.measure.bench.fakes import PROMPTS
 

@@ -1,0 +1,105 @@
+"""A table that many requests write while each goes on seeing it as it was when that request began.
+
+So what a request draws from the table does not depend on what else runs beside it. Entries carry
+the version they were written in; a snapshot reads what is not newer than itself. An older entry is
+kept for a snapshot only when it is overwritten, so a snapshot costs nothing when it is taken.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Entry(NamedTuple, Generic[V]):
+    """A value and the version of the table it was written in."""
+
+    value: V
+    version: int
+
+
+class Table(Generic[K, V]):
+    """`capacity` values by key, of which the one written longest ago is dropped first.
+
+    Values must not be changed after they were written.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.entries: OrderedDict[K, Entry[V]] = OrderedDict()  # the newest last
+        self.version = 0
+        self.snapshots: list[weakref.ref[Snapshot[K, V]]] = []
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy of the table has no snapshots: those read the table they were taken of."""
+        return {**self.__dict__, "snapshots": []}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def get(self, key: K) -> V | None:
+        entry = self.entries.get(key)
+        return entry.value if entry else None
+
+    def put(self, key: K, value: V) -> None:
+        overwritten = self.entries.pop(key, None)
+        if overwritten:
+            self._keep(key, overwritten)
+        elif len(self.entries) >= self.capacity:
+            self._keep(*self.entries.popitem(last=False))
+        self.entries[key] = Entry(value, self.version)
+
+    def clear(self) -> None:
+        while self.entries:
+            self._keep(*self.entries.popitem())
+
+    def snapshot(self) -> Snapshot[K, V]:
+        """The table as it is now, for one reader."""
+        made = Snapshot(self, self.version)
+        self.snapshots = [ref for ref in self.snapshots if ref() is not None]
+        self.snapshots.append(weakref.ref(made))
+        self.version += 1
+        return made
+
+    def _keep(self, key: K, entry: Entry[V]) -> None:
+        """Keeps an entry that leaves the table for the snapshots that still see it."""
+        for ref in reversed(self.snapshots):  # the newest first
+            snapshot = ref()
+            if snapshot is None:
+                continue
+            if snapshot.version < entry.version:
+                break
+            snapshot.kept[key] = entry.value
+
+
+class Snapshot(Generic[K, V]):
+    """A table as it was at one moment, with what its owner has written since."""
+
+    def __init__(self, table: Table[K, V], version: int):
+        self.table = table
+        self.version = version
+        self.kept: dict[K, V] = {}  # seen by this snapshot, but in the table no more
+        self.written: dict[K, V] = {}  # by its owner
+
+    def get(self, key: K) -> V | None:
+        if key in self.written:
+            return self.written[key]
+        entry = self.table.entries.get(key)
+        if entry and entry.version <= self.version:
+            return entry.value
+        return self.kept.get(key)
+
+    def update(self, key: K, change: Callable[[V | None], V]) -> None:
+        """Replaces a value by what `change` makes of it.
+
+        In the table too, where it may be another one by now, then with a change of its own.
+        """
+        seen, shared = self.get(key), self.table.get(key)
+        value = change(seen)
+        self.written[key] = value
+        self.table.put(key, value if shared is seen else change(shared))
