@@ -61,7 +61,7 @@ def generate(
         raise BadConfig("--compare measures one sample: leave --n out")
     text = prompt_text(prompt)
     lm = load_model(models, executors)
-    from foretell.policy.costs import numbers
+    from foretell.measure.profiling import numbers
 
     about = {
         "schema": "foretell.generate/1",

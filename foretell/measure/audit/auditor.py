@@ -25,8 +25,8 @@ from foretell.measure.audit.law import check_ends, check_law
 from foretell.measure.audit.report import NO_CLAIM, Check, MethodReport, Report, summary
 from foretell.measure.audit.runs import Runs, dtype_name, has_exact_bits
 from foretell.measure.audit.samples import check_samples
+from foretell.measure.profiling import numbers
 from foretell.measure.prompts import Prompt
-from foretell.policy.costs import numbers
 
 SAMPLES = 320  # of each prompt, at temperature 1
 PROMPTS: tuple[Prompt, ...] = (
