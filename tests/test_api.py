@@ -240,7 +240,7 @@ def test_a_stream_closed_early_leaves_the_engine_usable(lm: LM) -> None:
     next(stream)
     assert len(lm.engine.live) == 2
     stream.close()
-    assert not lm.engine.live and not lm._inbox
+    assert not lm.engine.live and not lm.driver._calls
     assert same(lm.generate(CODE, "ngram", max_new_tokens=12), one())
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import foretell
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
-from foretell.loading import ASSETS, _hand_over
+from foretell.loading import ASSETS, hand_over
 from foretell.runtimes.graphs import Static
 from foretell.runtimes.openvino import Executor
 from tests import tiny
@@ -127,15 +127,15 @@ def test_what_is_handed_over_to_whom() -> None:
 
     for device, make in (("cuda:1", Static), ("cpu", Executor), ("mps", None)):
         fake: Any = Fake(device)
-        _hand_over(fake, "auto")
+        hand_over(fake, "auto")
         assert fake.used is make
     fake = Fake("cuda")
     fake.reason = "experts chosen by Python code"
-    _hand_over(fake, "auto")
+    hand_over(fake, "auto")
     with pytest.raises(
         Unsupported, match=r"executor='graphs' cannot run on fake: .*experts chosen"
     ):
-        _hand_over(fake, "graphs")
+        hand_over(fake, "graphs")
 
 
 def test_names_that_are_no_folder(folder: Path, tmp_path: Path) -> None:
