@@ -143,7 +143,7 @@ class Hook:
         return sequences
 
     def _engine(self, model: PreTrainedModel) -> Engine:
-        """A new engine, since the model may have changed, with what drafters learnt of it before."""
+        """A new engine, since the model may have changed, with what drafters learnt before."""
         models: dict[str, Model] = {"target": Decoder(model, model.config.model_type)}
         draft = self._draft_model()
         if draft is not None:

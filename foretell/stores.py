@@ -158,10 +158,10 @@ def _restore(engine: Engine, path: Path) -> None:
             values[key] = tuple(value) if isinstance(value, list) else value
         owner = registry.load(about["method"], "drafter")(**values)
         ctx = Context(engine, Request([0], Speculative(owner), tenant=about["tenant"]))
-        key = about["tenant"], owner, about["name"]
-        engine.stores.pop(key, None)
+        place = about["tenant"], owner, about["name"]
+        engine.stores.pop(place, None)
         owner.start(ctx.scoped(owner))  # makes an empty store
-        engine.stores[key].restore(tensors)
+        engine.stores[place].restore(tensors)
     except (ForetellError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise BadFile(f"{path}: does not fit this version ({_one_line(error)}); {cure}") from error
 
