@@ -4,43 +4,39 @@ nothing changed.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
-    from foretell.api import LM, Output, Piece, wrap
+    from foretell.api import LM, wrap
     from foretell.cards import Card
     from foretell.custom_generate import hf
     from foretell.loading import load
+    from foretell.outputs import Output, Piece
 
 __version__ = "0.1.0"
 __all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
 _WHERE = {
     "LM": "api",
-    "Output": "api",
-    "Piece": "api",
+    "Output": "outputs",
+    "Piece": "outputs",
     "wrap": "api",
     "load": "loading",
     "hf": "custom_generate",
 }
+# So that foretell.drafters.ngram.Ngram(n=3) needs no further import.
+_FOLDERS = ("drafters", "strategies", "rules")
 
 
 def __getattr__(name: str) -> Any:
     """Imports torch only when something that needs it is used, so that listing methods is quick."""
     if name in _WHERE:
-        from importlib import import_module
-
         value = getattr(import_module(f"foretell.{_WHERE[name]}"), name)
         globals()[name] = value
         return value
-    if name in (
-        "drafters",
-        "strategies",
-        "rules",
-    ):  # so that foretell.drafters.ngram.Ngram(n=3) needs no further import
-        from importlib import import_module
-
+    if name in _FOLDERS:
         return import_module(f"foretell.{name}")
     raise AttributeError(f"module 'foretell' has no attribute {name!r}")
 

@@ -4,13 +4,14 @@ custom_generate=foretell.hf("token-recycling"))`.
 transformers prepares inputs, logits processors and stopping criteria as always; here the prepared
 objects are evaluated token by token along each path, so an option means exactly what it means
 there. A batch is split into one request a row, without its padding, and put together again. What
-cannot be honoured is refused by name before the first forward.
+cannot be honoured is refused by name, before the first forward where that can be known.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -36,11 +38,11 @@ from foretell.core.live import Live
 from foretell.core.model import Model
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import BadConfig, RequestFailed, Unsupported, first_line
 from foretell.families.decoder import Decoder
 from foretell.spec import resolve
 
-# Fields of a GenerationConfig that this cannot honour, with the values that ask for nothing.
+# Fields of a GenerationConfig that cannot be honoured, with the values that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -70,6 +72,8 @@ KNOWN = {
     "cache_position",
 }
 
+_turns: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
+
 
 def hf(
     method: str | Drafter | Strategy = "token-recycling",
@@ -86,7 +90,7 @@ def hf(
 
 
 class Hook:
-    """The callable; it remembers what drafters learnt of each model."""
+    """The callable. It remembers what drafters learnt of each model."""
 
     def __init__(
         self, method: str | Drafter | Strategy, draft: PreTrainedModel | str | Path | None
@@ -111,137 +115,115 @@ class Hook:
         """Called by `generate`: input_ids (B, L), padded on the left -> (B, L + new), or the usual
         output object.
         """
-        given = _given()
-        streamer = given.get("streamer") if streamer is None else streamer
-        self._refuse(
-            model,
-            generation_config,
-            {"assistant_model": given.get("assistant_model")} | model_kwargs,
-        )
+        given = _generate_arguments()
+        if streamer is None:
+            streamer = given.get("streamer")
+        others = {"assistant_model": given.get("assistant_model")} | model_kwargs
+        self._refuse(model, generation_config, others)
         if synced_gpus or given.get("synced_gpus"):
             raise self._no("synced_gpus")
         pads = self._pads(input_ids, model_kwargs)
-        training = model.training
-        try:
-            target: Model = Decoder(model, model.config.model_type)
-            second = self._second()
-            if second is not None and second.vocab != target.vocab:
-                raise BadConfig(
-                    f"the draft model has {second.vocab} tokens, the model {target.vocab}: use a relative"
-                )
-            # A new engine, since the model may have changed, with what drafters learnt of it
-            # before.
-            engine = Engine({"target": target} | ({"draft": second} if second is not None else {}))
-            engine.stores = self._stores.setdefault(model, engine.stores)
-            outputs = self._run(
-                engine,
-                input_ids,
-                pads,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                streamer,
-            )
-        finally:
-            model.train(training)
-        pad = _first(generation_config._pad_token_tensor, generation_config._eos_token_tensor)
-        longest = max(map(len, outputs))
-        rows = [output + [pad] * (longest - len(output)) for output in outputs]
-        new = torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device).view(
-            len(input_ids), longest
+        rows = [ids[pad:].tolist() for ids, pad in zip(input_ids.cpu(), pads, strict=True)]
+        requests = self._requests(
+            input_ids, pads, rows, logits_processor, stopping_criteria, generation_config
         )
-        sequences = torch.cat([input_ids, new], 1)
+        criteria = self._criteria(stopping_criteria, requests)
+        # A forward of ours changes the model's attention while it lasts, so calls take turns.
+        with _turns.setdefault(model, threading.RLock()):
+            training = model.training
+            try:
+                engine = self._engine(model)
+                run = _Run(self, engine, requests, input_ids, criteria, streamer, generation_config)
+                outputs = run.outputs()
+            finally:
+                model.train(training)
+        sequences = _padded(input_ids, outputs, generation_config)
         if streamer is not None:
             streamer.end()
-        return (
-            GenerateDecoderOnlyOutput(sequences=sequences)
-            if generation_config.return_dict_in_generate
-            else sequences
-        )
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)
+        return sequences
 
-    def _run(
+    def _engine(self, model: PreTrainedModel) -> Engine:
+        """A new engine, since the model may have changed, with what drafters learnt before."""
+        models: dict[str, Model] = {"target": Decoder(model, model.config.model_type)}
+        draft = self._draft_model()
+        if draft is not None:
+            models["draft"] = draft
+            vocab = models["target"].vocab
+            if draft.vocab != vocab:
+                raise BadConfig(
+                    f"the draft model has {draft.vocab} tokens, the model {vocab}: use a relative"
+                )
+        engine = Engine(models)
+        engine.stores = self._stores.setdefault(model, engine.stores)
+        return engine
+
+    def _requests(
         self,
-        engine: Engine,
         input_ids: torch.Tensor,
         pads: Sequence[int],
+        prompts: Sequence[list[int]],
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
-        streamer: Any,
-    ) -> list[list[int]]:
-        """The new tokens of each row."""
-        ends: list[int] = [int(t) for c in criteria for t in _ids(getattr(c, "eos_token_id", None))]
-        limit = (
-            min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria))
-            - input_ids.shape[1]
-        )
-        checks = [
-            c
-            for c in criteria
-            if not isinstance(c, MaxLengthCriteria) and not hasattr(c, "eos_token_id")
-        ]
-        if checks and not ends and len(input_ids) > 1:
+    ) -> list[Request]:
+        """One request a row of the batch."""
+        count = len(prompts)
+        ends = [token for c in criteria for token in _ids(getattr(c, "eos_token_id", None))]
+        longest = min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria))
+        seeds = [0] * count
+        if config.do_sample:
+            seeds = torch.randint(2**62, (count,)).tolist()
+        requests = []
+        for row, prompt in enumerate(prompts):
+            padding = input_ids[row, : pads[row]].cpu()
+            of_row = (RowProcessors(processors, padding, row),) if len(processors) else ()
+            sampling = Sampling(
+                max_new_tokens=longest - input_ids.shape[1],
+                temperature=1.0 if config.do_sample else 0.0,
+                stop_token_ids=tuple(ends),
+                seed=seeds[row],
+                logits_processors=of_row,
+            )
+            requests.append(Request(prompt, self.strategy, sampling, self.name))
+        return requests
+
+    def _criteria(
+        self, criteria: StoppingCriteriaList, requests: Sequence[Request]
+    ) -> list[StoppingCriteria]:
+        """Those that the engine does not check itself."""
+        others = []
+        for criterion in criteria:
+            if not isinstance(criterion, MaxLengthCriteria) and not hasattr(
+                criterion, "eos_token_id"
+            ):
+                others.append(criterion)
+        if others and len(requests) > 1 and not requests[0].sampling.stop_token_ids:
             raise self._no(
                 "stopping_criteria on a batch without an end token",
                 "give eos_token_id and pad_token_id",
             )
-        seeds = (
-            torch.randint(2**62, (len(input_ids),)).tolist()
-            if config.do_sample
-            else [0] * len(input_ids)
-        )
-        lives: list[Live] = []
+        return others
+
+    def stops(self, criterion: StoppingCriteria, ids: torch.Tensor) -> bool:
+        """Whether a criterion ends the text of ids (1, L)."""
         try:
-            for row, (ids, pad) in enumerate(zip(input_ids.cpu(), pads, strict=True)):
-                own = (Row(processors, ids[:pad], row),) if len(processors) else ()
-                sampling = Sampling(
-                    max_new_tokens=limit,
-                    temperature=1.0 if config.do_sample else 0.0,
-                    stop_token_ids=tuple(ends),
-                    seed=seeds[row],
-                    logits_processors=own,
-                )
-                lives.append(
-                    engine.add(Request(ids[pad:].tolist(), self.strategy, sampling, self.name))
-                )
-            outputs: list[list[int]] = [[] for _ in lives]
-            sent, stopped = 0, set[int]()
-            while any(live in engine.live for live in lives):
-                for event in engine.step():
-                    row = event.request - lives[0].index
-                    if (error := lives[row].error) is not None:
-                        raise error
-                    for token in event.tokens:
-                        if row not in stopped:
-                            outputs[row].append(token)
-                            if checks and self._stopped(checks, input_ids[row], outputs[row]):
-                                stopped.add(row)
-                                engine.end(lives[row])
-                if streamer is not None:
-                    sent = _stream(
-                        streamer, outputs, [live in engine.live for live in lives], sent, config
-                    )
-        finally:
-            for live in lives:
-                engine.end(live)
-        for live, output in zip(lives, outputs, strict=True):
-            if (
-                live.reason == "length"
-                and live.index - lives[0].index not in stopped
-                and len(output) < limit
-            ):
-                warnings.warn(
-                    f"{self.name}: a text ended where the model's context does, before max_length",
-                    stacklevel=4,
-                )
-        return outputs
+            # Without `output_scores` transformers, too, gives None for the scores.
+            return bool(torch.as_tensor(criterion(ids, None)).any())  # type: ignore[arg-type]
+        except Exception as error:
+            name = type(criterion).__name__
+            if "NoneType" in str(error):
+                raise self._no(
+                    f"the stopping criterion {name}, which reads `scores` "
+                    f"({first_line(error)}): they need output_scores=True"
+                ) from error
+            raise RequestFailed(
+                f"{self.name}: the stopping criterion {name} failed "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from error
 
-    @staticmethod
-    def _stopped(checks: Sequence[Any], prompt: torch.Tensor, output: list[int]) -> bool:
-        ids = torch.cat([prompt, prompt.new_tensor(output)])[None]
-        return any(bool(torch.as_tensor(check(ids, None)).any()) for check in checks)
-
-    def _second(self) -> Decoder | None:
+    def _draft_model(self) -> Decoder | None:
         if self.draft is None:
             return None
         if isinstance(self.draft, str | Path):
@@ -294,16 +276,99 @@ class Hook:
         return Unsupported(f"foretell.hf({self.name!r}) cannot honour {what}; {cure}")
 
 
-class Row:
-    """Processors made for a batch, for one row of it: they see the row's padding in front of its
-    tokens, as ever.
+class _Run:
+    """One call of `generate`: the engine, the requests of its rows, and what they have written."""
+
+    def __init__(
+        self,
+        hook: Hook,
+        engine: Engine,
+        requests: Sequence[Request],
+        input_ids: torch.Tensor,
+        criteria: Sequence[StoppingCriteria],
+        streamer: Any,
+        config: GenerationConfig,
+    ):
+        self.hook = hook
+        self.engine = engine
+        self.requests = requests
+        self.input_ids = input_ids
+        self.criteria = criteria
+        self.streamer = streamer
+        self.pad = _pad(config)
+        self.lives: list[Live] = []
+        self.written: list[list[int]] = [[] for _ in requests]
+        self.ended: set[int] = set()  # rows that a criterion ended
+        self.streamed = 0  # columns that the streamer has
+
+    def outputs(self) -> list[list[int]]:
+        """The new tokens of each row."""
+        try:
+            for request in self.requests:
+                self.lives.append(self.engine.add(request))
+            while any(self._going()):
+                for event in self.engine.step():
+                    row = event.request - self.lives[0].index
+                    error = self.lives[row].error
+                    if error is not None:
+                        raise error
+                    self._write(row, event.tokens)
+                if self.streamer is not None:
+                    self._stream()
+        finally:
+            for live in self.lives:
+                self.engine.end(live)
+        for row, live in enumerate(self.lives):
+            short = len(self.written[row]) < self.requests[row].sampling.max_new_tokens
+            if live.reason == "length" and short and row not in self.ended:
+                warnings.warn(
+                    f"{self.hook.name}: a text ended where the model's context does, "
+                    "before max_length",
+                    stacklevel=5,
+                )
+        return self.written
+
+    def _going(self) -> list[bool]:
+        """Of each row whether it goes on."""
+        return [live in self.engine.live for live in self.lives]
+
+    def _write(self, row: int, tokens: Sequence[int]) -> None:
+        written = self.written[row]
+        for token in tokens:
+            if row in self.ended:
+                return
+            written.append(token)
+            if self.criteria:
+                new = self.input_ids.new_tensor(written)
+                ids = torch.cat([self.input_ids[row], new])[None]
+                # All are called, as by transformers: they may keep count.
+                verdicts = [self.hook.stops(criterion, ids) for criterion in self.criteria]
+                if any(verdicts):
+                    self.ended.add(row)
+                    self.engine.end(self.lives[row])
+
+    def _stream(self) -> None:
+        """Gives the streamer every column (B,) that is complete."""
+        going = self._going()
+        lengths = [len(written) for written in self.written]
+        open_lengths = [n for n, goes in zip(lengths, going, strict=True) if goes]
+        complete = min(open_lengths) if open_lengths else max(lengths)
+        for column in range(self.streamed, complete):
+            tokens = [
+                written[column] if column < len(written) else self.pad for written in self.written
+            ]
+            self.streamer.put(torch.tensor(tokens))
+        self.streamed = max(self.streamed, complete)
+
+
+class RowProcessors:
+    """Processors made for a batch, for one row of it. They see the row's padding before its tokens,
+    as transformers would show it to them.
     """
 
     def __init__(self, processors: LogitsProcessorList, padding: torch.Tensor, row: int):
-        self.padding, self.processors = (
-            padding[None],
-            [_of_row(p, len(padding), row) for p in processors],
-        )
+        self.padding = padding[None]
+        self.processors = [_of_row(processor, len(padding), row) for processor in processors]
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         ids = torch.cat([self.padding.to(ids.device), ids], 1)
@@ -313,7 +378,7 @@ class Row:
 
 
 def _of_row(processor: Any, padding: int, row: int) -> Any:
-    """The two kinds of processor that know which row of the batch they are at, for one row."""
+    """For one row the two kinds of processor that depend on which row of the batch it is."""
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and torch.is_tensor(
         processor.prompt_ignore_length
     ):
@@ -325,37 +390,39 @@ def _of_row(processor: Any, padding: int, row: int) -> Any:
     return processor
 
 
-def _given() -> dict[str, Any]:
+def _generate_arguments() -> dict[str, Any]:
     """The arguments of the `generate` that is running.
 
-    transformers 5.23 forgets `streamer` and `assistant_model` on the way to a callable; ignoring
-    them would leave a reader of the streamer waiting for ever.
+    transformers 5.23 does not hand `streamer` and `assistant_model` to a callable; ignoring them
+    would leave a reader of the streamer waiting for ever.
     """
     frame = inspect.currentframe()
-    while frame is not None and not (
-        frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals
-    ):
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals:
+            return dict(frame.f_locals)
         frame = frame.f_back
-    return {} if frame is None else dict(frame.f_locals)
+    return {}
 
 
-def _stream(
-    streamer: Any, outputs: list[list[int]], going: list[bool], sent: int, config: GenerationConfig
-) -> int:
-    """Puts every column (B,) that is complete; returns how many are out."""
-    pad = _first(config._pad_token_tensor, config._eos_token_tensor)
-    open_ = [len(output) for output, goes in zip(outputs, going, strict=True) if goes]
-    ready: int = min(open_) if open_ else max(len(output) for output in outputs)
-    for column in range(sent, ready):
-        streamer.put(
-            torch.tensor([output[column] if column < len(output) else pad for output in outputs])
-        )
-    return max(sent, ready)
+def _padded(
+    input_ids: torch.Tensor, outputs: Sequence[list[int]], config: GenerationConfig
+) -> torch.Tensor:
+    """input_ids (B, L) and the new tokens of each row -> (B, L + the most of them)."""
+    pad = _pad(config)
+    longest = max(map(len, outputs))
+    rows = [output + [pad] * (longest - len(output)) for output in outputs]
+    new = torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)
+    return torch.cat([input_ids, new.view(len(input_ids), longest)], 1)
+
+
+def _pad(config: GenerationConfig) -> int:
+    """The token that fills up rows which end before others."""
+    for value in (config._pad_token_tensor, config._eos_token_tensor):
+        ids = _ids(value)
+        if ids:
+            return ids[0]
+    return 0
 
 
 def _ids(value: Any) -> list[int]:
     return [] if value is None else torch.as_tensor(value).flatten().tolist()
-
-
-def _first(*values: Any) -> int:
-    return next((int(ids[0]) for ids in map(_ids, values) if ids), 0)

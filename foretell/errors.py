@@ -1,12 +1,13 @@
 """Every error a user can meet. Each message is one line: what, where, the cure.
 
-ForetellError ├── BadConfig        an argument or hyper-parameter is outside its range
-exit 2 │   └── UnknownMethod    no such method; the nearest names are suggested            exit 2
-├── Unsupported      this method or option cannot run on this model: capability and cure   exit 2
-├── BadModel         the model's files are missing, damaged or unsafe to read       exit 2 ├──
-BadFile          another file (a store, a datastore, a recording) is damaged or of another kind
-exit 2 ├── PromptTooLong    the prompt does not fit into the model's context               exit 2
-└── RequestFailed    one request of a batch broke (say, in the user's own logits processor)  exit 1
+ForetellError
+├── BadConfig          an argument or hyper-parameter is outside its range     exit 2
+│   └── UnknownMethod  no such method; the nearest names are suggested         exit 2
+├── Unsupported        this model cannot run it: the capability and the cure   exit 2
+├── BadModel           the model's files are missing, damaged or unsafe        exit 2
+├── BadFile            another file (a store, a recording) cannot be used      exit 2
+├── PromptTooLong      the prompt does not fit into the model's context        exit 2
+└── RequestFailed      a request broke (say, in a logits processor)            exit 1
 """
 
 from __future__ import annotations
@@ -63,3 +64,11 @@ class RequestFailed(ForetellError):
     """One request failed while others went on; `__cause__` is the original error."""
 
     exit_code = 1
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type if it says nothing."""
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()
+    return type(error).__name__

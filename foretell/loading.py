@@ -1,17 +1,16 @@
 """From a name to a model: the embedded pair, a folder, a hub id, or a .gguf file, which llama.cpp
 runs.
 
-Weights are read from safetensors or GGUF only; remote code runs only when asked for.
-
-Nothing here computes; every way a folder can be wrong ends in one BadModel line that says what,
-where and the cure.
+Weights are read from safetensors or GGUF only; remote code runs only when asked for. Every way a
+folder can be wrong ends in one BadModel line that says what, where and the cure.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,32 +18,58 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from foretell.api import LM, ends, pair
+from foretell.api import LM, ends, named_models, pair
 from foretell.core.model import Model
-from foretell.errors import BadConfig, BadModel, Unsupported
+from foretell.diagnosis import notice_refusals
+from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.int8 import quantize
 
-if (
-    TYPE_CHECKING
-):  # transformers' models and tokenizers fill 100 MB, which a .gguf file needs none of
+if TYPE_CHECKING:
+    # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from foretell.families.decoder import Decoder, Executor
 
 ASSETS = Path(__file__).parent / "assets"
 EXECUTORS = ("auto", "torch", "openvino", "onnxruntime", "graphs")
+DEVICES = {"openvino": "cpu", "onnxruntime": "cpu", "graphs": "cuda"}  # of executors
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float64": torch.float64,
 }
+Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
+
+
+@dataclass
+class _Loaded:
+    """A model with what came along."""
+
+    model: Model
+    path: Path | None
+    tokenizer: PreTrainedTokenizerBase | None
+    eos: list[int]
+    refusals: Refusals = ()
+    trouble: str = ""  # why there is no tokenizer
+
+
+@dataclass
+class _Options:
+    """How every model of one `load` is computed."""
+
+    device: str
+    dtype: str
+    exact_bits: bool
+    executor: str
+    trust_remote_code: bool
 
 
 def load(
     source: str | Path = "demo",
     *,
     draft: str | Path | None = None,
+    models: Mapping[str, str | Path] | None = None,
     device: str | None = None,
     dtype: str = "auto",
     exact_bits: bool = False,
@@ -52,29 +77,75 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LM:
-    """Loads a model: `demo`, a folder in transformers' layout, a hub id, or a .gguf file. `draft`:
-    a smaller relative.
+    """Loads a model: `demo`, a folder in transformers' layout, a hub id, or a .gguf file.
 
-    `demo` brings its own draft model. `dtype`: float32, bfloat16, float16, float64, int8 (weights
-    of linear layers, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or
-    auto: as stored. `executor`: what computes ordinary steps, torch, openvino (CPUs only),
-    onnxruntime (CPUs only, int8 and float32; what others do quicker it leaves to openvino), graphs
-    (torch's operations recorded as CUDA graphs; CUDA GPUs only), or auto: onnxruntime for small
-    models in int8, openvino for others on a CPU, where they are installed, and graphs on a CUDA
-    GPU, each where it takes the model, else torch. `exact_bits`: logits equal to the last bit in
-    any tree, batch and chunking; int8, on a CPU, by torch. A .gguf file runs in llama.cpp, on the
-    CPU and in the formats it has; with an executor by name its weights are unpacked for that, auto:
-    to bfloat16. Raises BadModel, BadConfig or Unsupported.
+    `models`: other models that methods ask, by name, loaded in the same way; they are in
+    `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
+    a smaller relative with the target's tokens; `demo` brings its own.
+
+    `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on a CPU; the rest
+    bfloat16, or float32 where onnxruntime computes it), or auto: as stored.
+
+    `executor`: what computes ordinary steps: torch, openvino (CPUs only), onnxruntime (CPUs only,
+    int8 and float32; what others do quicker it leaves to openvino), graphs (torch's operations
+    recorded as CUDA graphs; CUDA GPUs only), or auto: onnxruntime for small models in int8,
+    openvino for others on a CPU, where they are installed, and graphs on a CUDA GPU, each where it
+    takes the model, else torch. Where one that auto prefers does not take it, a line on stderr says
+    so.
+
+    `exact_bits`: logits equal to the last bit in any tree, batch and chunking; int8, on a CPU, by
+    torch.
+
+    A .gguf file runs in llama.cpp, on the CPU and in the formats it has; with an executor by name
+    its weights are unpacked for that, auto: to bfloat16. Raises BadModel, BadConfig or Unsupported.
     """
     name = str(source)
-    if name == "demo" and draft is None:
-        draft = "demo-draft"
+    named = {key: str(value) for key, value in named_models(draft, models).items()}
+    if name == "demo":
+        named = {"draft": "demo-draft", **named}
     if _is_gguf(name) and revision is not None:
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
     packed = _is_gguf(name) and executor == "auto"  # for llama.cpp
     if packed:
         _check_gguf(name, device, dtype, exact_bits)
-        device, dtype = "cpu", "auto"  # from here on of the draft model, where that is none
+        device = "cpu"  # of those of the other models that are no .gguf files
+    options = _checked(name, device, dtype, exact_bits, executor, trust_remote_code)
+    target = _gguf(name) if packed else _loaded(name, name, options, revision)
+    if target.trouble:
+        warnings.warn(
+            f"{target.path or name}: no usable tokenizer ({target.trouble}); "
+            "prompts must be token ids",
+            stacklevel=2,
+        )
+    others = {}
+    for key, place in named.items():
+        if _is_gguf(place):
+            others[key] = _gguf(place)
+        else:
+            others[key] = _loaded(place, f"{name} ({key})", options)
+    lm = pair(
+        target.model,
+        target.tokenizer,
+        {key: other.model for key, other in others.items()},
+        target.path,
+        target.eos,
+        {key: other.tokenizer for key, other in others.items()},
+    )
+    lm.refusals = {"target": target.refusals}
+    lm.refusals |= {key: other.refusals for key, other in others.items()}
+    notice_refusals(lm, name)
+    return lm
+
+
+def _checked(
+    name: str,
+    device: str | None,
+    dtype: str,
+    exact_bits: bool,
+    executor: str,
+    trust_remote_code: bool,
+) -> _Options:
+    """The options with what they stand for. Raises BadConfig or Unsupported for wrong ones."""
     if dtype not in ("auto", "int8", *DTYPES):
         raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
     if executor not in EXECUTORS:
@@ -86,82 +157,90 @@ def load(
             )
         if executor not in ("auto", "torch"):
             raise BadConfig(
-                f"executor={executor!r} with exact_bits=True: must be auto or torch, which computes it"
+                f"executor={executor!r} with exact_bits=True: must be auto or torch, "
+                "which computes it"
             )
-        dtype, executor = "int8", "torch"
+        dtype = "int8"
+        executor = "torch"
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not exact_bits else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise BadConfig(f"device={device!r} cannot be used here: {_line(error)}") from error
-    if dtype == "int8" and torch.device(device).type != "cpu":
+        raise BadConfig(f"device={device!r} cannot be used here: {first_line(error)}") from error
+    kind = torch.device(device).type
+    if dtype == "int8" and kind != "cpu":
         raise Unsupported.missing(
             "dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'"
         )
-    for only, where in (("openvino", "cpu"), ("onnxruntime", "cpu"), ("graphs", "cuda")):
-        if executor == only and torch.device(device).type != where:
-            need = "a CPU" if where == "cpu" else "a CUDA GPU, whose graphs record the steps"
-            raise Unsupported.missing(
-                f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
-            )
-    path: Path | None
-    if packed:
-        target: Any = _gguf(name)
-        path, tokenizer, eos = target.path, target.words, target.words.ends
-    else:
-        tokenizer = load_tokenizer(name) if _is_gguf(name) else None
-        hf, path = _model(name, dtype, device, revision, trust_remote_code)
-        if tokenizer is None:
-            tokenizer = _tokenizer(path or name, revision, trust_remote_code)
-        target, eos = (
-            _decoder(hf, name, exact_bits, executor),
-            getattr(tokenizer, "ends", None) or ends(hf),
+    if DEVICES.get(executor, kind) != kind:
+        need = "a CPU"
+        if DEVICES[executor] == "cuda":
+            need = "a CUDA GPU, whose graphs record the steps"
+        raise Unsupported.missing(
+            f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
         )
-    second: Model | None = None
-    if draft is not None and _is_gguf(str(draft)):
-        second = _gguf(str(draft))
-    elif draft is not None:
-        draft_hf = _model(str(draft), dtype, device, None, trust_remote_code)[0]
-        second = _decoder(draft_hf, f"{name} (draft)", exact_bits, executor)
-    return pair(target, tokenizer, second, path, eos)
+    return _Options(device, dtype, exact_bits, executor, trust_remote_code)
 
 
-def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) -> Model:
-    """Its adapter, and who computes its steps."""
+def _loaded(name: str, title: str, options: _Options, revision: str | None = None) -> _Loaded:
+    """A transformers model with its tokenizer; `name` may be a .gguf file to be unpacked."""
+    if _is_gguf(name):
+        words: Any = load_tokenizer(name)
+        hf, path = _model(name, options, revision)
+        model, refusals = _decoder(hf, title, options)
+        return _Loaded(model, path, words, words.ends or ends(hf), refusals)
+    hf, path = _model(name, options, revision)
+    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code)
+    model, refusals = _decoder(hf, title, options)
+    loaded = _Loaded(model, path, None, ends(hf), refusals)
+    if isinstance(tokenizer, str):
+        loaded.trouble = tokenizer
+    else:
+        loaded.tokenizer = tokenizer
+    return loaded
+
+
+def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, Refusals]:
+    """Its adapter, computed by what `options.executor` says, and who refused it."""
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
     from foretell.runtimes.onnxruntime import suits
 
-    if exact_bits:
-        return ExactDecoder(hf, name)
-    asked = executor == "onnxruntime"
-    if hf.device.type == "cpu" and (asked or executor == "auto") and suits(hf, asked):
+    if options.exact_bits:
+        return ExactDecoder(hf, name), ()
+    by_name = options.executor == "onnxruntime"
+    if hf.device.type == "cpu" and (by_name or options.executor == "auto") and suits(hf, by_name):
         hf = hf.float()  # what has no weights of 8 bits
     model = Decoder(hf, name, partial(blocks, ours=True))
-    if executor != "torch":
-        _hand_over(model, executor)
-    return model
+    refusals: Refusals = ()
+    if options.executor != "torch":
+        refusals = hand_over(model, options.executor)
+    if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
+        build = "its layers are of another build than the llama family's"
+        refusals += (("fused blocks", build),)
+    return model, refusals
 
 
-def _hand_over(model: Decoder, executor: str) -> None:
-    """Lets its device's executor compute its steps; where it cannot, torch does, or it is an error
-    if asked by name.
+def hand_over(model: Decoder, executor: str) -> Refusals:
+    """Lets its device's executors compute its steps. Where they do not take it torch does, and the
+    reasons are returned. Raises Unsupported where the one that the user named does not take it.
     """
     from foretell.runtimes import onnxruntime, openvino
     from foretell.runtimes.graphs import Static
 
-    makes: dict[str, Callable[..., Executor]] = {}
+    makers: dict[str, Callable[..., Executor]] = {}
     if model.device.type == "cuda":
-        makes = {"graphs": Static}
+        makers = {"graphs": Static}
     elif model.device.type == "cpu":
-        makes = {"openvino": openvino.Executor}
+        makers = {"openvino": openvino.Executor}
         if executor == "onnxruntime" or (executor == "auto" and onnxruntime.suits(model.hf)):
-            makes["onnxruntime"] = lambda a, b, c, d: onnxruntime.Executor(
-                a, b, c, d, others=model.executor
+            makers["onnxruntime"] = lambda loop, layout, dtype, vocab: onnxruntime.Executor(
+                loop, layout, dtype, vocab, others=model.executor
             )
-    for name, make in makes.items():
+    refusals: Refusals = ()
+    for name, make in makers.items():
         try:
             model.use(make)
         except LookupError as error:
@@ -170,20 +249,23 @@ def _hand_over(model: Decoder, executor: str) -> None:
                 raise Unsupported.missing(
                     f"executor={executor!r}", model.name, need, "use torch"
                 ) from error
+            refusals += ((name, str(error)),)
     if isinstance(model.executor, onnxruntime.Executor) and isinstance(
         model.executor.others, openvino.Executor
     ):
-        model.executor.others.clear()  # of what only the probe asked it for
+        model.executor.others.clear()  # of the graphs that only the probe needed
+    return refusals
 
 
 def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
 
-def _gguf(name: str) -> Any:
+def _gguf(name: str) -> _Loaded:
     from foretell.runtimes.llama_cpp import GGUF  # llama.cpp is an optional package
 
-    return GGUF(Path(name).expanduser())
+    model: Any = GGUF(Path(name).expanduser())
+    return _Loaded(model, model.path, model.words, model.words.ends)
 
 
 def _check_gguf(name: str, device: str | None, dtype: str, exact_bits: bool) -> None:
@@ -217,14 +299,15 @@ def load_tokenizer(
 
     path = _folder(name)
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer: Any = AutoTokenizer.from_pretrained(
             path or name, revision=revision, trust_remote_code=False
-        )  # type: ignore[no-any-return]
+        )
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(
-            f"{name}: no usable tokenizer ({_line(error)}); give `demo`, a folder with tokenizer.json or "
-            "a hub id"
+            f"{name}: no usable tokenizer ({first_line(error)}); "
+            "give `demo`, a folder with tokenizer.json or a hub id"
         ) from error
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def _folder(name: str) -> Path | None:
@@ -234,28 +317,29 @@ def _folder(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_file():
         raise BadModel(
-            f"{name}: a file; give the folder that holds config.json and the .safetensors files, or a .gguf file"
+            f"{name}: a file; give the folder that holds config.json and the .safetensors files, "
+            "or a .gguf file"
         )
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise BadModel(
-            f"{name}: no such folder; give `demo`, a folder with config.json, or a hub id like owner/name"
+            f"{name}: no such folder; give `demo`, a folder with config.json, "
+            "or a hub id like owner/name"
         )
     return None
 
 
 def _check_files(path: Path) -> None:
+    """Raises BadModel where a folder does not hold a whole model in safetensors."""
     if not (path / "config.json").is_file():
         raise BadModel(f"{path}: has no config.json, so it is no transformers model folder")
     files = sorted(path.glob("*.safetensors"))
     if not files:
         others = [p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
-        what = (
-            f"only {', '.join(others[:3])}, which can run code when read"
-            if others
-            else "no weights"
-        )
+        what = "no weights"
+        if others:
+            what = f"only {', '.join(others[:3])}, which can run code when read"
         raise BadModel(
             f"{path}: holds {what}; foretell reads safetensors: convert with save_pretrained()"
         )
@@ -263,8 +347,9 @@ def _check_files(path: Path) -> None:
         try:
             shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise BadModel(f"{index}: damaged ({_line(error)}); fetch it again") from error
-        if missing := sorted(shards - {file.name for file in files}):
+            raise BadModel(f"{index}: damaged ({first_line(error)}); fetch it again") from error
+        missing = sorted(shards - {file.name for file in files})
+        if missing:
             raise BadModel(
                 f"{path}: lacks {', '.join(missing[:3])} of {len(shards)} shards; fetch them again"
             )
@@ -274,85 +359,85 @@ def _check_files(path: Path) -> None:
                 opened.keys()
         except (SafetensorError, OSError) as error:
             raise BadModel(
-                f"{file}: damaged or cut off ({_line(error)}); fetch it again"
+                f"{file}: damaged or cut off ({first_line(error)}); fetch it again"
             ) from error
 
 
-def _line(error: Exception) -> str:
-    """What it says, in one line."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-
-
 def _model(
-    name: str, dtype: str, device: str, revision: str | None, remote: bool
+    name: str, options: _Options, revision: str | None
 ) -> tuple[PreTrainedModel, Path | None]:
+    """The model on its device, and the folder or file it came from; None: the hub."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    path = None if _is_gguf(name) else _folder(name)
-    if path is not None:
-        _check_files(path)
-    kind = (
-        torch.bfloat16 if dtype == "int8" else DTYPES.get(dtype, "auto")
-    )  # of what is not a linear layer's weights
-    options: dict[str, Any] = {"dtype": kind, "use_safetensors": True, "trust_remote_code": remote}
-    place: str | Path = path or name
+    dtype: Any = DTYPES.get(options.dtype, "auto")
+    if options.dtype == "int8":
+        dtype = torch.bfloat16  # of what is not a linear layer's weights
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "use_safetensors": True,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    place: str | Path = name
     if _is_gguf(name):
-        path = Path(name).expanduser()
-        place, kind = path.parent, torch.bfloat16 if dtype == "auto" else kind
-        options = {
-            "dtype": kind,
+        path: Path | None = Path(name).expanduser()
+        assert path is not None
+        place = path.parent
+        arguments = {
+            "dtype": torch.bfloat16 if options.dtype == "auto" else dtype,
             "gguf_file": path.name,
             "quantization_config": GgufConfig(dequantize=True),
         }
-    elif path is None:
-        options["revision"] = revision
+        cure = "leave executor out, and llama.cpp runs it"
+    else:
+        path = _folder(name)
+        if path is not None:
+            _check_files(path)
+            place = path
+            cure = "check the folder's files"
+        else:
+            arguments["revision"] = revision
+            cure = "check the id and the connection, or give a local folder"
     try:
         hf, report = AutoModelForCausalLM.from_pretrained(
-            place, output_loading_info=True, **options
+            place, output_loading_info=True, **arguments
         )
     except Exception as error:  # transformers raises nearly anything here
-        where = (
-            "check the folder's files"
-            if path
-            else "check the id and the connection, or give a local folder"
-        )
-        if _is_gguf(name):
-            where = "leave executor out, and llama.cpp runs it"
         if "trust_remote_code" in str(error):
-            where = "pass trust_remote_code=True if you trust its code"
-        raise BadModel(f"{name}: cannot be loaded ({_line(error)}); {where}") from error
-    # What a file lacks transformers makes up at random, and what it does not know it leaves out:
-    # both with a warning.
+            cure = "pass trust_remote_code=True if you trust its code"
+        raise BadModel(f"{name}: cannot be loaded ({first_line(error)}); {cure}") from error
+    _check_keys(name, report)
+    if options.dtype == "int8" and not quantize(hf):
+        raise Unsupported.missing("dtype='int8'", name, "torch's linear layers", "use bfloat16")
+    return hf.to(options.device).eval(), path
+
+
+def _check_keys(name: str, report: dict[str, Any]) -> None:
+    """Raises BadModel where weights are missing, which transformers makes up at random, or unknown,
+    which it leaves out; both with no more than a warning.
+    """
     for kind, meaning in (
         ("missing_keys", "lack"),
         ("unexpected_keys", "have, and its configuration does not,"),
     ):
-        if keys := sorted(report[kind]):
+        keys = sorted(report[kind])
+        if keys:
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             raise BadModel(
                 f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
                 "config.json and the .safetensors files do not belong together"
             )
-    if dtype == "int8" and not quantize(hf):
-        raise Unsupported.missing("dtype='int8'", name, "torch's linear layers", "use bfloat16")
-    return hf.to(device).eval(), path
 
 
 def _tokenizer(
     source: str | Path, revision: str | None, remote: bool
-) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, or None with a warning: token ids still work."""
+) -> PreTrainedTokenizerBase | str:
+    """The tokenizer, or why there is none: token ids still work."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=remote)  # type: ignore[no-any-return]
-    except (
-        Exception
-    ) as error:  # transformers raises nearly anything here; the model itself is usable without it
-        warnings.warn(
-            f"{source}: no usable tokenizer ({_line(error)}); prompts must be token ids",
-            stacklevel=3,
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=remote
         )
-        return None
+    except Exception as error:  # transformers raises nearly anything here
+        return first_line(error)
+    return tokenizer  # type: ignore[no-any-return]

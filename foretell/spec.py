@@ -2,9 +2,10 @@
 
 The fields are those of the method's dataclass; a drafter also takes `rule` (a verification rule,
 whose own fields may follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`,
-`draft:rule=typical,epsilon=0.05`. Drafters joined by `+` share one tree; `rule` and `nodes` stand
-behind the last: `ngram:k=8+token-recycling:nodes=16`. A field that holds tokens takes their ids
-with spaces between, or a text file: `input-guided:source=@essay.txt`.
+`draft:rule=typical,epsilon=0.05`. Drafters joined by `+` share one tree, and `rule` and `nodes`
+come after the last: `ngram:k=8+token-recycling:nodes=16`. A field that holds tokens takes their
+ids with spaces between, or a text file: `input-guided:source=@essay.txt`. Booleans are 1, true,
+yes, on or 0, false, no, off.
 """
 
 from __future__ import annotations
@@ -21,44 +22,47 @@ if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.strategy import Strategy
 
-# what `auto` stands for: copies, near copies, and what follows each token
+# What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
-QUICK, STEP = (
-    "suffix",
-    8e-3,
-)  # and where a plain step takes fewer seconds: asking others would cost too much of it
+QUICK = "suffix"  # and where a plain step takes less than STEP: others would cost too much of it
+STEP = 8e-3  # seconds
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off")
 Encode = Callable[[str], list[int]]
 
 
 def build(name: str, kind: str, options: dict[str, str], encode: Encode | None = None) -> Any:
-    """The dataclass with these fields. Raises BadConfig for a field it lacks or a value that is
-    none of its type.
+    """The dataclass with these fields. Raises BadConfig for a field it lacks, or for a value that
+    is not of the field's type.
     """
     cls = load(name, kind)
-    hints = get_type_hints(cls)
-    known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    types = get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]
     values: dict[str, Any] = {}
     for key, text in options.items():
-        if key not in known:
-            raise UnknownMethod.near(
-                f"field of {name}", key, [*known, "rule", "nodes"] if kind == "drafter" else known
-            )
-        if known[key] == tuple[int, ...]:
-            values[key] = tokens(f"{name}:{key}", text, encode)
-            continue
-        try:
-            values[key] = (
-                text.lower() in ("1", "true", "yes") if known[key] is bool else known[key](text)
-            )
-        except ValueError:
-            raise BadConfig.field(
-                f"{name}:{key}", text, f"a value of type {known[key].__name__}"
-            ) from None
+        if key not in fields:
+            known = [*fields, "rule", "nodes"] if kind == "drafter" else fields
+            raise UnknownMethod.near(f"field of {name}", key, known)
+        values[key] = _value(f"{name}:{key}", types[key], text, encode)
     return cls(**values)
 
 
+def _value(field: str, kind: Any, text: str, encode: Encode | None) -> Any:
+    """A field's value from its text. Raises BadConfig."""
+    if kind == tuple[int, ...]:
+        return tokens(field, text, encode)
+    if kind is bool:
+        if text.lower() not in YES + NO:
+            raise BadConfig.field(field, text, f"one of {', '.join(YES + NO)}")
+        return text.lower() in YES
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadConfig.field(field, text, f"a value of type {kind.__name__}") from None
+
+
 def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
-    """The ids of `1 2 3`, `()` or `@FILE`, whose text is taken as it is, ends of lines too. Raises
+    """The ids of `1 2 3`, `()` or `@FILE`, whose text is taken as it is, line ends included. Raises
     BadConfig.
     """
     if not text.startswith("@"):
@@ -70,7 +74,8 @@ def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
             ) from None
     if encode is None:
         raise BadConfig(
-            f"{field}={text}: there is no tokenizer here to read a text with; give token ids, as in 1 2 3"
+            f"{field}={text}: there is no tokenizer here to read a text with; "
+            "give token ids, as in 1 2 3"
         )
     try:
         content = Path(text[1:]).read_bytes().decode("utf-8")
@@ -85,19 +90,18 @@ def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
 
 
 def pieces(spec: str) -> list[str]:
-    """The parts of `a+b:x=1`; a + in the path of a file (`source=@a+b.txt`, `path=./a+b`) joins
+    """The parts of `a+b:x=1`. A + in the path of a file (`source=@a+b.txt`, `path=./a+b`) joins
     nothing.
     """
-    found: list[str] = []
+    parts: list[str] = []
     for piece in spec.split("+"):
-        value = found[-1].rpartition(",")[2].partition("=")[2] if found else ""
-        if (value.startswith("@") or "/" in value) and piece.partition(":")[0] not in names(
-            "drafter"
-        ):
-            found[-1] += f"+{piece}"
+        last_value = parts[-1].rpartition(",")[2].partition("=")[2] if parts else ""
+        in_path = last_value.startswith("@") or "/" in last_value
+        if in_path and piece.partition(":")[0] not in names("drafter"):
+            parts[-1] += f"+{piece}"
         else:
-            found.append(piece)
-    return found
+            parts.append(piece)
+    return parts
 
 
 def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tuple[str, Strategy]:
@@ -105,46 +109,70 @@ def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tup
 
     `encode`: the tokenizer's text -> ids without special tokens, for fields that name a text file.
     """
-    from foretell.core.drafter import Drafter
-    from foretell.core.strategy import Speculative
-    from foretell.policy.compose import (
-        Composition,
-    )  # not above: checking a name must not import torch
-
     if not isinstance(spec, str):
-        inner = spec.drafter if isinstance(spec, Speculative) else spec
-        joined = inner.parts if isinstance(inner, Composition) else (inner,)
-        name = "+".join(
-            type(part).__module__.rpartition(".")[2].replace("_", "-") for part in joined
-        )
-        return name, Speculative(spec) if isinstance(spec, Drafter) else spec
+        return _of_config(spec)
     parts: list[tuple[str, str, dict[str, str]]] = []
     for piece in pieces(AUTO if spec == "auto" else spec):
-        name, _, rest = piece.partition(":")
-        options: dict[str, str] = {}
-        for part in filter(None, rest.split(",")):
-            key, equals, value = part.partition("=")
-            if not equals:
-                raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
-            options[key.strip()] = value.strip()
-        parts.append((name, kind_of(name), options))
+        name, _, fields = piece.partition(":")
+        parts.append((name, kind_of(name), _options(spec, fields)))
     name, kind, options = parts[-1]
     if len(parts) == 1 and kind != "drafter":
         return name, build(name, kind, options, encode)
-    for other, kind, _ in parts:
+    for other, kind, given in parts:
         if kind != "drafter":
             raise BadConfig(f"{spec!r}: {other} is a {kind}; only drafters can be joined by '+'")
-    rule, nodes = options.pop("rule", "default"), options.pop("nodes", "0")
-    if not nodes.isdigit():
-        raise BadConfig.field(f"{name}:nodes", nodes, "a whole number")
-    own = {f.name for f in dataclasses.fields(load(name, kind))}
-    extra = {key: options.pop(key) for key in list(options) if rule != "default" and key not in own}
-    chosen = None if rule == "default" else build(rule, "rule", extra)
-    for _, _, given in parts[:-1]:
-        if wrong := sorted({"rule", "nodes"} & given.keys()):
+        common = sorted({"rule", "nodes"} & given.keys())
+        if common and given is not options:
             raise BadConfig(
-                f"{spec!r}: {wrong[0]} is for all drafters together; write it behind the last, {name}"
+                f"{spec!r}: {common[0]} is for all drafters together; write it after the last, "
+                f"{name}"
             )
-    drafters = [build(other, "drafter", given, encode) for other, _, given in parts]
+    return _speculative(parts, encode)
+
+
+def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
+    """The same for a config object."""
+    # Imported here, since checking a name must not import torch.
+    from foretell.core.drafter import Drafter
+    from foretell.core.strategy import Speculative
+    from foretell.policy.compose import Composition
+
+    drafter = config.drafter if isinstance(config, Speculative) else config
+    parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
+    names = [type(part).__module__.rpartition(".")[2].replace("_", "-") for part in parts]
+    strategy = Speculative(config) if isinstance(config, Drafter) else config
+    return "+".join(names), strategy
+
+
+def _options(spec: str, fields: str) -> dict[str, str]:
+    """`n=3,k=10` as a dict."""
+    options = {}
+    for part in filter(None, fields.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
+        options[key.strip()] = value.strip()
+    return options
+
+
+def _speculative(
+    parts: list[tuple[str, str, dict[str, str]]], encode: Encode | None
+) -> tuple[str, Strategy]:
+    """The strategy of one drafter or of several joined ones; the last has `rule` and `nodes`."""
+    from foretell.core.strategy import Speculative
+    from foretell.policy.compose import Composition
+
+    last, kind, options = parts[-1]
+    rule_name = options.pop("rule", "default")
+    nodes = options.pop("nodes", "0")
+    if not nodes.isdigit():
+        raise BadConfig.field(f"{last}:nodes", nodes, "a whole number")
+    rule = None
+    if rule_name != "default":
+        fields = {field.name for field in dataclasses.fields(load(last, kind))}
+        of_rule = {key: options.pop(key) for key in list(options) if key not in fields}
+        rule = build(rule_name, "rule", of_rule)
+    drafters = [build(name, "drafter", given, encode) for name, _, given in parts]
     drafter = drafters[0] if len(drafters) == 1 else Composition(tuple(drafters))
-    return "+".join(other for other, _, _ in parts), Speculative(drafter, chosen, int(nodes))
+    name = "+".join(name for name, _, _ in parts)
+    return name, Speculative(drafter, rule, int(nodes))

@@ -1,9 +1,9 @@
 """What drafters have learnt, written to a folder and read again.
 
-One safetensors file for every store of an engine, with its format, its method's config, the
-vocabulary and a checksum in the header. A store is any shared object with `tensors()`,
-`restore(tensors)` and `nbytes`; it may change speed, never output, so a store of another model is
-useless rather than wrong, but one that is damaged is refused.
+Every store of an engine is one safetensors file, whose header has the format, the method's config,
+the vocabulary and a checksum. A store is any shared object with `tensors()`, `restore(tensors)` and
+`nbytes`. It may change speed, never output: a store of another model is useless rather than wrong.
+A damaged one is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -25,7 +26,7 @@ from foretell.core.context import Context, Request
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.strategy import Speculative
-from foretell.errors import BadFile, ForetellError
+from foretell.errors import BadFile, ForetellError, first_line
 
 SCHEMA = "foretell.store/1"
 
@@ -65,29 +66,52 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def save(engine: Engine, folder: Path) -> list[Path]:
-    """Writes every store into the folder, each file replaced as a whole; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for tenant, owner, name, store in stores(engine):
-        tensors = {key: value.detach().cpu().contiguous() for key, value in store.tensors().items()}
-        method = type(owner).__module__.rpartition(".")[2].replace("_", "-")
-        about = {
-            "schema": SCHEMA,
-            "tenant": tenant,
-            "method": method,
-            "name": name,
-            "fields": json.dumps(dataclasses.asdict(owner)),  # type: ignore[call-overload]
-            "vocab": str(engine.models["target"].vocab),
-            "sha256": _digest(tensors),
-        }
-        key = hashlib.sha256(
-            json.dumps([tenant, method, about["fields"], name]).encode()
-        ).hexdigest()[:12]
-        path = folder / f"{method}-{key}.safetensors"
-        save_file(tensors, part := path.with_suffix(".part"), about)
-        os.replace(part, path)
-        written.append(path)
-    return written
+    """Writes every store into the folder, each file replaced as a whole; returns the files.
+
+    Raises BadFile where they cannot be written: then no file of the folder was changed.
+    """
+    parts: dict[Path, Path] = {}  # each file, and what it is written to first
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for tenant, owner, name, store in stores(engine):
+            about = _about(engine, tenant, owner, name)
+            path = folder / _file_name(about)
+            parts[path] = path.with_suffix(".part")
+            tensors = {}
+            for key, value in store.tensors().items():
+                tensors[key] = value.detach().cpu().contiguous()
+            save_file(tensors, parts[path], about | {"sha256": _digest(tensors)})
+        for path, part in parts.items():
+            os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise BadFile(
+            f"{folder}: what drafters learnt cannot be written there ({reason}); "
+            "make room, or give another folder"
+        ) from error
+    finally:
+        for part in parts.values():
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+    return list(parts)
+
+
+def _about(engine: Engine, tenant: str, owner: Drafter, name: str) -> dict[str, str]:
+    """The header of a store's file, but for the checksum."""
+    return {
+        "schema": SCHEMA,
+        "tenant": tenant,
+        "method": type(owner).__module__.rpartition(".")[2].replace("_", "-"),
+        "name": name,
+        "fields": json.dumps(dataclasses.asdict(owner)),  # type: ignore[call-overload]
+        "vocab": str(engine.models["target"].vocab),
+    }
+
+
+def _file_name(about: Mapping[str, str]) -> str:
+    identity = [about["tenant"], about["method"], about["fields"], about["name"]]
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+    return f"{about['method']}-{key}.safetensors"
 
 
 def load(engine: Engine, folder: Path) -> list[Path]:
@@ -115,31 +139,33 @@ def _restore(engine: Engine, path: Path) -> None:
             about = opened.metadata() or {}
             tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BadFile(
-            f"{path}: damaged or cut off ({' '.join(str(error).split())}); {cure}"
-        ) from error
+        raise BadFile(f"{path}: damaged or cut off ({_one_line(error)}); {cure}") from error
     if about.get("schema") != SCHEMA:
         raise BadFile(
             f"{path}: no store of drafts (its header lacks {SCHEMA}); take it out of the folder"
         )
-    if about.get("vocab") != str(vocab := engine.models["target"].vocab):
+    vocab = engine.models["target"].vocab
+    if about.get("vocab") != str(vocab):
         raise BadFile(
-            f"{path}: of a model with {about.get('vocab')} tokens, this one has {vocab}; use another folder"
+            f"{path}: of a model with {about.get('vocab')} tokens, this one has {vocab}; "
+            "use another folder"
         )
     if about.get("sha256") != _digest(tensors):
         raise BadFile(f"{path}: damaged (its checksum is not that of its content); {cure}")
     try:
         fields: dict[str, Any] = json.loads(about["fields"])
-        values = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-        }
+        values = {}
+        for key, value in fields.items():
+            values[key] = tuple(value) if isinstance(value, list) else value
         owner = registry.load(about["method"], "drafter")(**values)
         ctx = Context(engine, Request([0], Speculative(owner), tenant=about["tenant"]))
-        key = about["tenant"], owner, about["name"]
-        engine.stores.pop(key, None)
-        owner.start(ctx.scoped(owner))  # makes it
-        engine.stores[key].restore(tensors)
+        place = about["tenant"], owner, about["name"]
+        engine.stores.pop(place, None)
+        owner.start(ctx.scoped(owner))  # makes an empty store
+        engine.stores[place].restore(tensors)
     except (ForetellError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise BadFile(
-            f"{path}: does not fit this version ({' '.join(str(error).split())}); {cure}"
-        ) from error
+        raise BadFile(f"{path}: does not fit this version ({_one_line(error)}); {cure}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

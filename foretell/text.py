@@ -8,26 +8,27 @@ from collections.abc import Callable, Sequence
 def stopped(
     decode: Callable[[Sequence[int]], str] | None, stops: Sequence[str], tokens: Sequence[int]
 ) -> bool:
-    """Whether a stop string stands at the end of these tokens' text, or was completed by the newest
-    of them.
-    """
+    """Whether the newest of these tokens completed a stop string."""
     if not stops or decode is None:
         return False
-    # It can span tokens, each of at least one byte.
-    tail = decode(tokens[-max(len(s.encode()) for s in stops) - 4 :])
-    return any(s in tail for s in stops)
+    # A stop string may span tokens, each of at least one byte.
+    longest = max(len(stop.encode()) for stop in stops)
+    text = decode(tokens[-longest - 4 :])
+    return any(stop in text for stop in stops)
 
 
 class Detokenizer:
-    """Texts of `push` concatenate to the text of all tokens, cut before the first stop string.
+    """What `push` returns adds up to the text of all tokens, cut before the first stop string.
 
-    Only a window of tokens is decoded again, so that a long text costs linear time.
+    Only a window of tokens is decoded again each time, so a long text takes linear time.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()):
-        self.decode, self.stops = decode, tuple(stops)
+        self.decode = decode
+        self.stops = tuple(stops)
         self.tokens: list[int] = []
-        self.start = self.read = 0  # the window; up to `read` its text was taken
+        self.start = 0  # of the window
+        self.read = 0  # tokens whose text was taken
         self.held = ""  # text that may be the beginning of a stop string
         self.ended = False
 
@@ -38,18 +39,28 @@ class Detokenizer:
         self.tokens += tokens
         known = self.decode(self.tokens[self.start : self.read])
         text = self.decode(self.tokens[self.start :])
-        if final or not text.endswith("\ufffd"):
+        if final or not text.endswith("\ufffd"):  # else the last character is not complete
             self.held += text[len(known) :]
-            # Decoders may treat a first token differently, so the window keeps the last tokens that
-            # had text.
             if len(text) > len(known):
+                # A decoder may treat a first token differently, so the window keeps the last
+                # tokens that had text.
                 self.start = self.read
             self.read = len(self.tokens)
-        cut = min((i for i in (self.held.find(s) for s in self.stops) if i >= 0), default=-1)
-        if cut >= 0:
+        places = [self.held.find(stop) for stop in self.stops]
+        found = [place for place in places if place >= 0]
+        if found:
             self.ended = True
-            return self.held[:cut]
-        starts = [n for s in self.stops for n in range(1, len(s)) if self.held.endswith(s[:n])]
-        keep = max(starts, default=0) if not final else 0
-        out, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+            return self.held[: min(found)]
+        certain = len(self.held) - (0 if final else self._begun())
+        out = self.held[:certain]
+        self.held = self.held[certain:]
         return out
+
+    def _begun(self) -> int:
+        """How many of the last characters held back may begin a stop string."""
+        longest = 0
+        for stop in self.stops:
+            for length in range(longest + 1, len(stop)):
+                if self.held.endswith(stop[:length]):
+                    longest = length
+        return longest

@@ -25,6 +25,7 @@ from foretell.errors import (
     Unsupported,
 )
 from tests import tiny
+from tests.gate import Gate
 
 METHODS = ["plain", "ngram", "token-recycling", "draft", "draft:drafts=3"]
 CODE = "def add(a, b):\n    return a"
@@ -75,6 +76,48 @@ def test_a_prompt_can_be_text_ids_or_an_array() -> None:
     expected = one(CODE)
     for prompt in (ids, tuple(ids), torch.tensor(ids), np.array(ids)):
         assert same(one(prompt), expected)
+    for kind in (np.int64, np.int32, np.uint16, torch.tensor):
+        assert same(one([kind(token) for token in ids]), expected)
+    expected = SHARED.generate([CODE, ids], "plain", max_new_tokens=12)
+    for rows in ([np.array(ids)] * 2, torch.tensor([ids] * 2), [torch.tensor(ids), tuple(ids)]):
+        outs = SHARED.generate(rows, "plain", max_new_tokens=12)
+        assert all(same(out, alone) for out, alone in zip(outs, expected, strict=True))
+
+
+def test_numbers_of_numpy_are_numbers_everywhere() -> None:
+    plain = one(max_new_tokens=9, seed=3, stop_token_ids=[5, 6], bad_words=[[7, 8]])
+    three = np.int64(3)
+    ids = np.array([5, 6])
+    assert same(
+        one(max_new_tokens=np.int32(9), seed=three, stop_token_ids=ids, bad_words=[[*ids + 2]]),
+        plain,
+    )
+    assert same(
+        one(stop_token_ids=three, logit_bias={three: 1.0}),
+        one(stop_token_ids=3, logit_bias={3: 1.0}),
+    )
+
+
+def test_bytes_are_no_token_ids() -> None:
+    for prompt in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
+        with pytest.raises(BadConfig, match="a prompt is text, not bytes: decode it"):
+            one(prompt)
+        outs = SHARED.generate([prompt, CODE], "plain", max_new_tokens=12)
+        assert isinstance(outs[0].error, BadConfig) and same(outs[1], one())
+
+
+def test_no_prompts_are_no_answers(lm: LM) -> None:
+    for nothing in ([], ()):
+        assert lm.generate(nothing, "plain") == [] and list(lm.stream(nothing)) == []
+    assert lm.generate([], ["plain"][:0], temperature=[]) == []
+    with pytest.raises(UnknownMethod):
+        lm.generate([], temprature=1)
+
+
+def test_a_text_that_is_no_unicode_is_refused_alone() -> None:
+    outs = SHARED.generate([CODE, "\ud800"], "plain", max_new_tokens=12)
+    assert same(outs[0], one()) and isinstance(outs[1].error, BadConfig)
+    assert "tokenizer cannot read" in str(outs[1].error) and "\n" not in str(outs[1].error)
 
 
 def test_an_empty_text_is_the_first_token() -> None:
@@ -87,7 +130,8 @@ def test_one_token_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], (), None, 5, 1.5, [True, 1], [0.5], [-1], [99999], {"role": "user"}, object()]
+    "prompt",
+    [None, 5, 1.5, [True, 1], [0.5], [-1], [99999], {"role": "user"}, object(), np.array([], int)],
 )
 def test_what_is_no_prompt_is_said_to_be_none(prompt: Any) -> None:
     with pytest.raises(BadConfig, match="prompt"):
@@ -106,6 +150,30 @@ def test_messages_need_a_template_and_their_fields(lm: LM) -> None:
         assert same(out, one("user: hi", max_new_tokens=5))
         with pytest.raises(BadConfig, match="`role` and `content`"):
             lm.generate([{"role": "user"}])
+    finally:
+        lm.tokenizer.chat_template = None
+
+
+def test_a_chat_that_the_template_refuses_is_refused_alone(lm: LM) -> None:
+    assert lm.tokenizer is not None
+    lm.tokenizer.chat_template = (
+        "{% if messages[0]['role'] != 'user' %}{{ raise_exception('roles must\nalternate') }}"
+        "{% endif %}{{ messages[0]['content'].title() }}"
+    )
+    good, bad = {"role": "user", "content": "hi"}, {"role": "system", "content": "hi"}
+    odd = {"role": "user", "content": 5}  # which the template itself trips over
+    try:
+        outs = lm.generate([[good], [bad], [odd], [good]], "plain", max_new_tokens=5)
+        for wrong, why in ((outs[1], "roles must"), (outs[2], "title")):
+            assert isinstance(wrong.error, BadConfig) and wrong.finish_reason == "error"
+            assert "chat template refuses these messages" in str(wrong.error)
+            assert why in str(wrong.error) and "\n" not in str(wrong.error)
+        assert same(outs[0], one("Hi", max_new_tokens=5)) and same(outs[3], outs[0])
+        pieces = list(lm.stream([[bad], [good]], "plain", max_new_tokens=5))
+        assert pieces[0].prompt == 0 and isinstance(pieces[0].error, BadConfig)
+        assert "".join(piece.text for piece in pieces) == outs[0].text
+        with pytest.raises(BadConfig, match="roles must"):
+            lm.generate([bad])
     finally:
         lm.tokenizer.chat_template = None
 
@@ -236,11 +304,34 @@ def test_a_stream_closed_early_leaves_the_engine_usable(lm: LM) -> None:
     unread = lm.stream(CODE)
     del unread
     assert not lm.engine.live
-    stream = lm.stream([CODE, PROSE], "ngram", max_new_tokens=40)
+    gate = Gate(wait_at=4)
+    stream = lm.stream(
+        [CODE, PROSE], "ngram", max_new_tokens=40, ignore_eos=True, logits_processors=[gate]
+    )
     next(stream)
+    gate.reached.wait()
     assert len(lm.engine.live) == 2
+    gate.open()
     stream.close()
-    assert not lm.engine.live and not lm._inbox
+    assert not lm.engine.live and not lm.driver._calls
+    assert same(lm.generate(CODE, "ngram", max_new_tokens=12), one())
+
+
+def test_a_stream_closed_at_an_error_leaves_the_engine_empty(lm: LM) -> None:
+    stream = lm.stream([CODE, [3] * 500, PROSE], "plain", max_new_tokens=100, ignore_eos=True)
+    while not next(stream).error:
+        pass
+    stream.close()
+    assert not lm.engine.live and not lm.driver._calls
+    broken = Raises(0)
+    processors = [[broken], None]
+    stream = lm.stream(
+        [CODE, PROSE], "plain", max_new_tokens=100, ignore_eos=True, logits_processors=processors
+    )
+    while not next(stream).error:
+        pass
+    stream.close()
+    assert not lm.engine.live and not lm.driver._calls
     assert same(lm.generate(CODE, "ngram", max_new_tokens=12), one())
 
 
@@ -466,32 +557,6 @@ def test_options_that_leave_no_token_fail_the_request(lm: LM) -> None:
     nothing = dict.fromkeys(range(len(tiny.tokenizer())), -math.inf)
     with pytest.raises(ForetellError, match="no token possible"):
         lm.generate(CODE, "plain", logit_bias=nothing, temperature=1.0)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_an_interrupted_generation_leaves_the_engine_usable(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = tiny.lm()
-    model = lm.models["target"]
-    run, count = type(model).run, 0
-
-    def interrupted(self: Any, *args: Any) -> Any:
-        nonlocal count
-        count += self is model
-        result = run(self, *args)
-        if self is model and count == 3:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(type(model), "run", interrupted)
-    stream = lm.stream(PROSE, "plain", max_new_tokens=12)
-    text = next(stream).text
-    with pytest.raises(KeyboardInterrupt):
-        lm.generate([CODE, PROSE], method, max_new_tokens=12, ignore_eos=True)
-    assert len(lm.engine.live) == 1
-    assert text + "".join(p.text for p in stream) == one(PROSE).text
-    assert same(lm.generate(CODE, method, max_new_tokens=12), one())
 
 
 # --- samples and logprobs

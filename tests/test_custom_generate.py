@@ -5,6 +5,7 @@ is in the way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import foretell
-from foretell.errors import BadConfig, ForetellError, Unsupported
+from foretell.errors import BadConfig, ForetellError, RequestFailed, Unsupported
 from tests import tiny
 
 METHODS = ["plain", "ngram", "token-recycling", "draft:drafts=2"]
@@ -236,6 +237,46 @@ def test_padding_must_be_on_the_left() -> None:
         mask[0, 1] = 0
         with pytest.raises(Unsupported, match="attention_mask"):
             model.generate(inputs["input_ids"], attention_mask=mask, **options)
+
+
+class Sure(StoppingCriteria):
+    """A user's own: ends where the model is sure of its token."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return scores[-1].softmax(-1).max(-1).values > 0.9
+
+
+class Broken(StoppingCriteria):
+    """A user's own, with a mistake."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        raise ZeroDivisionError("oh")
+
+
+def test_a_criterion_that_reads_scores_is_named() -> None:
+    options: dict[str, Any] = {"max_new_tokens": 4, "custom_generate": foretell.hf("ngram")}
+    model = tiny.llama()
+    with pytest.raises(Unsupported, match=r"Sure, which reads `scores`.*leave custom_generate out"):
+        model.generate(**ids("The dog"), **options, stopping_criteria=[Sure()])
+    with pytest.raises(RequestFailed, match=r"stopping criterion Broken failed \(ZeroDivisionError"):
+        model.generate(**ids("The dog"), **options, stopping_criteria=[Broken()])
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_two_threads_may_use_one_model() -> None:
+    model = tiny.llama()
+    inputs = [ids(text) for text in TEXTS]
+    expected = [model.generate(**one, max_new_tokens=24) for one in inputs]
+
+    def generate(number: int) -> bool:
+        method = METHODS[number % 3]
+        mine = model.generate(
+            **inputs[number % 3], max_new_tokens=24, custom_generate=foretell.hf(method)
+        )
+        return torch.equal(mine, expected[number % 3])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(generate, range(12)))
 
 
 def test_embeddings_and_old_caches_are_refused() -> None:

@@ -91,7 +91,7 @@ def test_200_requests_leave_no_more_than_40(spec: str) -> None:
     assert not more, "these outlive their requests"
     assert not lm.engine.live
     assert not lm.engine.events
-    assert not lm._inbox
+    assert not lm.driver._calls
     assert set(lm.engine.stores) == known, "a store a request"
     assert sum(s.nbytes for *_, s in stores.stores(lm.engine)) <= max(2 * bytes_, 1 << 20)
 

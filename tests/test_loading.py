@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import foretell
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
-from foretell.loading import ASSETS, _hand_over
+from foretell.loading import ASSETS, hand_over
 from foretell.runtimes.graphs import Static
 from foretell.runtimes.openvino import Executor
 from tests import tiny
@@ -84,6 +84,42 @@ def test_a_draft_model_comes_along(folder: Path, tmp_path: Path) -> None:
     )
 
 
+def test_other_models_come_along_by_name(folder: Path, tmp_path: Path) -> None:
+    relative = tiny.save(tiny.relative(tiny.llama()), tmp_path / "draft")
+    small = tiny.llama()
+    small.resize_token_embeddings(64)
+    small.save_pretrained(tmp_path / "judge")  # another vocabulary, and no tokenizer
+    models = {"draft": relative, "judge": str(tmp_path / "judge"), "twin_2": folder}
+    lm = foretell.load(folder, models=models, dtype="float64", executor="torch")
+    assert list(lm.models) == list(lm.tokenizers) == ["target", "draft", "judge", "twin_2"]
+    assert {model.dtype for model in lm.models.values()} == {torch.float64}
+    assert lm.models["judge"].vocab == 64 and lm.models["judge"].name.endswith("(judge)")
+    assert lm.tokenizers["judge"] is None and lm.tokenizers["target"] is lm.tokenizer
+    assert lm.tokenizers["twin_2"](CODE)["input_ids"] == lm.encode(CODE)  # type: ignore[misc]
+    short = foretell.load(folder, draft=relative, dtype="float64", executor="torch")
+    outs = [x.generate(CODE, "draft:nodes=4", max_new_tokens=12) for x in (lm, short)]
+    assert outs[0].tokens == outs[1].tokens and outs[0].stats.drafted == outs[1].stats.drafted
+
+
+def test_names_of_models_are_checked(folder: Path) -> None:
+    for name in ("target", "", "a b", "1st", "a-b"):
+        assert f"the name {name!r}" in refusal(folder, models={name: folder})
+    assert "give one of them" in refusal(folder, draft=folder, models={"draft": folder})
+    assert "no such folder" in refusal(folder, models={"judge": folder / "nowhere"})
+    with pytest.raises(BadConfig, match="the name 'target'"):
+        foretell.wrap(tiny.llama(), models={"target": tiny.llama()})
+    lm = foretell.wrap(tiny.llama(), models={"judge": tiny.gpt2()})
+    assert list(lm.models) == ["target", "judge"] and lm.tokenizers["judge"] is None
+
+
+def test_the_demo_brings_its_draft_model_beside_others(folder: Path) -> None:
+    lm = foretell.load("demo", models={"judge": folder}, executor="torch")
+    assert set(lm.models) == {"target", "draft", "judge"}
+    lm = foretell.load("demo", models={"draft": "demo"}, executor="torch")
+    assert lm.models["draft"].vocab == lm.models["target"].vocab
+    assert lm.models["draft"].layout == lm.models["target"].layout
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
 def test_dtypes(folder: Path, name: str) -> None:
     model = foretell.load(folder, dtype=name).models["target"]
@@ -127,15 +163,15 @@ def test_what_is_handed_over_to_whom() -> None:
 
     for device, make in (("cuda:1", Static), ("cpu", Executor), ("mps", None)):
         fake: Any = Fake(device)
-        _hand_over(fake, "auto")
+        hand_over(fake, "auto")
         assert fake.used is make
     fake = Fake("cuda")
     fake.reason = "experts chosen by Python code"
-    _hand_over(fake, "auto")
+    assert hand_over(fake, "auto") == (("graphs", "experts chosen by Python code"),)
     with pytest.raises(
         Unsupported, match=r"executor='graphs' cannot run on fake: .*experts chosen"
     ):
-        _hand_over(fake, "graphs")
+        hand_over(fake, "graphs")
 
 
 def test_names_that_are_no_folder(folder: Path, tmp_path: Path) -> None:
@@ -309,7 +345,8 @@ def test_remote_code_runs_only_when_asked_for(folder: Path) -> None:
     mark = folder / "ran"
     code = (
         "from pathlib import Path\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
-        f"Path({str(mark)!r}).touch()\n\n\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n\n\n"
+        f"Path({str(mark)!r}).touch()\n\n\n"
+        "class MineConfig(LlamaConfig):\n    model_type = 'mine'\n\n\n"
         "class Mine(LlamaForCausalLM):\n    config_class = MineConfig\n"
     )
     (folder / "mine.py").write_text(code, "utf-8")
@@ -330,7 +367,11 @@ def test_a_draft_of_another_vocabulary(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_hub_id_without_a_connection_is_one_line(tmp_path: Path) -> None:
-    script = "import foretell as f\ntry:\n    f.load('nobody/none')\nexcept f.ForetellError as e:\n    print(repr(e))"
+    script = (
+        "import foretell as f\n"
+        "try:\n    f.load('nobody/none')\n"
+        "except f.ForetellError as e:\n    print(repr(e))"
+    )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120

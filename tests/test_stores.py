@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from foretell import stores
@@ -145,6 +145,39 @@ def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
     refused("do not fit")
     with pytest.raises(BadFile, match="no such folder"):
         stores.load(fresh, tmp_path / "nowhere")
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = engine()
+    teach(own, "token-recycling")
+    (path,) = stores.save(own, tmp_path)
+    before = path.read_bytes()
+    teach(own, "token-recycling", 5)
+    teach(own, "token-recycling:k=3")
+    count = 0
+
+    def save(tensors: Any, file: Path, about: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            file.write_bytes(b"a part of it")
+            raise SafetensorError("Error while serializing: I/O error: No space left on device")
+        save_file(tensors, file, about)
+
+    monkeypatch.setattr(stores, "save_file", save)
+    with pytest.raises(BadFile, match=r"cannot be written there .*No space left.*; make room"):
+        stores.save(own, tmp_path)
+    assert count == 2 and list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    own = engine()
+    teach(own, "token-recycling")
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(BadFile, match=f"{place}: what drafters learnt cannot be") as caught:
+            stores.save(own, place)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_leaves_what_was_known(tmp_path: Path) -> None:

@@ -232,6 +232,11 @@ class Engine:
         key = (model, executor or model.usual_executor, layers)
         return self.costs.setdefault(key, Costs())
 
+    def take_costs(self, model: Model, costs: Costs) -> None:
+        """Costs that were measured beforehand, of the model's usual executor."""
+        costs.freeze()
+        self.costs[model, model.usual_executor, None] = costs
+
     def cache_of(self, live: Live, name: str, branch: int) -> Cache:
         """The model's cache of this branch, made on first use."""
         key = (name, branch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -9,18 +10,45 @@ from typing import Any
 
 import torch
 
+_lowered: dict[int, int] = {}  # of each thread inside `torch_threads` the count it had before
+_checked = threading.local()
+_checked.count = True  # the main thread has its count before anybody can lower theirs
+
+
+def threads_here() -> int:
+    """How many threads torch computes with when this thread calls it.
+
+    torch gives a thread that it has not met the count that was set last, in whatever thread. Where
+    that is one that another thread has lowered for a moment, the count from before replaces it.
+    """
+    count = torch.get_num_threads()
+    if not getattr(_checked, "count", False):
+        _checked.count = True
+        before = max(_lowered.copy().values(), default=count)
+        if count < before:
+            torch.set_num_threads(before)
+            return before
+    return count
+
 
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    """As many threads for torch, inside."""
+    """Inside, torch computes with `n` threads when this thread calls it."""
     before = torch.get_num_threads()
-    if before != n:
-        torch.set_num_threads(n)
+    if before == n:
+        yield
+        return
+    thread = threading.get_ident()
+    outermost = thread not in _lowered
+    if outermost:
+        _lowered[thread] = before
+    torch.set_num_threads(n)
     try:
         yield
     finally:
-        if before != n:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
+        if outermost:
+            del _lowered[thread]
 
 
 def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,0 +1,103 @@
+"""Who computes a model and why, in full for `foretell doctor`, and in one line when it is loaded.
+
+`auto` prefers the quickest executor of the device, and torch with fused layers. Where they refuse a
+model the results are the same and steps are slower, so nobody should find out by accident.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.policy.costs import numbers
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+    from foretell.core.model import Model
+
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """How one model of an LM is computed."""
+
+    name: str  # its name in the LM: "target", "draft" or another one
+    model: str  # what it was loaded from
+    family: str  # its architecture: "llama", "gpt2"
+    dtype: str  # number format of its matrices: "bfloat16", "int8"
+    executor: str  # what computes ordinary steps: "torch", "openvino", "llama.cpp"
+    refusals: tuple[tuple[str, str], ...]  # (executor or "fused blocks", why it was refused)
+    loop: bool  # whether foretell runs the layers one by one (hidden states, subsets of layers)
+    fused: bool  # whether torch computes a layer in a few joined operations
+    layers: int
+    vocab: int  # tokens
+    context: int  # tokens
+
+
+def diagnose(lm: LM) -> list[ModelReport]:
+    """A report for every model of the LM, the target first."""
+    return [_report(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()]
+
+
+def notice(message: str) -> None:
+    """One line on stderr, once per process for each message."""
+    if message not in _told:
+        _told.add(message)
+        print(f"note: {message}", file=sys.stderr)
+
+
+def notice_refusals(lm: LM, source: str) -> None:
+    """Says of each model that `auto` would have computed in a quicker way why it is not."""
+    for report in diagnose(lm):
+        if report.refusals:
+            reasons = [f"{who} does not take it ({why})" for who, why in report.refusals]
+            notice(
+                f"{report.model} is computed by {report.executor}: {_joined(reasons)}. "
+                "Its results are right, its steps slower; "
+                f"`foretell doctor {source}` says more, executor={report.executor!r} says nothing"
+            )
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> ModelReport:
+    # Imported here: a .gguf file needs none of transformers' models, which fill 100 MB.
+    from foretell.runtimes.llama_cpp import GGUF
+
+    executor = "torch"
+    loop = False
+    fused = False
+    layers = len(model.layout)
+    inner: Any = model
+    if isinstance(model, GGUF):
+        family = model.family
+        executor = "llama.cpp"
+        layers = int(inner.lib.llama_model_n_layer(inner.file))
+    else:
+        from foretell.families.decoder import Decoder
+
+        family = type(model).__name__.lower()
+        if isinstance(model, Decoder):
+            family = model.config.model_type
+            loop = model.loop is not None
+            fused = model.fused
+            if model.executor is not None:
+                executor = model.executor.name
+    return ModelReport(
+        name,
+        model.name,
+        family,
+        numbers(model),
+        executor,
+        refusals,
+        loop,
+        fused,
+        layers,
+        model.vocab,
+        model.context,
+    )

@@ -1,0 +1,126 @@
+"""What a user gets: whole answers, and the pieces of a streamed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretell.core.context import Event
+from foretell.core.live import Live
+from foretell.errors import ForetellError
+from foretell.stats import Stats
+from foretell.text import Detokenizer
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass
+class Output:
+    """One answer. If its request failed, `error` is set, and the text is what there was by then."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str  # "stop", "length" or "error"
+    stats: Stats
+    draft: list[str] = field(default_factory=list)  # of each token who proposed it
+    logprobs: list[dict[str, Any]] | None = None
+    samples: list[Output] = field(default_factory=list)  # all n of this prompt, this one first
+    score: float | None = None  # of this answer, where a method finds several
+    error: ForetellError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "draft": self.draft,
+            "logprobs": self.logprobs,
+            "stats": self.stats.to_dict(),
+            "error": str(self.error) if self.error else None,
+            "score": self.score,
+        }
+
+
+@dataclass
+class Piece:
+    """A part of an answer, while it is made."""
+
+    text: str  # all of `parts`, and at the end what was held back
+    tokens: list[int]
+    draft: list[str]  # of each token who proposed it
+    prompt: int = 0  # which of the prompts it answers
+    finish_reason: str | None = None  # on the last piece of an answer
+    parts: list[str] = field(default_factory=list)  # the text that each token made certain
+    error: ForetellError | None = None
+    stats: Stats | None = None  # on the last piece of an answer
+
+
+class Stream:
+    """Turns the events of one request into pieces."""
+
+    def __init__(self, live: Live, prompt: int, decode: Decode):
+        self.live = live
+        self.prompt = prompt
+        self.detokenizer = Detokenizer(decode, live.ctx.request.sampling.stop)
+
+    def piece(self, event: Event) -> Piece:
+        parts = []
+        for token in event.tokens:
+            parts.append(self.detokenizer.push(spoken(self.live, [token])))
+        piece = Piece("".join(parts), event.tokens, event.sources, self.prompt, parts=parts)
+        if event.done is not None:  # from here on the engine leaves the request alone
+            piece.text += self.detokenizer.push([], final=True)
+            piece.finish_reason = event.done
+            piece.error = failure(self.live)
+            piece.stats = self.live.ctx.stats
+        return piece
+
+
+def failure(live: Live) -> ForetellError | None:
+    """Why a finished request failed. What is no error of ours (an interruption) is raised."""
+    if live.error is None or isinstance(live.error, ForetellError):
+        return live.error
+    raise live.error
+
+
+def outputs(live: Live, sources: list[str], decode: Decode) -> list[Output]:
+    """A finished request's result, and after it what else its method found."""
+    ctx = live.ctx
+    result = Output(
+        _text(live, ctx.output, decode),
+        ctx.output,
+        live.reason or "error",
+        ctx.stats,
+        sources,
+        _logprobs(live),
+        error=failure(live),
+    )
+    found = [result]
+    if live.answers:
+        result.score = live.answers[0][1]
+    for tokens, score, reason in live.answers[1:]:
+        text = _text(live, tokens, decode)
+        drafted = ["target"] * len(tokens)
+        found.append(Output(text, tokens, reason, ctx.stats, drafted, score=score))
+    return found
+
+
+def spoken(live: Live, tokens: Sequence[int]) -> list[int]:
+    """The tokens that are text, without those that end it."""
+    return [token for token in tokens if token not in live.ctx.sampler.stops]
+
+
+def _text(live: Live, tokens: Sequence[int], decode: Decode) -> str:
+    detokenizer = Detokenizer(decode, live.ctx.request.sampling.stop)
+    return detokenizer.push(spoken(live, tokens), final=True)
+
+
+def _logprobs(live: Live) -> list[dict[str, Any]] | None:
+    if live.ctx.request.sampling.logprobs is None:
+        return None
+    entries = []
+    for token, (value, best) in zip(live.ctx.output, live.logprobs, strict=True):
+        top = [{"token": other, "logprob": number} for other, number in best]
+        entries.append({"token": token, "logprob": value, "top": top})
+    return entries

@@ -1,0 +1,243 @@
+"""What a user writes to what the engine takes: prompts to token ids, arguments to `Sampling`.
+
+The tokenizer is used here alone; the engine knows tokens only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from foretell.core.types import Sampling
+from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FIELDS = {field.name for field in dataclasses.fields(Sampling)}
+# Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
+# prompt.
+NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
+PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
+
+
+def token_id(value: Any) -> int | None:
+    """A whole number, also one of numpy's or torch's, as an int; None: it is something else."""
+    if type(value) is int:
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return None
+
+
+def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
+    """The prompts, and whether a list of them was given. An array of one row is one prompt."""
+    if hasattr(prompt, "tolist") and not isinstance(prompt, memoryview):
+        prompt = prompt.tolist()
+        many = isinstance(prompt, list) and any(isinstance(row, list) for row in prompt)
+        return (prompt, True) if many else ([prompt], False)
+    if not isinstance(prompt, list | tuple):
+        return [prompt], False
+    if not prompt:
+        return [], True
+    for item in prompt:
+        if token_id(item) is None and not isinstance(item, Mapping):
+            return list(prompt), True
+    return [prompt], False
+
+
+def per_prompt(name: str, value: Any, count: int, many: bool) -> list[Any]:
+    """One value of an argument for each prompt. Raises BadConfig where their numbers differ."""
+    splits = many and isinstance(value, list)
+    if splits and name in NESTED:
+        splits = _has_one_entry_a_prompt(name, value)
+    if not splits:
+        return [value] * count
+    if len(value) != count:
+        raise BadConfig(
+            f"{name}: {len(value)} values for {count} prompts; give one, or one a prompt"
+        )
+    return list(value)
+
+
+def _has_one_entry_a_prompt(name: str, value: list[Any]) -> bool:
+    """Whether a list given for a nested argument holds a value for each prompt, or is one value."""
+    for entry in value:
+        if entry is None:
+            return True
+        if name != "bad_words":
+            if isinstance(entry, list | tuple | Mapping):
+                return True
+        elif isinstance(entry, list | tuple) and (not entry or token_id(entry[0]) is None):
+            return True  # a list of lists; one of texts and ids is meant for one prompt
+    return False
+
+
+def check_names(arguments: Iterable[str]) -> None:
+    """Raises UnknownMethod for a name that is no argument of `generate`."""
+    for name in arguments:
+        if name not in FIELDS:
+            raise UnknownMethod.near("argument", name, FIELDS | {"method"})
+
+
+class Text:
+    """A tokenizer with its model's rules: texts and chats to token ids, and token ids to text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
+        self.tokenizer = tokenizer
+        # Setting up a fast tokenizer while another thread uses it is an error there.
+        self._encoding = threading.Lock()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
+
+        `special`: with the tokens that the tokenizer puts around a prompt. Raises BadModel without
+        a tokenizer, BadConfig for what it cannot read.
+        """
+        if self.tokenizer is None:
+            raise BadModel(
+                "this model has no tokenizer: give token ids, or a folder that has tokenizer files"
+            )
+        try:
+            with self._encoding:
+                encoded = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        except Exception as error:  # a text that is no Unicode, say
+            reason = first_line(error)
+            raise BadConfig(f"the tokenizer cannot read this prompt ({reason})") from error
+        ids = [int(token) for token in encoded]
+        if ids:
+            return ids
+        first = self.tokenizer.bos_token_id
+        if first is None:
+            raise BadConfig(
+                "the prompt is empty and the tokenizer has no BOS token: give some text"
+            )
+        return [int(first)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones; empty where there is no tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def prompt_ids(self, prompt: Any) -> list[int]:
+        """Token ids of one prompt: a text, a list or array of ids, or a chat. Raises BadConfig."""
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if isinstance(prompt, bytes | bytearray | memoryview):
+            raise BadConfig("a prompt is text, not bytes: decode it, as in data.decode('utf-8')")
+        if hasattr(prompt, "tolist"):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, Iterable):
+            raise BadConfig(PROMPT)
+        items = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            return self._chat_ids(items)
+        ids = []
+        for item in items:
+            token = token_id(item)
+            if token is None:
+                raise BadConfig(PROMPT)
+            ids.append(token)
+        return ids
+
+    def _chat_ids(self, messages: list[Mapping[str, Any]]) -> list[int]:
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise BadConfig(
+                "chat messages need a model whose tokenizer has a chat template; "
+                "give a text instead"
+            )
+        for message in messages:
+            if not {"role", "content"} <= set(message):
+                names = sorted(map(str, message))
+                raise BadConfig(f"a chat message needs `role` and `content`, not {names}")
+        try:
+            with self._encoding:
+                encoded: Any = self.tokenizer.apply_chat_template(
+                    messages,  # type: ignore[arg-type]
+                    add_generation_prompt=True,
+                    return_dict=True,
+                )
+        except BadConfig:
+            raise
+        except Exception as error:  # a template is a program, and may refuse with any error
+            reason = first_line(error)
+            raise BadConfig(
+                f"the model's chat template refuses these messages ({reason}); "
+                "change them, or give a text"
+            ) from error
+        return [int(token) for token in encoded["input_ids"]]
+
+    def sampling(self, arguments: Mapping[str, Any]) -> Sampling:
+        """The arguments with texts as token ids and single values as tuples. Raises BadConfig."""
+        options: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name == "logit_bias":
+                options[name] = _bias({} if value is None else value)
+            elif name in NESTED:
+                options[name] = _as_tuple(name, value)
+            else:
+                options[name] = _as_python(value)
+        if not all(callable(p) for p in options.get("logits_processors", ())):
+            raise BadConfig.field(
+                "logits_processors", options["logits_processors"], "a list of callables"
+            )
+        if "stop_token_ids" in options:
+            ids = options["stop_token_ids"]
+            options["stop_token_ids"] = tuple(_as_python(token) for token in ids)
+        if "bad_words" in options:
+            options["bad_words"] = self._bad_words(options["bad_words"])
+        return Sampling(**options)
+
+    def _bad_words(self, banned: Iterable[Any]) -> tuple[list[int], ...]:
+        sequences: list[list[int]] = []
+        for entry in banned:
+            if entry == "":
+                sequences.append([])
+            elif isinstance(entry, str):
+                # It is meant wherever it stands: at the start of a text and after a space.
+                forms = dict.fromkeys((entry, " " + entry.lstrip(" ")))
+                sequences += [self.encode(form) for form in forms]
+            elif isinstance(entry, list | tuple):
+                sequences.append([_as_python(token) for token in entry])
+            else:
+                raise BadConfig.field("bad_words", entry, "a text or a list of token ids")
+        return tuple(sequences)
+
+
+def _as_python(value: Any) -> Any:
+    """A number of numpy's or torch's as Python's; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or callable(value) or token_id(value) is not None:
+        return (value,)
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise BadConfig.field(name, value, "a list")
+    return tuple(value)
+
+
+def _bias(value: Any) -> dict[int, float]:
+    try:
+        bias = {int(token): float(number) for token, number in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        bias = {0: math.nan}
+    if not all(number < math.inf for number in bias.values()):
+        raise BadConfig.field(
+            "logit_bias", value, "a mapping of token ids to numbers below infinity"
+        )
+    return bias
