@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.policy.costs import numbers
+from foretell.measure.profiling import numbers
 
 if TYPE_CHECKING:
     from foretell.api import LM
