@@ -45,8 +45,8 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
-from foretell.families.exact import compare
 from foretell.families.toy import Toy
+from foretell.measure.bits import compare
 from foretell.measure.outcomes import Enumerator
 from foretell.measure.prompts import Prompt
 from foretell.policy.costs import numbers

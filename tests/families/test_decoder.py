@@ -27,6 +27,7 @@ from foretell.core.types import Ask, Steps
 from foretell.errors import BadConfig, Unsupported
 from foretell.families import decoder, fused
 from foretell.families.decoder import PROVEN, Decoder
+from foretell.families.loop import StockBlock
 from foretell.ops.memory import SIZES
 from tests.families.families import WINDOW, config, tiny
 
@@ -153,18 +154,35 @@ def test_a_loop_that_differs_from_the_model_is_not_used() -> None:
     )
     model = Decoder(hf)
     assert model.loop is None and model.caps == {"tree", "rows"}
+    assert model.loop_refused == "its layers, called one by one, give other rows"
+    assert Decoder(tiny("gpt2")).loop_refused == "its parts are not those of the usual skeleton"
+
+
+class Identity:
+    """A layer that does nothing."""
+
+    takes_padding = False
+
+    def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        return hidden
 
 
 def test_faster_layers_are_used_only_if_they_agree() -> None:
     def wrong(loop: decoder.Loop) -> list[decoder.Block]:
-        return [lambda h, rotary, positions: h for _ in loop.layers]
+        return [Identity() for _ in loop.layers]
 
     def right(loop: decoder.Loop) -> list[decoder.Block]:
         return [*loop.blocks]
 
     slow = Decoder(tiny("llama")).score(PROMPT)
-    for blocks in (wrong, right, lambda loop: None):
-        torch.testing.assert_close(Decoder(tiny("llama"), "tiny", blocks).score(PROMPT), slow)
+    for blocks, reason in (
+        (wrong, "they give other rows than the model's own layers"),
+        (right, None),
+        (lambda loop: None, "its layers are of another build"),
+    ):
+        model = Decoder(tiny("llama"), "tiny", blocks)
+        torch.testing.assert_close(model.score(PROMPT), slow)
+        assert model.blocks_refused == reason and model.loop_refused is None
 
 
 def test_windows_hold_in_faster_layers() -> None:
@@ -175,7 +193,7 @@ def test_windows_hold_in_faster_layers() -> None:
     expected = greedy(hf)
     model = wrap(hf).models["target"]
     assert isinstance(model, Decoder) and model.loop is not None
-    assert not any("_stock" in getattr(block, "__qualname__", "") for block in model.loop.blocks)
+    assert not any(isinstance(block, StockBlock) for block in model.loop.blocks)
     assert wrap(tiny("mistral")).generate(PROMPT, "plain", max_new_tokens=16).tokens == expected
 
 
@@ -262,7 +280,7 @@ def test_the_tiny_models_are_what_they_say() -> None:
 def test_rows_that_fill_up_change_nothing() -> None:
     """Trees of many sizes, alone and together, with hidden states."""
     model = Decoder(tiny("qwen3").bfloat16(), "tiny", fused.blocks)
-    assert model.loop is not None and all(block.fills for block in model.loop.blocks)  # type: ignore[attr-defined]
+    assert model.loop is not None and all(block.takes_padding for block in model.loop.blocks)  # type: ignore[attr-defined]
 
     def step(size: int) -> list[torch.Tensor]:
         one = Ask(TokenTree(5).chain(range(6, 5 + size)).chain([3, 4], at=0))
