@@ -175,6 +175,7 @@ class Decoder(Model):
             raise self._refusal(f"a decoder with {self._head_in_words}")
         self.head = head
         self.vocab, self.row_size = self._sizes()
+        self.known_ids = self.vocab  # ids that can be embedded; a view may have more
         self.context = self._context()
         self.probe_ids = [(1 + 37 * i) % self.vocab for i in range(7)]
         self.takes_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
