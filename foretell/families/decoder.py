@@ -62,12 +62,13 @@ class AttentionCall:
 
     `shape`: key-value heads, width of a key, width of a value. `reach`: how many positions its mask
     lets a node see, itself included, which is `AttentionProbe.span` where it sees all. 0: the mask
-    is neither causal nor a window, or is not handed over.
+    is neither causal nor a window, or is not handed over. `biased`: whether it adds to the scores.
     """
 
     shape: tuple[int, int, int]
     window: int | None
     reach: int
+    biased: bool
 
 
 @dataclass
@@ -91,13 +92,15 @@ def _record_attention(
     v: torch.Tensor,
     attention_mask: Any,
     sliding_window: int | None = None,
+    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Notes what the layer hands to attention; attends to nothing."""
     is_reach = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
     shape = (k.shape[1], k.shape[-1], v.shape[-1])
     layer: Any = module.layer_idx
-    call = AttentionCall(shape, sliding_window, int(attention_mask) if is_reach else 0)
+    reach = int(attention_mask) if is_reach else 0
+    call = AttentionCall(shape, sliding_window, reach, position_bias is not None)
     PROBE.get().calls[layer] = call
     return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
 
@@ -257,6 +260,8 @@ class Decoder(Model):
             )
         calls = [probe.calls[i] for i in range(count)]
         for i, call in enumerate(calls):
+            if call.biased:
+                raise self._refusal(f"scores without a bias by position, which layer {i} adds")
             if not call.reach:
                 raise self._refusal(f"a causal mask or a sliding window, and layer {i} has another")
             if call.reach != min(call.window or probe.span, probe.span):

@@ -128,6 +128,8 @@ class Toy(Model):
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             for node in range(len(job.tokens)):
+                if low + node not in computed and not taps:
+                    continue
                 seen = slice(None) if mask is None else mask[node] == 0
                 seen_tokens = all_keys[0, seen, 0].numpy()
                 seen_values = all_values[0, seen].numpy()

@@ -37,10 +37,14 @@ REFUSED = {
     "falcon_h1": "a self-test found",  # attention in every layer, and a recurrent state beside it
     "jamba": "layers 0, 1, 2 do not use",
     "recurrent_gemma": "layers 0, 1 do not use",
+    # with ALiBi, which none of them gives to transformers' interface
     "bloom": "layers 0, 1, 2 do not use",
+    "falcon": "layers 0, 1, 2 do not use",
+    "mpt": "layers 0, 1, 2 do not use",
     "gptj": "layers 0, 1, 2 do not use",
     "mamba": "layers 0, 1, 2 do not use",
     "lfm2": "layers 0, 2 do not use",
+    "inkling_text": "scores without a bias by position, which layer 0 adds",
     # it attends in chunks
     "llama4_text": "a causal mask or a sliding window, and layer 0 has another",
     # it has the window in the mask alone
