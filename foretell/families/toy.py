@@ -66,7 +66,7 @@ class Toy(Model):
     `hidden[2]`, (T, 2) float64, are hashes of what each node sees, as logits are.
     """
 
-    caps = frozenset({"tree", "rows", "taps"})
+    caps = Model.caps | {"taps"}
     layers = 2  # they store the same, so that a layer left out is noticed
 
     def __init__(
@@ -262,7 +262,7 @@ class ToyRecurrent(Model):
     agrees in part.
     """
 
-    caps = frozenset({"rows"})
+    caps = Model.caps - {"tree", "rollback"}
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ the first forward.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from foretell.core.types import Ask, Steps
 from foretell.errors import BadConfig, Unsupported
 from foretell.families import decoder, fused
 from foretell.families.decoder import PROVEN, Decoder
-from foretell.families.loop import StockBlock
+from foretell.families.loop import Block, Loop, StockBlock
 from foretell.ops.memory import SIZES
 from tests.families.families import WINDOW, config, tiny
 
@@ -44,7 +45,6 @@ REFUSED = {
     "gptj": "layers 0, 1, 2 do not use",
     "mamba": "layers 0, 1, 2 do not use",
     "lfm2": "layers 0, 2 do not use",
-    "inkling_text": "scores without a bias by position, which layer 0 adds",
     # it attends in chunks
     "llama4_text": "a causal mask or a sliding window, and layer 0 has another",
     # it has the window in the mask alone
@@ -75,6 +75,14 @@ def test_families_that_cannot_be_right_are_refused(family: str) -> None:
     alone = greedy(hf, 4) if family in ("bloom", "gptj", "llama4_text") else None
     assert REFUSED[family] in refusal(hf)
     assert alone is None or greedy(hf, 4) == alone
+
+
+def test_a_bias_of_the_family_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5 and inkling hand one to attention, which would leave it out."""
+    record = decoder._record_attention
+    biased = partial(record, position_bias=torch.zeros(1, 4, 7, 7))
+    monkeypatch.setitem(AttentionInterface._global_mapping, "foretell-probe", biased)
+    assert "scores without a bias by position, which layer 0 adds" in refusal(tiny("llama"))
 
 
 def test_models_that_are_no_decoders_are_refused() -> None:
@@ -172,10 +180,10 @@ class Identity:
 
 
 def test_faster_layers_are_used_only_if_they_agree() -> None:
-    def wrong(loop: decoder.Loop) -> list[decoder.Block]:
+    def wrong(loop: Loop) -> list[Block]:
         return [Identity() for _ in loop.layers]
 
-    def right(loop: decoder.Loop) -> list[decoder.Block]:
+    def right(loop: Loop) -> list[Block]:
         return [*loop.blocks]
 
     slow = Decoder(tiny("llama")).score(PROMPT)
@@ -281,7 +289,7 @@ def test_the_tiny_models_are_what_they_say() -> None:
     assert config("mistral").sliding_window == WINDOW < len(PROMPT)
 
 
-def test_rows_that_fill_up_change_nothing() -> None:
+def test_padding_changes_nothing() -> None:
     """Trees of many sizes, alone and together, with hidden states."""
     model = Decoder(tiny("qwen3").bfloat16(), "tiny", fused.blocks)
     assert model.loop is not None and all(block.takes_padding for block in model.loop.blocks)  # type: ignore[attr-defined]
@@ -294,14 +302,14 @@ def test_rows_that_fill_up_change_nothing() -> None:
 
     with torch.inference_mode():
         for size in (1, 2, 3, 6, 9, 23):
-            filled = step(size)
+            with_padding = step(size)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("foretell.families.loop.rounded", lambda n: n)
-                exact = step(size)
-            assert len(filled) == len(exact) == 9
-            for mine, theirs in zip(filled, exact, strict=True):
-                assert mine.shape == theirs.shape
-                torch.testing.assert_close(mine.float(), theirs.float(), atol=0.02, rtol=0.02)
+                without = step(size)
+            assert len(with_padding) == len(without) == 9
+            for padded, plain in zip(with_padding, without, strict=True):
+                assert padded.shape == plain.shape
+                torch.testing.assert_close(padded.float(), plain.float(), atol=0.02, rtol=0.02)
 
 
 def test_products_have_few_sizes_whatever_is_asked() -> None:
