@@ -18,28 +18,31 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from foretell.core.cache import Cache
+from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 from foretell.core.model import STEP, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
-from foretell.memory.buffers import Layout
-from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
 # tested when loaded.
 PROVEN = frozenset(
-    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo2 smollm3 granite stablelm starcoder2 cohere2 gpt_neox "
-    "gpt2 opt glm4 mixtral qwen3_moe gpt_oss deepseek_v3 nanochat".split()
+    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo2 smollm3 granite stablelm starcoder2 "
+    "cohere2 gpt_neox gpt2 opt glm4 mixtral qwen3_moe gpt_oss deepseek_v3 nanochat".split()
 )
+UNLIMITED = 1 << 20  # positions of a model that names no limit
+Accelerate = Callable[[Loop], list[Block] | None]
 
 
 def _attend(
-    module: torch.nn.Module,
+    module: nn.Module,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -51,64 +54,82 @@ def _attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     layer: Any = module.layer_idx
-    return forest_attention(layer, q[0], k[0], v[0], scaling, sliding_window, softcap, s_aux)[
-        None
-    ], None
+    out = forest_attention(layer, q[0], k[0], v[0], scaling, sliding_window, softcap, s_aux)
+    return out[None], None
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one layer hands to attention.
+
+    `shape`: key-value heads, width of a key, width of a value. `reach`: how many positions its mask
+    lets a node see, itself included, which is `AttentionProbe.span` where it sees all. 0: the mask
+    is neither causal nor a window, or is not handed over. `biased`: whether it adds to the scores.
+    """
+
+    shape: tuple[int, int, int]
+    window: int | None
+    reach: int
+    biased: bool
 
 
 @dataclass
-class Look:
-    """What a first forward shows: of each layer what it stores, its window, and how many positions
-    its mask reaches.
+class AttentionProbe:
+    """What a model's first forward shows: one call of attention a layer.
 
-    A reach counts up to `span`, the longest text; 0: the mask is neither causal nor a window, or is
-    not handed over.
+    `span`: length of the longest text.
     """
 
     span: int
-    layers: dict[int, tuple[tuple[int, int, int], int | None, int]] = field(default_factory=dict)
+    calls: dict[int, AttentionCall] = field(default_factory=dict)
 
 
-LOOK: ContextVar[Look] = ContextVar("foretell_look")
+PROBE: ContextVar[AttentionProbe] = ContextVar("foretell_probe")
 
 
-def _look(
-    module: torch.nn.Module,
+def _record_attention(
+    module: nn.Module,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     attention_mask: Any,
     sliding_window: int | None = None,
+    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Notes what the layer hands to attention; attends to nothing."""
-    known = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
+    is_reach = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
     shape = (k.shape[1], k.shape[-1], v.shape[-1])
     layer: Any = module.layer_idx
-    LOOK.get().layers[layer] = (shape, sliding_window, int(attention_mask) if known else 0)
+    reach = int(attention_mask) if is_reach else 0
+    call = AttentionCall(shape, sliding_window, reach, position_bias is not None)
+    PROBE.get().calls[layer] = call
     return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
 
 
-def _reach(
+def _mask_reach(
     *_: Any, mask_function: Callable[..., torch.Tensor], device: Any = None, **__: Any
 ) -> torch.Tensor:
-    """In place of the mask its reach, (1, 1, 1, 1). Looked for at the end of the longest text and
-    in its middle.
+    """The reach of a mask, (1, 1, 1, 1), in place of the mask.
+
+    It is read off the last row of the longest text, and the middle row must have the same.
     """
-    span = LOOK.get().span
-    columns, reach = torch.arange(span, device=device), span
+    span = PROBE.get().span
+    columns = torch.arange(span, device=device)
+    last = mask_function(0, 0, torch.tensor(span - 1, device=device), columns)
+    reach = int(last.sum())
     for row in (span - 1, span // 2):
         seen = mask_function(0, 0, torch.tensor(row, device=device), columns)
-        reach = int(seen.sum()) if row == span - 1 else reach
-        if not torch.equal(seen.expand(span), (columns <= row) & (columns > row - reach)):
+        window = (columns <= row) & (columns > row - reach)
+        if not torch.equal(seen.expand(span), window):
             reach = 0
     return torch.full((1, 1, 1, 1), reach, device=device)
 
 
 AttentionInterface.register("foretell", _attend)
 AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
-AttentionInterface.register("foretell-look", _look)
-AttentionMaskInterface.register("foretell-look", _reach)
+AttentionInterface.register("foretell-probe", _record_attention)
+AttentionMaskInterface.register("foretell-probe", _mask_reach)
 
 
 class Executor(Protocol):
@@ -119,7 +140,7 @@ class Executor(Protocol):
     """
 
     name: str
-    size: int  # nodes of the last forward, with those that only filled it up
+    size: int  # nodes of the last forward, padding included
 
     def cache(self) -> Cache: ...
 
@@ -131,32 +152,38 @@ class Decoder(Model):
     where the loop is ours.
 
     `accelerate(loop)` may replace the loop's blocks by faster equals; they are kept only if a probe
-    agrees. Raises Unsupported, naming the reason, when the family cannot be computed right.
+    agrees. `loop_refused` and `blocks_refused` say why the loop is not ours and why the faster
+    blocks are not used; None: there is no reason, or nobody asked. Raises Unsupported, naming the
+    reason, when the family cannot be computed right.
     """
 
     exact_bits = False  # whether a row's result depends on no other row, to the last bit
+    cache_type: type[Cache] = Cache  # of the caches that torch computes on
 
     def __init__(
-        self,
-        hf: PreTrainedModel,
-        name: str = "model",
-        accelerate: Callable[[Loop], list[Block] | None] | None = None,
+        self, hf: PreTrainedModel, name: str = "model", accelerate: Accelerate | None = None
     ):
-        self.hf, self.name = hf.eval(), name
+        self.hf = hf.eval()
+        self.name = name
         self.config = hf.config.get_text_config()
-        self.device, self.dtype = hf.device, hf.dtype
+        self.device = hf.device
+        self.dtype = hf.dtype
+        self.executor: Executor | None = None  # computes ordinary steps in torch's place
         self.loop: Loop | None = None
-        self.executor: Executor | None = None  # what computes ordinary steps in torch's place
-        self.narrow = any(
-            p.dtype == torch.int8 for p in hf.parameters()
-        )  # executors round activations in their ways
         self.fused = False  # whether no module of a layer is called
-        head: Any = hf.get_output_embeddings()
+        self.loop_refused: str | None = None
+        self.blocks_refused: str | None = None
+        # Whether it has weights of 8 bits: executors round their activations in different ways.
+        self.narrow = any(p.dtype == torch.int8 for p in hf.parameters())
+        head = self._find_head()
         if head is None or hf.config.is_encoder_decoder:
-            raise self._refuse("a decoder with a language model head")
-        self.vocab, self.context = int(head.weight.shape[0]), self._context()
-        self.probe = [(1 + 37 * i) % self.vocab for i in range(7)]
-        self.keeps = "logits_to_keep" in inspect.signature(hf.forward).parameters
+            raise self._refusal(f"a decoder with {self._head_in_words}")
+        self.head = head
+        self.vocab, self.row_size = self._sizes()
+        self.known_ids = self.vocab  # ids that can be embedded; a view may have more
+        self.context = self._context()
+        self.probe_ids = [(1 + 37 * i) % self.vocab for i in range(7)]
+        self.takes_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
         try:
             with torch.inference_mode():
                 self.layout, windows = self._layout()
@@ -165,114 +192,155 @@ class Decoder(Model):
                     self.self_test()
         except ForetellError:
             raise
-        except Exception as error:  # a forward of a family nobody has looked at may raise anything
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise self._refuse(f"the usual forward of a decoder ({reason})") from error
-        self.caps = frozenset({"tree", "rows"} | ({"layers"} if self.loop else set()))
+        except Exception as error:  # the forward of an unknown family may raise anything
+            raise self._refusal(f"the usual forward of a decoder ({first_line(error)})") from error
+        self.caps = Model.caps | {"layers"} if self.loop else Model.caps
 
-    def _refuse(self, capability: str) -> Unsupported:
+    # --- what a model with another head does in its own way
+
+    _head_in_words = "a language model head"
+
+    def _find_head(self) -> Any:
+        return self.hf.get_output_embeddings()
+
+    def _sizes(self) -> tuple[int, int]:
+        """How many token ids there are, and how many numbers a row has."""
+        vocab = int(self.head.weight.shape[0])
+        return vocab, vocab
+
+    def _stock_rows(
+        self, ids: torch.Tensor, rows: torch.Tensor | None = None, **inputs: Any
+    ) -> torch.Tensor:
+        """Rows (n, V) of ids (1, n), or (R, V) of these `rows`, by the model's own forward."""
+        selects = rows is not None and self.takes_rows
+        if selects:
+            inputs["logits_to_keep"] = rows
+        logits: torch.Tensor = self.hf(input_ids=ids, use_cache=False, **inputs).logits[0]
+        return logits if rows is None or selects else logits[rows]
+
+    # --- what a family does, measured
+
+    def _refusal(self, capability: str) -> Unsupported:
         model = f"{self.name} (family {self.config.model_type})"
-        return Unsupported.missing(
-            "foretell", model, capability, "use transformers' own generate for it"
-        )
+        cure = "use transformers' own generate for it"
+        return Unsupported.missing("foretell", model, capability, cure)
 
     def _attention(self, kind: str = "foretell") -> AbstractContextManager[None]:
         return attending(self.config, kind)
 
     def _context(self) -> int:
-        limit = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
-        rope = getattr(self.config, "rope_parameters", None) or {}
+        limit = int(getattr(self.config, "max_position_embeddings", None) or UNLIMITED)
         original = getattr(self.config, "original_max_position_embeddings", None)
+        rope = getattr(self.config, "rope_parameters", None) or {}
         for part in (rope, *rope.values()):  # one rotation, or one for each kind of layer
             if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
                 # Their frequencies depend on the longest request of a forward, so only the original
                 # range is exact.
-                limit = min(
-                    limit, int(part.get("original_max_position_embeddings") or original or limit)
-                )
+                exact = part.get("original_max_position_embeddings") or original or limit
+                limit = min(limit, int(exact))
         return limit
 
-    def _whole(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Logits (n, V) from the model's own forward. A 4-D mask keeps transformers from building
-        one.
-        """
-        skip = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
-        keep = {"logits_to_keep": rows} if rows is not None and self.keeps else {}
-        out = self.hf(
-            input_ids=ids, position_ids=positions, attention_mask=skip, use_cache=False, **keep
-        )
-        return out.logits[0] if rows is None or keep else out.logits[0, rows]  # type: ignore[no-any-return]
-
     def _layout(self) -> tuple[Layout, list[int | None]]:
-        """What each layer stores, and its window; refuses where a layer does not leave all of
-        attention to us.
+        """What each layer stores, and its window.
+
+        Raises Unsupported where a layer does not leave all of attention to us.
         """
-        look = Look(min(self.context, 1 << 20))
-        token = LOOK.set(look)
+        probe = AttentionProbe(min(self.context, UNLIMITED))
+        token = PROBE.set(probe)
         try:
-            with self._attention("foretell-look"):
-                self.hf(input_ids=torch.tensor([self.probe], device=self.device), use_cache=False)
+            with self._attention("foretell-probe"):
+                ids = torch.tensor([self.probe_ids], device=self.device)
+                self.hf(input_ids=ids, use_cache=False)
         finally:
-            LOOK.reset(token)
-        count = max([int(self.config.num_hidden_layers), *(i + 1 for i in look.layers)])
-        if missing := [str(i) for i in range(count) if i not in look.layers]:
-            raise self._refuse(
+            PROBE.reset(token)
+        count = max([int(self.config.num_hidden_layers), *(i + 1 for i in probe.calls)])
+        missing = [str(i) for i in range(count) if i not in probe.calls]
+        if missing:
+            raise self._refusal(
                 f"attention through transformers' interface in every layer, which layers "
                 f"{', '.join(missing[:6])} do not use (recurrent, or of an older kind)"
             )
-        shapes, windows, reaches = zip(*(look.layers[i] for i in range(count)), strict=True)
-        for i, (window, reach) in enumerate(zip(windows, reaches, strict=True)):
-            if not reach:
-                raise self._refuse(f"a causal mask or a sliding window, and layer {i} has another")
-            if reach != min(window or look.span, look.span):
-                raise self._refuse(
-                    f"to be told the window of {reach} positions, which layer {i} keeps to itself"
+        calls = [probe.calls[i] for i in range(count)]
+        for i, call in enumerate(calls):
+            if call.biased:
+                raise self._refusal(f"scores without a bias by position, which layer {i} adds")
+            if not call.reach:
+                raise self._refusal(f"a causal mask or a sliding window, and layer {i} has another")
+            if call.reach != min(call.window or probe.span, probe.span):
+                raise self._refusal(
+                    f"to be told the window of {call.reach} positions, which layer {i} keeps to "
+                    f"itself"
                 )
-        return shapes, list(windows)
+        return tuple(call.shape for call in calls), [call.window for call in calls]
 
-    def _close(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        tolerance = (
-            1e-4 if self.dtype in (torch.float32, torch.float64) and not self.narrow else 0.05
-        )
-        return bool(
-            (ours.float() - theirs.float()).abs().max() <= tolerance * theirs.float().abs().max()
-        )
+    def agrees(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        """Whether two computations of the same rows differ by rounding only."""
+        wide = self.dtype in (torch.float32, torch.float64) and not self.narrow
+        tolerance = 1e-4 if wide else 0.05
+        difference = (ours.float() - theirs.float()).abs().max()
+        return bool(difference <= tolerance * theirs.float().abs().max())
 
-    def _loop(
-        self, windows: list[int | None], accelerate: Callable[[Loop], list[Block] | None] | None
-    ) -> Loop | None:
-        """The loop if it gives the logits of the model's own forward, else None: then the model
-        runs whole.
+    def _loop(self, windows: list[int | None], accelerate: Accelerate | None) -> Loop | None:
+        """The loop if it gives the rows of the model's own forward, else None: then the model runs
+        whole, and `loop_refused` says why.
         """
-        ids = torch.tensor([self.probe], device=self.device)
-        positions = torch.arange(len(self.probe), device=self.device)[None]
-        tree = TokenTree(self.probe[0]).chain(self.probe[1:])
-        job, _ = self.cache().prepare(Ask(tree), self.probe[:1], len(tree))
+        ids = torch.tensor([self.probe_ids], device=self.device)
+        positions = torch.arange(len(self.probe_ids), device=self.device)[None]
+        tree = TokenTree(self.probe_ids[0]).chain(self.probe_ids[1:])
+        job, _ = self.cache().prepare(Ask(tree), self.probe_ids[:1], len(tree))
 
-        def agrees(loop: Loop) -> bool:
+        def right(loop: Loop) -> bool:
             h = loop.run(loop.embedded(ids), positions, range(len(loop.layers)), (), {})
-            return self._close(loop.logits(h[0]), loop.reference)
+            return self.agrees(loop.logits(h[0]), loop.stock_rows)
+
+        def stock_forward() -> torch.Tensor:
+            return self._packed_stock_rows(ids, positions)
 
         token = STEP.set([job])
         try:
             with self._attention():
-                loop = Loop(
-                    self.hf, windows, self.context, ids, lambda: self._whole(ids, positions)
-                )
-                if not agrees(loop):
+                loop = Loop(self.hf, self.head, windows, self.context, ids, stock_forward)
+                if not right(loop):
+                    self.loop_refused = "its layers, called one by one, give other rows"
                     return None
-                stock, blocks = loop.blocks, accelerate(loop) if accelerate else None
-                loop.blocks = blocks or stock
-                if blocks and not agrees(loop):
+                stock = loop.blocks
+                faster = accelerate(loop) if accelerate else None
+                loop.blocks = faster or stock
+                if accelerate and not faster:
+                    self.blocks_refused = "its layers are of another build"
+                elif faster and not right(loop):
+                    self.blocks_refused = "they give other rows than the model's own layers"
                     loop.blocks = stock
                 self.fused = loop.blocks is not stock
                 return loop
-        except (LookupError, AttributeError, TypeError):
+        except (LookupError, AttributeError, TypeError) as error:
+            self.loop_refused = first_line(error)
             return None
         finally:
             STEP.reset(token)
+
+    def self_test(self) -> None:
+        """A tree behind a prompt in pieces must give the rows of its paths as the model alone
+        computes them. Raises Unsupported.
+        """
+        tree = TokenTree(self.probe_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
+        for node, row in enumerate(self._rows_of(tree, self.probe_ids)):
+            path = torch.tensor([self.probe_ids + tree.tokens_to(node)], device=self.device)
+            if not self.agrees(row, self._stock_rows(path)[-1]):
+                raise self._refusal(
+                    "a tree to give the rows of its paths, and a self-test found that it does not"
+                )
+
+    def _rows_of(self, tree: TokenTree, tokens: Sequence[int]) -> torch.Tensor:
+        """Rows (N, V) of a tree below `tokens`, which an empty cache takes in by three."""
+        cache = self.cache()
+        done = False
+        while not done:
+            job, done = cache.prepare(Ask(tree), tokens, 3)
+            reply = self.forward([job])[0]
+        return reply.logits
+
+    # --- executors
 
     def use(self, make: Callable[[Loop, Layout, torch.dtype, int], Executor]) -> None:
         """Hands ordinary steps to another executor. Raises LookupError, with the reason, where it
@@ -281,56 +349,57 @@ class Decoder(Model):
         if self.loop is None:
             raise LookupError("the loop over the layers of this family is its own")
         with self._attention():
-            executor, answers = (
-                make(self.loop, self.layout, self.dtype, self.vocab),
-                list[torch.Tensor](),
-            )
-        # A tree it was not recorded with, behind rows of another forward: what was a constant then
-        # shows now.
-        tokens = torch.randint(
-            self.vocab, (12,), generator=torch.Generator().manual_seed(0)
-        ).tolist()
-        tree, before = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11]), self.executor
+            executor = make(self.loop, self.layout, self.dtype, self.row_size)
+        # A tree it was not recorded with, below rows of another forward, shows what was wrongly
+        # recorded as a constant.
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.vocab, (12,), generator=generator).tolist()
+        tree = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11])
+        before = self.executor
+        answers = []
         try:
             for self.executor in (None, executor):
-                cache, done = self.cache(), False
-                while not done:
-                    job, done = cache.prepare(Ask(tree), tokens[:6], 3)
-                    with torch.inference_mode():
-                        logits = self.forward([job])[0].logits
-                answers.append(logits)
+                with torch.inference_mode():
+                    answers.append(self._rows_of(tree, tokens[:6]))
         except Exception as error:  # a runtime may refuse a graph only when it compiles or runs it
-            raise LookupError(
-                f"it fails: {(str(error).splitlines() or [type(error).__name__])[0]}"
-            ) from error
+            raise LookupError(f"it fails: {first_line(error)}") from error
         finally:
             self.executor = before
-        if not self._close(answers[1], answers[0]):
+        by_torch, by_executor = answers
+        if not self.agrees(by_executor, by_torch):
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor
 
+    def cache(self) -> Cache:
+        if self.executor is not None:
+            return self.executor.cache()
+        return self.cache_type(self.layout, self.dtype, self.device)
+
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        usual = not taps and all(job.layers is None and job.states is None for job in jobs)
         threads = self.asked or torch.get_num_threads()
-        logits = self.executor(jobs, threads) if self.executor is not None and usual else None
-        if self.executor is None or logits is None:
-            with torch_threads(threads):
-                return super().forward(jobs, taps)
-        self.calls, self.width, replies, row = self.calls + 1, self.executor.size, list[Reply](), 0
+        ordinary = not taps and all(job.layers is None and job.states is None for job in jobs)
+        if self.executor is not None and ordinary:
+            logits = self.executor(jobs, threads)
+            if logits is not None:
+                return self._replies(jobs, logits, self.executor.size)
+        with torch_threads(threads):
+            return super().forward(jobs, taps)
+
+    def _replies(self, jobs: Sequence[Job], logits: torch.Tensor, width: int) -> list[Reply]:
+        """An executor's rows of all jobs, given to each."""
+        self.calls += 1
+        self.width = width
+        replies = []
+        low = 0
         for job in jobs:
             job.cache.finish()
-            replies.append(
-                Reply(logits[row : row + len(job.rows)], {}, [r + job.first for r in job.rows])
-            )
-            row += len(job.rows)
+            high = low + len(job.rows)
+            nodes = [row + job.first for row in job.rows]
+            replies.append(Reply(logits[low:high], {}, nodes))
+            low = high
         return replies
 
-    def cache(self) -> Cache:
-        return super().cache() if self.executor is None else self.executor.cache()
-
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
-        return self.loop.embedded(torch.tensor(tokens, device=self.device))
+    # --- torch; the views (views.py) replace single parts of it
 
     def run(
         self,
@@ -340,33 +409,75 @@ class Decoder(Model):
         first: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        hidden: dict[int, torch.Tensor] = {}
-        with nullcontext() if self.fused else self._attention():
-            if self.loop is None:
-                return self._whole(ids, positions, rows.long()), hidden
-            if first.states is None:
-                h = self.loop.embedded(ids)
-            else:
-                h = torch.cat([job.states for job in STEP.get() if job.states is not None])[None]
-            order = range(len(self.layout)) if first.layers is None else first.layers
-            h = self.loop.run(h, positions, order, taps, hidden)[0]
-        if not len(rows):
-            return h.new_zeros(0, self.vocab), hidden
-        every = all(job.rows == [*range(len(job.tokens))] for job in STEP.get())
-        return self.loop.logits(h if every else h[rows]), hidden
+        if self.loop is None:
+            with self._attention():
+                return self._packed_stock_rows(ids, positions, rows.long()), {}
+        return run_layers(self, ids, positions, rows, first, taps)
 
-    def self_test(self) -> None:
-        """A tree behind a prompt in pieces must give the rows of its paths as the model alone
-        computes them.
-        """
-        tree = TokenTree(self.probe[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
-        cache, done = self.cache(), False
-        while not done:
-            job, done = cache.prepare(Ask(tree), self.probe, 3)
-            reply = self.forward([job])[0]
-        for node, row in enumerate(reply.logits):
-            ids = torch.tensor([self.probe + tree.tokens_to(node)], device=self.device)
-            if not self._close(row, self.hf(input_ids=ids, use_cache=False).logits[0, -1]):
-                raise self._refuse(
-                    "a tree to give the rows of its paths, and a self-test found that it does not"
-                )
+    def _packed_stock_rows(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `_stock_rows`, of the packed row. A 4-D mask keeps transformers from building one."""
+        mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        return self._stock_rows(ids, rows, position_ids=positions, attention_mask=mask)
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        return self.embedded(torch.tensor(tokens, device=self.device))
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """What enters layer 0 for these ids, (..., E)."""
+        assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
+        return self.loop.embedded(ids)
+
+    def chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
+        """The layers to run where a job names these; None: it wants them all."""
+        return range(len(self.layout)) if layers is None else layers
+
+    def read(self, h: torch.Tensor) -> torch.Tensor:
+        """Rows (n, `row_size`) of what left the last layer, (n, E)."""
+        assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
+        return self.loop.logits(h)
+
+
+class Layered(Protocol):
+    """What `run_layers` needs: a Decoder with a loop, or a view of one."""
+
+    loop: Loop | None
+    fused: bool
+    row_size: int
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor: ...
+
+    def chosen(self, layers: Sequence[int] | None) -> Sequence[int]: ...
+
+    def read(self, h: torch.Tensor) -> torch.Tensor: ...
+
+
+def run_layers(
+    model: Layered,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    first: Job,
+    taps: Sequence[int],
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """What Model.run promises, by the loop over layers."""
+    assert model.loop is not None
+    jobs = STEP.get()
+    hidden: dict[int, torch.Tensor] = {}
+    with nullcontext() if model.fused else attending(model.loop.config):
+        if first.states is None:
+            h = model.embedded(ids)
+        else:
+            h = torch.cat([job.states for job in jobs if job.states is not None])[None]
+        h = model.loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
+    if not len(rows):
+        return h.new_zeros(0, model.row_size), hidden
+    every = all(job.rows == [*range(len(job.tokens))] for job in jobs)
+    return model.read(h if every else h[rows]), hidden
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what it says, or its kind where it says nothing."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -6,7 +6,8 @@ together, and nothing of the modules' bookkeeping runs. A layer qualifies by its
 then compares a probe's logits with the stock modules' and keeps the stock ones where they differ
 (residual multipliers, layers without rotation, and so on). The fused matrices are the storage: the
 modules' own weights become views of them, so memory stays what it was. Products take a few sizes of
-rows only (ops/memory.py): the loop fills its row up, and attention alone leaves the filling out.
+rows only (ops/memory.py): the loop pads its row to one of them, and only attention leaves the
+padding out.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.core.model import forest_attention
-from foretell.families.decoder import Block, Loop
 from foretell.families.int8 import Linear8
+from foretell.families.loop import Block, Loop
 from foretell.ops.memory import release
 
 Product = Callable[[torch.Tensor], torch.Tensor]
+NORMS = ("input_layernorm", "post_attention_layernorm")
+INPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+LINEARS = (*INPUTS, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> list[Block] | None:
-    """A fused block for every layer, or None where a layer has another build. `kind`: another way
-    to compute it.
+    """A fused block for every layer, or None where a layer has another build.
 
-    `ours`: nobody else has a tensor of this model, so that what was joined may leave the memory.
+    `kind`: another way to compute it. `ours`: nobody else has a tensor of this model, so what was
+    joined may leave the memory.
     """
     if not all(fits(layer) for layer in loop.layers):
         return None
@@ -45,39 +49,26 @@ def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> l
 
 
 def fits(layer: nn.Module) -> bool:
-    """Whether a layer has the parts that are joined here."""
-    names = {name for name, _ in layer.named_modules()} | {
-        name for name, _ in layer.named_parameters()
-    }
-    linears = [
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-        "mlp.gate_proj",
-        "mlp.up_proj",
-        "mlp.down_proj",
-    ]
-    wanted = {"input_layernorm.weight", "post_attention_layernorm.weight", "mlp.act_fn", *linears}
-    kinds = {type(layer.get_submodule(name)) for name in linears if name in names}
-    children = {name for name, _ in layer.named_children()}
-    return (
-        wanted <= names
-        and children == {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-        and len(kinds) == 1
-        and kinds <= {nn.Linear, Linear8}
-        and len({(layer.get_submodule(n).bias is None) for n in linears[:3]}) == 1
-        and all(
-            hasattr(m, "variance_epsilon")
-            for m in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
-        and ("self_attn.q_norm.weight" in names) == ("self_attn.k_norm.weight" in names)
-    )
+    """Whether a layer has the parts that are joined here, and no others."""
+    modules = dict(layer.named_modules())
+    parameters = dict(layer.named_parameters())
+    wanted = {*LINEARS, *NORMS, "mlp.act_fn"}
+    if not wanted <= modules.keys() or any(f"{name}.weight" not in parameters for name in NORMS):
+        return False
+    if {name for name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
+        return False
+    if {type(modules[name]) for name in LINEARS} not in ({nn.Linear}, {Linear8}):
+        return False
+    if len({modules[name].bias is None for name in INPUTS}) > 1:
+        return False
+    if not all(hasattr(modules[name], "variance_epsilon") for name in NORMS):
+        return False
+    return ("self_attn.q_norm.weight" in parameters) == ("self_attn.k_norm.weight" in parameters)
 
 
 def _join(linears: Sequence[nn.Linear | Linear8]) -> Product:
     """One product for several layers with the same input, side by side; their own matrices become
-    views of its.
+    views of the joined one.
     """
     if isinstance(linears[0], Linear8):
         if len(linears) == 1:
@@ -85,39 +76,46 @@ def _join(linears: Sequence[nn.Linear | Linear8]) -> Product:
         return Linear8.join([m for m in linears if isinstance(m, Linear8)]).forward
     if len(linears) == 1:
         return partial(F.linear, weight=linears[0].weight, bias=linears[0].bias)
-    weight, sizes = torch.cat([m.weight.data for m in linears]), [m.out_features for m in linears]
+    sizes = [m.out_features for m in linears]
+    weight = torch.cat([m.weight.data for m in linears])
     for module, part in zip(linears, weight.split(sizes), strict=True):
         module.weight.data = part
     biases = [m.bias for m in linears if m.bias is not None]
     if not biases:
         return partial(F.linear, weight=weight)
     bias = torch.cat([b.data for b in biases])
-    for own, part in zip(biases, bias.split(sizes), strict=True):
-        own.data = part
+    for own_bias, part in zip(biases, bias.split(sizes), strict=True):
+        own_bias.data = part
     return partial(F.linear, weight=weight, bias=bias)
 
 
 class Fused:
-    """One layer: (hidden (1, P, E), (cos, sin) (1, T, D), positions (1, T)) -> hidden; rows from T
-    on only fill up.
+    """One layer: (hidden (1, P, E), (cos, sin) (1, T, D), positions (1, T)) -> hidden (1, P, E).
+
+    Rows from T on are padding.
     """
 
-    fills = True  # whether there may be such rows
+    takes_padding = True
 
     def __init__(self, layer: nn.Module, index: int, window: int | None):
         attention: Any = layer.self_attn
         mlp: Any = layer.mlp
-        self.index, self.width = index, int(attention.head_dim)
-        self.scale, self.window = float(attention.scaling), window
+        self.index = index
+        self.window = window
+        self.width = int(attention.head_dim)
+        self.scale = float(attention.scaling)
         self.qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.gate_up, self.act = _join([mlp.gate_proj, mlp.up_proj]), mlp.act_fn
-        self.out, self.down = _join([attention.o_proj]), _join([mlp.down_proj])
-        # Products of 8 bits are not kept by their sizes, and rows that only fill up cost them as
-        # much as others.
-        self.fills = self.fills and attention.q_proj.weight.dtype in (torch.bfloat16, torch.float16)
+        self.out = _join([attention.o_proj])
+        self.gate_up = _join([mlp.gate_proj, mlp.up_proj])
+        self.down = _join([mlp.down_proj])
+        self.act = mlp.act_fn
+        # Other products are not kept by their sizes, and padding costs them as much as real rows.
+        narrow = attention.q_proj.weight.dtype in (torch.bfloat16, torch.float16)
+        self.takes_padding = self.takes_padding and narrow
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
-        self.before, self.after = layer.input_layernorm, layer.post_attention_layernorm
+        self.before: Any = layer.input_layernorm
+        self.after: Any = layer.post_attention_layernorm
         half = layer.get_parameter("input_layernorm.weight").new_ones(self.width // 2)
         self.sign = torch.cat([-half, half])
         self.norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
@@ -137,21 +135,23 @@ class Fused:
         return out
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        h, new = hidden[0], positions.shape[1]
-        heads, both, filling = self.queries, self.queries + self.keys, len(h) - new
-        x = self.qkv(self.norm(self.before, h))[:new].view(new, -1, self.width)
-        qk, v = x[:, :both], x[:, both:]
+        h = hidden[0]
+        count = positions.shape[1]
+        padding = len(h) - count
+        x = self.qkv(self.norm(self.before, h))[:count].view(count, -1, self.width)
+        heads = self.queries
+        qk = x[:, : heads + self.keys]
+        v = x[:, heads + self.keys :].transpose(0, 1)
         if self.norms is not None:
-            qk = torch.cat(
-                [self.norm(self.norms[0], qk[:, :heads]), self.norm(self.norms[1], qk[:, heads:])],
-                1,
-            )
-        cos, sin = rotary[0][0, :, None], rotary[1][0, :, None]
+            q_norm, k_norm = self.norms
+            qk = torch.cat([self.norm(q_norm, qk[:, :heads]), self.norm(k_norm, qk[:, heads:])], 1)
+        cos = rotary[0][0, :, None]
+        sin = rotary[1][0, :, None]
         qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
-        q, k, v = (part.transpose(0, 1) for part in (qk[:, :heads], qk[:, heads:], v))
-        out = forest_attention(self.index, q, k, v, self.scale, self.window)
-        out = out.reshape(new, -1)
-        h = h + self.out(F.pad(out, (0, 0, 0, filling)) if filling else out)
+        q = qk[:, :heads].transpose(0, 1)
+        k = qk[:, heads:].transpose(0, 1)
+        out = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(count, -1)
+        h = h + self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
         h = h + self.down(self.activate(gate) * up)
         return h[None]

@@ -15,10 +15,12 @@ from torch import nn
 
 from foretell.ops.memory import release
 
+SMALLEST = 2  # inputs: for one, torch 2.13's product is wrong
+
 
 @torch.library.custom_op("foretell::linear8", mutates_args=())
 def linear8(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Stands for the product in a recording."""
+    """Stands for the product in a recording, whose runtime has its own."""
     return x.new_zeros(*x.shape[:-1], len(weight))
 
 
@@ -46,22 +48,19 @@ class Linear8(nn.Module):
     def join(cls, parts: list[Linear8]) -> Linear8:
         """One layer for several with the same input; the parts become views of it."""
         sizes = [m.out_features for m in parts]
-        bias = (
-            None
-            if parts[0].bias is None
-            else torch.cat([m.bias for m in parts if m.bias is not None])
-        )
-        whole = cls(
-            torch.cat([m.weight.data for m in parts]), torch.cat([m.scale for m in parts]), bias
-        )
-        for part, weight, scale in zip(
-            parts, whole.weight.data.split(sizes), whole.scale.split(sizes), strict=True
-        ):
-            part.weight.data, part.scale = weight, scale
-        return whole
+        biases = [part.bias for part in parts if part.bias is not None]
+        weight = torch.cat([part.weight.data for part in parts])
+        scale = torch.cat([part.scale for part in parts])
+        joined = cls(weight, scale, torch.cat(biases) if biases else None)
+        weights = joined.weight.data.split(sizes)
+        scales = joined.scale.split(sizes)
+        for part, part_weight, part_scale in zip(parts, weights, scales, strict=True):
+            part.weight.data = part_weight
+            part.scale = part_scale
+        return joined
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_tracing():  # whoever records it brings a product of its own
+        if torch.jit.is_tracing():
             y = torch.ops.foretell.linear8(x, self.weight, self.scale)
             return y if self.bias is None else y + self.bias
         rows = x.reshape(-1, self.in_features).float()
@@ -74,20 +73,18 @@ class Linear8(nn.Module):
 
 
 def quantize(model: nn.Module) -> int:
-    """Replaces every linear layer of a model; returns how many. A head that shares the embedding's
-    gets its own.
+    """Replaces every linear layer of a model; returns how many.
 
-    The model's weights must be as they were read: pages of its files that hold linear layers leave
-    the memory.
+    A head that shares the embedding's weight gets its own. The model's weights must be as they were
+    read: pages of its files that hold linear layers leave the memory.
     """
-    found = [
+    linears = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear
-        and child.in_features > 1  # for one, torch 2.13's product is wrong
+        if type(child) is nn.Linear and child.in_features >= SMALLEST
     ]
-    for parent, name, child in found:
-        setattr(parent, name, Linear8.of(child))
-        release([child.weight.data])
-    return len(found)
+    for parent, name, linear in linears:
+        setattr(parent, name, Linear8.of(linear))
+        release([linear.weight.data])
+    return len(linears)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,45 @@ from transformers import PreTrainedModel
 
 from foretell.ops.memory import rounded
 
-Block = Callable[
-    [torch.Tensor, Any, torch.Tensor], torch.Tensor
-]  # (hidden (1, T, E), rotary, positions) -> hidden
+NORMS = ("norm", "final_layer_norm", "final_layernorm")  # names of the norm before the head
+
+
+class Block(Protocol):
+    """One layer: (hidden (1, P, E), rotary, positions (1, T)) -> hidden (1, P, E).
+
+    `takes_padding`: whether P may exceed T. Rows from T on are padding: nothing reads them.
+    """
+
+    takes_padding: bool
+
+    def __call__(
+        self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class StockBlock:
+    """A layer computed by the model's own module."""
+
+    takes_padding = False
+
+    def __init__(self, layer: nn.Module):
+        self.layer = layer
+
+    def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        out = self.layer(
+            hidden,
+            attention_mask=None,
+            position_ids=positions,
+            position_embeddings=rotary,
+            past_key_values=None,
+            use_cache=False,
+        )
+        return out[0] if isinstance(out, tuple) else out
 
 
 @contextmanager
 def attending(config: Any, kind: str = "foretell") -> Iterator[None]:
-    """Modules that read this configuration find this kind of attention in it."""
+    """Inside, modules that read this configuration use this kind of attention."""
     before = config._attn_implementation
     config._attn_implementation = kind
     try:
@@ -35,115 +66,98 @@ def attending(config: Any, kind: str = "foretell") -> Iterator[None]:
 
 
 class Loop:
-    """The usual skeleton of a decoder taken apart: embedding, layers, final norm, head. Raises
-    LookupError if unusual.
+    """The usual skeleton of a decoder taken apart: embedding, layers, final norm, head.
 
-    `windows`: of each layer, positions a node sees back, itself included, None: all. `reference`:
-    logits of `whole()`, a forward of ids (1, T) by the model itself.
+    `head`: what makes rows of the normed states; the model's own one brings the scales and the cap
+    of its logits. `windows`: of each layer, how many positions a node sees, itself included; None:
+    all. `stock_forward` runs the model itself on `ids` (1, T); its rows are kept as `stock_rows`.
+    Raises LookupError where the skeleton is another.
     """
 
     def __init__(
         self,
         hf: PreTrainedModel,
+        head: nn.Module,
         windows: Sequence[int | None],
         context: int,
         ids: torch.Tensor,
-        whole: Callable[[], torch.Tensor],
+        stock_forward: Callable[[], torch.Tensor],
     ):
         body: Any = hf.get_decoder()
-        names = ("norm", "final_layer_norm", "final_layernorm")
-        norm: Any = next((getattr(body, name) for name in names if hasattr(body, name)), None)
+        norm: Any = next((getattr(body, name) for name in NORMS if hasattr(body, name)), None)
         self.rotary: Any = getattr(body, "rotary_emb", None)
         layers: Any = getattr(body, "layers", ())
         if norm is None or self.rotary is None or len(layers) != len(windows):
-            raise LookupError("not the usual skeleton")
-        self.config, self.windows, self.context, self.norm = (
-            hf.config.get_text_config(),
-            windows,
-            context,
-            norm,
-        )
-        self.tables: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
-        self.factor, self.divisor, self.cap = (
-            getattr(self.config, name, None)
-            for name in ("logit_scale", "logits_scaling", "final_logit_softcapping")
-        )
+            raise LookupError("its parts are not those of the usual skeleton")
+        self.config = hf.config.get_text_config()
+        self.windows = windows
+        self.context = context
         self.embed: Any = hf.get_input_embeddings()
-        self.head: Any = hf.get_output_embeddings()
-        self.layers: Sequence[torch.nn.Module] = layers
-        named = "layer_type" in inspect.signature(self.rotary.forward).parameters
-        self.kinds: list[str] | None = list(self.config.layer_types) if named else None
-        seen: list[torch.Tensor] = []
+        self.layers: Sequence[nn.Module] = layers
+        self.norm = norm
+        self.head: Any = head
+        own_head = head is hf.get_output_embeddings()
+        self.logit_factor = getattr(self.config, "logit_scale", None) if own_head else None
+        self.logit_divisor = getattr(self.config, "logits_scaling", None) if own_head else None
+        self.logit_cap = getattr(self.config, "final_logit_softcapping", None) if own_head else None
+        self.rotary_tables: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
+        by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
+        self.blocks: list[Block] = [StockBlock(layer) for layer in layers]
+        entering: list[torch.Tensor] = []
 
-        def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            seen.append(args[0] if args else kwargs["hidden_states"])
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            entering.append(args[0] if args else kwargs["hidden_states"])
 
         hook = layers[0].register_forward_pre_hook(note, with_kwargs=True)
         try:
-            self.reference = whole()
+            self.stock_rows = stock_forward()
         finally:
             hook.remove()
-        plain = self.embed(ids).double()
-        scale = float((seen[0].double() * plain).sum() / plain.square().sum())
-        # Measured up to rounding: what was meant is a number of the configuration, or the usual
-        # root.
-        meant = [
-            1.0,
-            self.config.hidden_size**0.5,
-            *(v for v in vars(self.config).values() if type(v) is float),
-        ]
-        self.scale = min(meant, key=lambda v: abs(v - scale))
-        self.blocks: list[Block] = [self._stock(layer) for layer in layers]
+        self.scale = self._embedding_scale(self.embed(ids), entering[0])
 
-    @staticmethod
-    def _stock(layer: torch.nn.Module) -> Block:
-        def block(h: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-            out = layer(
-                h,
-                attention_mask=None,
-                position_ids=positions,
-                position_embeddings=rotary,
-                past_key_values=None,
-                use_cache=False,
-            )
-            return out[0] if isinstance(out, tuple) else out
+    def _embedding_scale(self, embedded: torch.Tensor, entering: torch.Tensor) -> float:
+        """The factor between the embedding and what enters layer 0.
 
-        return block
+        It is measured up to rounding, so the nearest likely number is taken: one of the
+        configuration's, 1, or the root of the width.
+        """
+        plain = embedded.double()
+        measured = float((entering.double() * plain).sum() / plain.square().sum())
+        likely = [1.0, self.config.hidden_size**0.5]
+        likely += [value for value in vars(self.config).values() if type(value) is float]
+        return min(likely, key=lambda value: abs(value - measured))
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """What enters layer 0 for these ids, (..., E)."""
         h: torch.Tensor = self.embed(ids)
         return h if self.scale == 1 else h * self.scale
 
     def table(self, h: torch.Tensor, needed: int, *kind: str) -> tuple[torch.Tensor, ...] | None:
-        """The rotary module's answer (1, P, D) for positions 0 to P - 1, at least `needed`; None:
-        it gives no such.
+        """The rotary module's answer (1, P, D) for positions 0 to P - 1, P at least `needed`.
+
+        None: it answers with something else than a tensor a position.
         """
-        table = self.tables.get(kind)
-        if table is None or table[0].shape[1] < needed:
-            # Within the context a position's rotation depends on nothing else, and never beyond it
-            # is looked.
-            every = torch.arange(max(needed, min(2 * needed + 256, self.context)), device=h.device)[
-                None
-            ]
-            made = self.rotary(h, every, *kind)
-            if not (
-                isinstance(made, tuple)
-                and all(m.ndim == 3 and m.shape[1] == every.shape[1] for m in made)
-            ):
-                return None
-            table = self.tables[kind] = made
-        return table
+        table = self.rotary_tables.get(kind)
+        if table is not None and table[0].shape[1] >= needed:
+            return table
+        # Some rotations change for every position once one is beyond the context: ask for none
+        # there that is not needed.
+        size = max(needed, min(2 * needed + 256, self.context))
+        made = self.rotary(h, torch.arange(size, device=h.device)[None], *kind)
+        if not isinstance(made, tuple):
+            return None
+        if not all(part.ndim == 3 and part.shape[1] == size for part in made):
+            return None
+        self.rotary_tables[kind] = made
+        return made
 
     def rotation(self, h: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
-        """What the rotary module gives for these positions (1, T), looked up in a table of all up
-        to the largest.
-        """
+        """What the rotary module gives for these positions (1, T), from a table where it can."""
         table = self.table(h, int(positions.max()) + 1, *kind)
-        return (
-            self.rotary(h, positions, *kind)
-            if table is None
-            else tuple(part[:, positions[0]] for part in table)
-        )
+        if table is None:
+            return self.rotary(h, positions, *kind)
+        return tuple(part[:, positions[0]] for part in table)
 
     def run(
         self,
@@ -153,47 +167,58 @@ class Loop:
         taps: Sequence[int],
         hidden: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """h (1, T, E) through `layers`, in order; `hidden[i]` becomes what enters layer i, or would
-        if it ran.
+        """h (1, T, E) through `layers`, in order -> (1, T, E).
 
+        `hidden[i]` (T, E) becomes, for each tap i, what enters layer i, or would if it ran;
         i = len(self.layers) is what leaves the last one, before the norm.
         """
         if self.kinds is None:
             rotary = [self.rotation(h, positions)] * len(self.layers)
         else:
-            each = {kind: self.rotation(h, positions, kind) for kind in dict.fromkeys(self.kinds)}
-            rotary = [each[kind] for kind in self.kinds]
-        new = h.shape[1]
-        size = (
-            self._size(h) if all(getattr(block, "fills", False) for block in self.blocks) else new
-        )
-        h = F.pad(h, (0, 0, 0, size - new)) if size > new else h
+            by_kind = {
+                kind: self.rotation(h, positions, kind) for kind in dict.fromkeys(self.kinds)
+            }
+            rotary = [by_kind[kind] for kind in self.kinds]
+        count = h.shape[1]
+        padded = count
+        if all(block.takes_padding for block in self.blocks):
+            padded = self.padded_size(h)
+        if padded > count:
+            h = F.pad(h, (0, 0, 0, padded - count))
         for i in layers:
-            hidden.update({t: h[0, :new] for t in taps if t <= i and t not in hidden})
+            for tap in taps:
+                if tap <= i and tap not in hidden:
+                    hidden[tap] = h[0, :count]
             h = self.blocks[i](h, rotary[i], positions)
-        hidden.update({t: h[0, :new] for t in taps if t not in hidden})
-        return h[:, :new]
+        for tap in taps:
+            if tap not in hidden:
+                hidden[tap] = h[0, :count]
+        return h[:, :count]
 
     @staticmethod
-    def _size(h: torch.Tensor) -> int:
-        """How many rows products compute for h (1, n, E)."""
-        few = h.device.type == "cpu" and h.dtype in (torch.bfloat16, torch.float16)
-        return rounded(h.shape[1]) if few else h.shape[1]
+    def padded_size(h: torch.Tensor) -> int:
+        """How many rows products compute for h (1, n, E); see ops/memory.py."""
+        on_cpu = h.device.type == "cpu"
+        if on_cpu and h.dtype in (torch.bfloat16, torch.float16):
+            return rounded(h.shape[1])
+        return h.shape[1]
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """(n, E) -> (n, V)."""
-        n = len(h)
-        # Whoever records this fills up for himself, and products of 8 bits do not gain by it.
-        size = (
-            n if torch.jit.is_tracing() or type(self.head) is not nn.Linear else self._size(h[None])
-        )
-        if size > n:
-            h = F.pad(h, (0, 0, 0, size - n))
+        """Rows (n, V) of what left the last layer, (n, E)."""
+        count = len(h)
+        padded = count
+        # A recording brings its own padding, and products of 8 bits gain nothing by it.
+        if type(self.head) is nn.Linear and not torch.jit.is_tracing():
+            padded = self.padded_size(h[None])
+        if padded > count:
+            h = F.pad(h, (0, 0, 0, padded - count))
         out: torch.Tensor = self.head(self.norm(h))
-        if size > n:
-            out = out[:n]
-        if self.factor:
-            out = out * self.factor
-        if self.divisor:
-            out = out / self.divisor
-        return self.cap * torch.tanh(out / self.cap) if self.cap else out
+        if padded > count:
+            out = out[:count]
+        if self.logit_factor:
+            out = out * self.logit_factor
+        if self.logit_divisor:
+            out = out / self.logit_divisor
+        if self.logit_cap:
+            out = self.logit_cap * torch.tanh(out / self.logit_cap)
+        return out

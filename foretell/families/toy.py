@@ -1,10 +1,10 @@
-"""A model made for laws: its logits are a hash of exactly the tokens and positions that a node
-sees.
+"""Models made for laws: their logits are a hash of exactly what a node sees.
 
-Any wrong mask, position, kept or lost row changes the answer, which a transformer would blur. Its
-cache rows hold the token and its position, so what it sees is what the cache really has. `noise`
-makes a relative that agrees in part: a draft model. `copy` makes texts that repeat: the chance mass
-of the token that followed the same token before grows.
+Any wrong mask, position, kept or lost row changes the answer, which a transformer would blur.
+
+    Toy            sees tokens and positions; cache rows hold both
+    ToyHead        a head on a target's hidden states: sees a feature (2 numbers) a token as well
+    ToyRecurrent   has a state in place of rows, which it cannot take back
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foretell.core.model import STEP, Model
+from foretell.core.cache import Cache
 from foretell.memory.job import Job
+from foretell.core.model import STEP, Model
+from foretell.core.types import Ask
+from foretell.errors import Unsupported
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FEATURES = 2  # numbers of a hidden state
+RELATIVE = 977  # what a relative's noise adds to the seed
+TAP = 7919  # what each tap adds to it
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -27,10 +33,42 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def spread(key: np.uint64, seed: int, count: int) -> np.ndarray:
+    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+        hashes = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
+
+
+def path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
+    """The hash of a set of tokens at their positions, in any order."""
+    with np.errstate(over="ignore"):
+        pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
+        return np.uint64(mix(pairs * GOLDEN + GOLDEN).sum(dtype=np.uint64))
+
+
+def hidden_state(key: np.uint64, seed: int) -> np.ndarray:
+    """(2,), numbers from -1 to 1 that are a function of key and seed. They fit into float32."""
+    return np.round(spread(key, seed, FEATURES) * 2**21) / 2**20
+
+
+def stacked(rows: Sequence[np.ndarray], width: int) -> torch.Tensor:
+    """(R, width) of R rows, also of none."""
+    return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, width)))
+
+
 class Toy(Model):
     """`sharpness`: spread of the logits. `window`: positions a node sees back, itself included;
     None: all.
+
+    `noise` makes a relative that agrees in part: a draft model. `copy` makes texts that repeat: the
+    chance mass of the token that followed the same token before grows. `hidden[0]`, `hidden[1]` and
+    `hidden[2]`, (T, 2) float64, are hashes of what each node sees, as logits are.
     """
+
+    caps = Model.caps | {"taps"}
+    layers = 2  # they store the same, so that a layer left out is noticed
 
     def __init__(
         self,
@@ -43,42 +81,31 @@ class Toy(Model):
         window: int | None = None,
         name: str = "toy",
     ):
-        self.name, self.vocab, self.context = name, vocab, context
-        self.seed, self.noise, self.sharpness, self.copy, self.window = (
-            seed,
-            noise,
-            sharpness,
-            copy,
-            window,
-        )
-        self.layout = (
-            (1, 1, 1),
-            (1, 1, 1),
-        )  # two layers that store the same, so that a layer left out is noticed
-        self.dtype, self.device = torch.float64, torch.device("cpu")
-
-    def _noise(self, key: np.uint64, seed: int) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            steps = np.arange(1, self.vocab + 1, dtype=np.uint64) * GOLDEN
-            words = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
+        self.name = name
+        self.vocab = vocab
+        self.context = context
+        self.seed = seed
+        self.noise = noise
+        self.sharpness = sharpness
+        self.copy = copy
+        self.window = window
+        self.layout = ((1, 1, 1),) * self.layers
+        self.dtype = torch.float64
+        self.device = torch.device("cpu")
 
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Logits (V,) of a node that sees these tokens at these positions, the newest last in
         position.
         """
-        with np.errstate(over="ignore"):
-            pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
-            parts = mix(pairs * GOLDEN + GOLDEN)
-            key = np.uint64(parts.sum(dtype=np.uint64))
-        logits = self.sharpness * self._noise(key, self.seed)
+        key = path_key(tokens, positions)
+        logits = self.sharpness * spread(key, self.seed, self.vocab)
         if self.copy:
-            order = np.argsort(positions)
-            text = tokens[order]
+            text = tokens[np.argsort(positions)]
             for earlier in np.flatnonzero(text[:-1] == text[-1]):
                 logits[int(text[earlier + 1])] += self.copy
         if self.noise:
-            logits = logits + self.noise * self.sharpness * self._noise(key, self.seed + 977)
+            other = spread(key, self.seed + RELATIVE, self.vocab)
+            logits = logits + self.noise * self.sharpness * other
         return logits
 
     def run(
@@ -89,22 +116,207 @@ class Toy(Model):
         first: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        wanted, out, low = set(rows.tolist()), [], 0
+        wanted = rows.tolist()
+        computed = set(wanted)
+        logits: dict[int, np.ndarray] = {}
+        states: dict[int, list[np.ndarray]] = {tap: [] for tap in taps}
+        low = 0
         for job in STEP.get():
             high = low + len(job.tokens)
-            k = ids[:, low:high, None].double()
-            v = positions[:, low:high, None].double()
-            for layer in range(2):
-                keys, values = job.write(layer, k, v)
+            keys = ids[:, low:high, None].double()
+            values = self._values(job, positions[:, low:high, None].double())
+            for layer in range(self.layers):
+                all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             for node in range(len(job.tokens)):
-                if low + node in wanted:
-                    seen = slice(None) if mask is None else mask[node] == 0
-                    out.append(self.row(keys[0, seen, 0].numpy(), values[0, seen, 0].numpy()))
+                if low + node not in computed and not taps:
+                    continue
+                seen = slice(None) if mask is None else mask[node] == 0
+                seen_tokens = all_keys[0, seen, 0].numpy()
+                seen_values = all_values[0, seen].numpy()
+                if low + node in computed:
+                    logits[low + node] = self._row(seen_tokens, seen_values)
+                for tap in taps:
+                    key = self._key(seen_tokens, seen_values)
+                    states[tap].append(hidden_state(key, self.seed + TAP * (tap + 1)))
             low = high
-        logits = (
-            torch.from_numpy(np.stack(out))
-            if out
-            else torch.zeros(0, self.vocab, dtype=torch.float64)
-        )
-        return logits, {}
+        hidden = {tap: torch.from_numpy(np.stack(states[tap])) for tap in taps}
+        return stacked([logits[i] for i in wanted], self.vocab), hidden
+
+    # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
+
+    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+        """(1, n, W) of the job's new nodes."""
+        return positions
+
+    def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
+        """The hash of all that a node sees: tokens (n,), values (n, W)."""
+        return path_key(tokens, values[:, 0])
+
+    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return self.row(tokens, values[:, 0])
+
+
+class ToyHead(Toy):
+    """A drafter's head on the target's hidden states, for laws.
+
+    A node reads its token and a feature (2,), from `job.features` (n, 2) of the job's new nodes;
+    None: they have none. Cache rows hold token, position and the feature's hash. Its logits are
+    those of a Toy with the same seed, plus `noise` times a hash of every (token, position, feature)
+    it sees: it agrees with its target in part, and any wrong or missing feature changes its answer.
+    Its own hidden states, (T, 2), may be the features of nodes that follow.
+    """
+
+    feeds = (2,)  # the taps of the target that its nodes read
+
+    def __init__(
+        self,
+        vocab: int = 4,
+        seed: int = 0,
+        noise: float = 0.5,
+        sharpness: float = 4.0,
+        context: int = 4096,
+        name: str = "head",
+    ):
+        super().__init__(vocab, seed, noise, sharpness, context, name=name)
+        self.layout = ((1, 1, 2),) * self.layers
+
+    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor | None = job.features  # type: ignore[attr-defined]
+        if features is None:
+            hashes = torch.zeros_like(positions)
+        else:
+            hashes = torch.from_numpy(feature_hash(features.double().numpy()))[None, :, None]
+        return torch.cat([positions, hashes], -1)
+
+    def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
+        with np.errstate(over="ignore"):
+            features = mix(values[:, 1].astype(np.uint64))
+            pairs = tokens.astype(np.uint64) * np.uint64(1_000_003)
+            places = mix((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
+            return np.uint64(mix(places + features).sum(dtype=np.uint64))
+
+    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        key = path_key(tokens, values[:, 0])
+        logits = self.sharpness * spread(key, self.seed, self.vocab)
+        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
+        return logits + self.noise * self.sharpness * other
+
+
+def feature_hash(features: np.ndarray) -> np.ndarray:
+    """Of each row (n, 2) float64 a whole number from 1 to 2**52 as float64."""
+    bits = np.ascontiguousarray(features + 0.0).view(np.uint64)  # + 0.0: -0.0 is 0.0
+    with np.errstate(over="ignore"):
+        hashes = mix(mix(bits[:, 0] + GOLDEN) + bits[:, 1])
+    return (hashes >> np.uint64(12)).astype(np.float64) + 1
+
+
+class RecurrentCache(Cache):
+    """The states of one text: `committed`, after the committed tokens, and `ahead`, after the
+    scratch as well.
+
+    There are none in between, so a part of the scratch can neither be kept nor built on: then the
+    state after the committed tokens is the one to go on from, and the tokens behind it are computed
+    again. `next_state` is what the running forward found, which `finish` makes `ahead`.
+    """
+
+    def __init__(self, start: np.uint64):
+        super().__init__((), torch.float64, torch.device("cpu"))
+        self.committed = start
+        self.ahead = start
+        self.next_state = start
+
+    def keep(self, nodes: Sequence[int]) -> int:
+        """Keeps the state after these scratch rows, a path; returns how many: all or none."""
+        if not nodes or len(nodes) < len(self.tokens):
+            return 0
+        self.committed = self.ahead
+        return len(nodes)
+
+    def _keep(self, keep: list[int]) -> None:  # type: ignore[override]
+        del keep[self.keep(keep) :]
+
+    def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
+        if self.branch != len(tokens):
+            self.commit(tokens)
+        known = len(self.tokens)
+        job, done = super().prepare(ask, tokens, chunk)
+        if job.start - self.length not in (0, known):
+            self.tokens = []
+            self.parents = []
+            job, done = super().prepare(ask, tokens, chunk)
+        return job, done
+
+    def entered(self, job: Job) -> np.uint64:
+        """The state in front of the job's first new node."""
+        return self.committed if job.start == self.length else self.ahead
+
+    def finish(self) -> None:
+        super().finish()
+        self.ahead = self.next_state
+
+
+class ToyRecurrent(Model):
+    """A recurrent model for laws: its logits are a hash of a state, which each token changes.
+
+    It takes chains only: a job with branches raises Unsupported. `noise` makes a relative that
+    agrees in part.
+    """
+
+    caps = Model.caps - {"tree", "rollback"}
+
+    def __init__(
+        self,
+        vocab: int = 4,
+        seed: int = 0,
+        noise: float = 0.0,
+        sharpness: float = 4.0,
+        context: int = 4096,
+        name: str = "recurrent",
+    ):
+        self.name = name
+        self.vocab = vocab
+        self.context = context
+        self.seed = seed
+        self.noise = noise
+        self.sharpness = sharpness
+        self.layout = ()
+        self.dtype = torch.float64
+        self.device = torch.device("cpu")
+
+    def cache(self) -> Cache:
+        return RecurrentCache(GOLDEN)
+
+    @staticmethod
+    def step(state: np.uint64, token: int) -> np.uint64:
+        """The state after one more token."""
+        with np.errstate(over="ignore"):
+            return np.uint64(mix(np.array(state * GOLDEN + np.uint64(token + 1))))
+
+    def row(self, state: np.uint64) -> np.ndarray:
+        """Logits (V,) in this state."""
+        logits = self.sharpness * spread(state, self.seed, self.vocab)
+        other = spread(state, self.seed + RELATIVE, self.vocab)
+        return logits + self.noise * self.sharpness * other
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: Job,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        every = []
+        for job in STEP.get():
+            if job.seen is not None:
+                raise Unsupported.missing(
+                    "a tree", self.name, "a cache that can go back", "use a chain of drafts"
+                )
+            cache: RecurrentCache = job.cache  # type: ignore[assignment]
+            state = cache.entered(job)
+            for token in job.tokens:
+                state = self.step(state, token)
+                every.append(self.row(state))
+            cache.next_state = state
+        return stacked([every[i] for i in rows.tolist()], self.vocab), {}

@@ -113,6 +113,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 8},
     "ernie4_5": {"head_dim": 8},
     "gptj": {"rotary_dim": 4},
+    "falcon": {"alibi": True},
     "llama4_text": {
         "attention_chunk_size": WINDOW,
         "head_dim": 8,

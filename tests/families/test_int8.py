@@ -114,7 +114,8 @@ def test_the_embedded_model_in_8_bits() -> None:
     )
     wide = foretell.load("demo", executor="torch")
     text = lm.encode(
-        "def add(a, b):\n    return a + b\n\n\nclass P:\n    def __init__(self, x):\n        self.x = x\n"
+        "def add(a, b):\n    return a + b\n\n\n"
+        "class P:\n    def __init__(self, x):\n        self.x = x\n"
     )
     tree = TokenTree(text[0]).chain(text[1:])
     laws = [x.models["target"].score(text[:1], tree).log_softmax(-1) for x in (lm, wide)]
