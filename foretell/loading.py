@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +22,17 @@ from foretell.api import LM, ends, pair
 from foretell.core.model import Model
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.families.int8 import quantize
+from foretell.runtimes import registry
 
 if (
     TYPE_CHECKING
 ):  # transformers' models and tokenizers fill 100 MB, which a .gguf file needs none of
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from foretell.families.decoder import Decoder, Executor
+    from foretell.families.decoder import Decoder
 
 ASSETS = Path(__file__).parent / "assets"
-EXECUTORS = ("auto", "torch", "openvino", "onnxruntime", "graphs")
+DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -77,8 +77,9 @@ def load(
         device, dtype = "cpu", "auto"  # from here on of the draft model, where that is none
     if dtype not in ("auto", "int8", *DTYPES):
         raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
-    if executor not in EXECUTORS:
-        raise BadConfig.field("executor", executor, f"one of {', '.join(EXECUTORS)}")
+    executors = ("auto", "torch", *registry.names())
+    if executor not in executors:
+        raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
     if exact_bits:
         if dtype not in ("auto", "int8"):
             raise BadConfig(
@@ -99,16 +100,17 @@ def load(
         raise Unsupported.missing(
             "dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'"
         )
-    for only, where in (("openvino", "cpu"), ("onnxruntime", "cpu"), ("graphs", "cuda")):
-        if executor == only and torch.device(device).type != where:
-            need = "a CPU" if where == "cpu" else "a CUDA GPU, whose graphs record the steps"
+    if executor not in ("auto", "torch"):
+        where = registry.device_of(executor)
+        if torch.device(device).type != where:
+            need = DEVICES.get(where, f"a device of type {where}")
             raise Unsupported.missing(
                 f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
             )
     path: Path | None
     if packed:
         target: Any = _gguf(name)
-        path, tokenizer, eos = target.path, target.words, target.words.ends
+        path, tokenizer, eos = target.path, target.tokenizer, target.tokenizer.ends
     else:
         tokenizer = load_tokenizer(name) if _is_gguf(name) else None
         hf, path = _model(name, dtype, device, revision, trust_remote_code)
@@ -132,13 +134,13 @@ def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) ->
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
-    from foretell.runtimes.onnxruntime import suits
 
     if exact_bits:
         return ExactDecoder(hf, name)
-    asked = executor == "onnxruntime"
-    if hf.device.type == "cpu" and (asked or executor == "auto") and suits(hf, asked):
-        hf = hf.float()  # what has no weights of 8 bits
+    if executor != "torch":
+        for candidate, runtime in registry.candidates(hf, hf.device.type, executor):
+            if runtime.DTYPE is not None and runtime.suits(hf, candidate == executor):
+                hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
     model = Decoder(hf, name, partial(blocks, ours=True))
     if executor != "torch":
         _hand_over(model, executor)
@@ -146,34 +148,20 @@ def _decoder(hf: PreTrainedModel, name: str, exact_bits: bool, executor: str) ->
 
 
 def _hand_over(model: Decoder, executor: str) -> None:
-    """Lets its device's executor compute its steps; where it cannot, torch does, or it is an error
-    if asked by name.
+    """Lets executors compute its steps, each the next one's fallback; where none can, torch does,
+    or it is an error if it was asked for by name.
     """
-    from foretell.runtimes import onnxruntime, openvino
-    from foretell.runtimes.graphs import Static
-
-    makes: dict[str, Callable[..., Executor]] = {}
-    if model.device.type == "cuda":
-        makes = {"graphs": Static}
-    elif model.device.type == "cpu":
-        makes = {"openvino": openvino.Executor}
-        if executor == "onnxruntime" or (executor == "auto" and onnxruntime.suits(model.hf)):
-            makes["onnxruntime"] = lambda a, b, c, d: onnxruntime.Executor(
-                a, b, c, d, others=model.executor
-            )
-    for name, make in makes.items():
+    for name, runtime in registry.candidates(model.hf, model.device.type, executor):
         try:
-            model.use(make)
+            model.use(partial(runtime.make, fallback=model.executor))
         except LookupError as error:
             if executor == name:
                 need = f"what it takes ({error})"
                 raise Unsupported.missing(
                     f"executor={executor!r}", model.name, need, "use torch"
                 ) from error
-    if isinstance(model.executor, onnxruntime.Executor) and isinstance(
-        model.executor.others, openvino.Executor
-    ):
-        model.executor.others.clear()  # of what only the probe asked it for
+    if model.executor is not None and model.executor.fallback is not None:
+        model.executor.fallback.release()  # of what only the probe asked it for
 
 
 def _is_gguf(name: str) -> bool:
@@ -210,9 +198,9 @@ def load_tokenizer(
     """
     name = str(source)
     if _is_gguf(name):
-        from foretell.runtimes.llama_cpp import vocabulary
+        from foretell.runtimes.vocabulary import load_vocabulary
 
-        return vocabulary(Path(name).expanduser())
+        return load_vocabulary(Path(name).expanduser())
     from transformers import AutoTokenizer
 
     path = _folder(name)

@@ -53,6 +53,11 @@ class Job:
     attend = attend_job
 
     @property
+    def plain(self) -> bool:
+        """Whether it is an ordinary forward over ordinary cache rows."""
+        return self.layers is None and self.states is None
+
+    @property
     def positions(self) -> list[int]:
         return self.columns[len(self.columns) - len(self.tokens) :]
 

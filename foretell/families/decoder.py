@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -27,6 +27,7 @@ from foretell.core.types import Ask, Reply
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
 from foretell.ops.threads import torch_threads
+from foretell.runtimes.protocol import Executor
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
 # tested when loaded.
@@ -107,21 +108,6 @@ AttentionInterface.register("foretell", _attend)
 AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
 AttentionInterface.register("foretell-look", _look)
 AttentionMaskInterface.register("foretell-look", _reach)
-
-
-class Executor(Protocol):
-    """Computes jobs of whole layers in torch's place: stores their rows, returns logits (all rows,
-    V) in float32.
-
-    None: it leaves these jobs to torch. Its caches are as good for torch as any.
-    """
-
-    name: str
-    size: int  # nodes of the last forward, with those that only filled it up
-
-    def cache(self) -> Cache: ...
-
-    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None: ...
 
 
 class Decoder(Model):
@@ -308,19 +294,23 @@ class Decoder(Model):
         self.executor = executor
 
     def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        usual = not taps and all(job.layers is None and job.states is None for job in jobs)
         threads = self.asked or torch.get_num_threads()
-        logits = self.executor(jobs, threads) if self.executor is not None and usual else None
-        if self.executor is None or logits is None:
+        executor = self.executor
+        computed = executor(jobs, threads, taps) if executor is not None else None
+        if executor is None or computed is None:
             with torch_threads(threads):
                 return super().forward(jobs, taps)
-        self.calls, self.width, replies, row = self.calls + 1, self.executor.size, list[Reply](), 0
+        self.calls += 1
+        self.width = executor.size
+        replies = []
+        node = row = 0
         for job in jobs:
             job.cache.finish()
-            replies.append(
-                Reply(logits[row : row + len(job.rows)], {}, [r + job.first for r in job.rows])
-            )
-            row += len(job.rows)
+            last_node, last_row = node + len(job.tokens), row + len(job.rows)
+            hidden = {tap: computed.hidden[tap][node:last_node] for tap in taps}
+            logits = computed.logits[row:last_row]
+            replies.append(Reply(logits, hidden, [r + job.first for r in job.rows]))
+            node, row = last_node, last_row
         return replies
 
     def cache(self) -> Cache:

@@ -20,9 +20,10 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def mine(model: Decoder, jobs: list[Job]) -> torch.Tensor | None:
-    """What the executor answers, None: it leaves them to torch."""
+    """The logits that the executor computes; None: it leaves these jobs to torch."""
     assert model.executor is not None
-    return model.executor(jobs, torch.get_num_threads())
+    computed = model.executor(jobs, torch.get_num_threads())
+    return None if computed is None else computed.logits
 
 
 def grows(quick: Any, slow: Any) -> None:
