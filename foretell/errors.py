@@ -63,3 +63,11 @@ class RequestFailed(ForetellError):
     """One request failed while others went on; `__cause__` is the original error."""
 
     exit_code = 1
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type if it says nothing."""
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()
+    return type(error).__name__

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from foretell.core.cache import Cache, Job, Layout
+from foretell.errors import first_line
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.runtimes.buffers import OutputBuffers
@@ -30,7 +31,7 @@ from foretell.runtimes.onnxruntime_graph import (
     row_names,
     tap_name,
 )
-from foretell.runtimes.protocol import Computed, Executor, reason
+from foretell.runtimes.protocol import Computed, Executor
 
 DEVICE = "cpu"
 PRIORITY = 2
@@ -119,7 +120,7 @@ class OnnxRuntimeExecutor(Executor):
         except LookupError:
             raise
         except Exception as error:  # a session may refuse what was exported
-            raise LookupError(f"it fails: {reason(error)}") from error
+            raise LookupError(f"it fails: {first_line(error)}") from error
 
     def cache(self) -> Cache:
         if self.fallback is None:
@@ -185,8 +186,8 @@ class OnnxRuntimeExecutor(Executor):
             except Exception as error:  # exporting and sessions raise nearly anything
                 self.refused_taps = True
                 warnings.warn(
-                    f"executor 'onnxruntime' cannot give hidden states ({reason(error)}); others "
-                    "compute the steps of methods that read them",
+                    f"executor 'onnxruntime' cannot give hidden states ({first_line(error)}); "
+                    "others compute the steps of methods that read them",
                     stacklevel=2,
                 )
                 self._open(threads, recorded)

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from foretell.core.cache import Layout
+from foretell.errors import first_line
 from foretell.families.fused import Fused
 from foretell.families.loop import Loop
-from foretell.runtimes.protocol import reason
 
 # Activations of a row that share a scale where the weights have 8 bits. With groups of this size
 # all rows round alike.
@@ -213,7 +213,7 @@ def export(graph: ForwardGraph, layout: Layout, rotations: Sequence[torch.Tensor
                 custom_opsets={DOMAIN: 1},
             )
     except Exception as error:  # recording and exporting raise nearly anything
-        raise LookupError(reason(error)) from error
+        raise LookupError(first_line(error)) from error
     return memory.getvalue()  # type: ignore[no-any-return]
 
 

@@ -68,9 +68,3 @@ class Executor(Protocol):
         self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
     ) -> Computed | None:
         """One forward of these jobs; None: torch is to compute them."""
-
-
-def reason(error: Exception) -> str:
-    """The first line of what an error says, or its type if it says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

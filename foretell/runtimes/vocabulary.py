@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, first_line
 from foretell.runtimes.llama_library import check, library, open_model
-from foretell.runtimes.protocol import reason
 
 
 class Vocabulary:
@@ -91,7 +90,8 @@ class Vocabulary:
             text = make(messages=[dict(m) for m in messages]).prompt
         except Exception as error:  # a template is a program of its own
             raise BadConfig(
-                f"the file's chat template refuses these messages ({reason(error)}); give a text"
+                f"the file's chat template refuses these messages ({first_line(error)}); "
+                "give a text"
             ) from error
         return self(text, add_special_tokens=False)
 

@@ -28,10 +28,13 @@ from foretell.runtimes.openvino import OpenVinoExecutor
 from foretell.runtimes.protocol import Computed
 from tests.families import families
 from tests.families.families import WINDOW
-from tests.families.steps import close, grows, interrupted, mine
 from tests.families.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, same_texts
 from tests.runtimes.questions import (
+    close,
+    executor_logits,
+    growing_trees_agree,
     hidden_states_are_those_of_torch,
+    interruptions_leave_nothing_half_done,
     other_texts_stay_the_same,
     refuses_what_is_not_plain,
 )
@@ -120,7 +123,7 @@ def test_a_tree_behind_a_prompt_has_the_logits_and_rows_of_torch(family: str) ->
         cache = quick.cache()
         answer(quick, cache, Ask(TokenTree(7)), [5, 6, 7])
         job, _ = cache.prepare(Ask(TREE), [5, 6, 7, TREE.tokens[0]], 999)
-        assert mine(quick, [job]) is not None
+        assert executor_logits(quick, [job]) is not None
 
 
 @here
@@ -134,14 +137,14 @@ def test_a_chain_beyond_its_window_is_taken_and_a_tree_is_not(family: str) -> No
         TokenTree(text[-1]).chain([3, 4]).chain([5], at=0),
     )
     cache = quick.cache()
-    logits = mine(quick, [cache.prepare(Ask(TokenTree(text[-2])), text[:-1], 999)[0]])
+    logits = executor_logits(quick, [cache.prepare(Ask(TokenTree(text[-2])), text[:-1], 999)[0]])
     assert logits is not None and close(logits, slow.score(text[:-1]))
     cache.finish()
     job, _ = cache.prepare(Ask(chain), text, 999)
-    logits = mine(quick, [job])
+    logits = executor_logits(quick, [job])
     assert logits is not None and close(logits, slow.score(text, chain))
     job, _ = cache.prepare(Ask(tree), text, 999)
-    assert mine(quick, [job]) is None
+    assert executor_logits(quick, [job]) is None
     assert close(quick.score(text, tree), slow.score(text, tree))
 
 
@@ -178,9 +181,9 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
             c.prepare(Ask(tr), t, 999)[0] for c, tr, t in zip(caches, trees, texts, strict=True)
         ]
         found = (
-            mine(quick, prepared)
+            executor_logits(quick, prepared)
             if together
-            else torch.cat([mine(quick, [job]) for job in prepared])
+            else torch.cat([executor_logits(quick, [job]) for job in prepared])
         )  # type: ignore[misc]
         assert found is not None
         for row, text, tree in zip(
@@ -240,7 +243,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str) -> None:
         held, found = model.cache(), []
         for low in range(0, len(text) - 1, count):
             tree = TokenTree(text[low]).chain(text[low + 1 : min(low + count, len(text) - 1)])
-            logits = mine(model, [held.prepare(Ask(tree), text[: low + 1], 999)[0]])
+            logits = executor_logits(model, [held.prepare(Ask(tree), text[: low + 1], 999)[0]])
             assert logits is not None
             found.append(logits.clone())
             held.finish()
@@ -281,7 +284,7 @@ def test_weights_of_8_bits_are_those_of_torch(family: str) -> None:
 @here
 @torch.inference_mode()
 def test_a_tree_that_grows_level_by_level_sees_what_it_saw() -> None:
-    grows(*(lm.models["target"] for lm in pair()))
+    growing_trees_agree(*(lm.models["target"] for lm in pair()))
 
 
 @here
@@ -291,7 +294,9 @@ def test_a_step_that_was_interrupted_leaves_nothing_half_done(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it was while it told the runtime what is new."""
-    interrupted(*(lm.models["target"] for lm in pair()), OnnxRuntimeExecutor, at, monkeypatch)
+    interruptions_leave_nothing_half_done(
+        *(lm.models["target"] for lm in pair()), OnnxRuntimeExecutor, at, monkeypatch
+    )
 
 
 @here
@@ -349,7 +354,7 @@ def test_what_it_does_not_do_is_torch_s() -> None:
         answer(quick, quick.cache(), Ask(TokenTree(long[-1])), long).logits, slow.score(long)
     )
     jobs = [quick.cache().prepare(Ask(TokenTree(7)), tokens, 999)[0] for _ in range(2)]
-    assert mine(quick, jobs) is None  # type: ignore[arg-type]
+    assert executor_logits(quick, jobs) is None  # type: ignore[arg-type]
 
 
 @here
@@ -550,7 +555,7 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     assert torch.equal(ours.hidden[1], theirs.hidden[1])
     assert torch.equal(again.hidden[1], theirs.hidden[1])
     job, _ = quick.cache().prepare(Ask(TokenTree(7)), [5, 6, 7], 999)
-    logits = mine(quick, [job])
+    logits = executor_logits(quick, [job])
     assert logits is not None and close(logits, slow.score([5, 6, 7]))
 
 

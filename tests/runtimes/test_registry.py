@@ -12,7 +12,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.runtimes import registry
-from foretell.runtimes.protocol import Computed, Executor, reason
+from foretell.runtimes.protocol import Executor
 
 
 def test_the_executors_of_a_device_in_the_order_they_are_tried() -> None:
@@ -108,18 +108,3 @@ def test_the_order_to_make_executors_in() -> None:
     assert registry.lineage(None) == []
     assert registry.lineage(Fake("b", Fake("a"))) == ["a", "b"]
     Fake("a").warm(None)  # type: ignore[arg-type]  # nothing to do, by default
-
-
-def test_results_of_several_forwards_are_one() -> None:
-    first = Computed(torch.ones(2, 3), {1: torch.ones(4, 5), 0: torch.ones(4, 5)})
-    second = Computed(torch.zeros(1, 3), {1: torch.zeros(2, 5), 2: torch.zeros(2, 5)})
-    assert Computed.join([first]) is first
-    joined = Computed.join([first, second])
-    assert joined.logits.tolist() == [[1.0] * 3, [1.0] * 3, [0.0] * 3]
-    assert joined.hidden.keys() == {1}
-    assert joined.hidden[1][:, 0].tolist() == [1, 1, 1, 1, 0, 0]
-
-
-def test_the_reason_of_an_error_is_its_first_line() -> None:
-    assert reason(RuntimeError("\n  no room \nand more")) == "no room"
-    assert reason(KeyboardInterrupt()) == "KeyboardInterrupt"  # type: ignore[arg-type]
