@@ -34,6 +34,7 @@ from foretell.policy.costs import SIZES
 from foretell.prompting import Text, check_names, per_prompt, split_prompts
 from foretell.spec import AUTO, QUICK, STEP, resolve
 from foretell.stats import Stats
+from foretell.tracing import TraceStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -113,6 +114,21 @@ class LM:
                     for event in received:
                         sources.setdefault(event.request, []).extend(event.sources)
         return self._answers(batch, lives, sources)
+
+    def trace(self, prompt: Any, method: Method = "auto", **sampling: Any) -> list[TraceStep]:
+        """What happened in every step of one generation: see tracing.TraceStep."""
+        batch = self._batch(prompt, method, sampling)
+        if batch.many or len(batch.requests) > 1:
+            raise BadConfig(
+                "trace shows one sample of one prompt: give one prompt, and leave n out"
+            )
+        steps: list[TraceStep] = []
+        batch.requests[0].trace = steps.append
+        with self.driver.following(batch.requests, every_step=False) as (lives, events):
+            for _ in events:
+                pass
+        self._answers(batch, lives, {lives[0].index: []})
+        return steps
 
     async def agenerate(
         self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from foretell.core.context import Request
+from foretell.core.context import Request, Stores
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.live import Live
@@ -99,7 +99,7 @@ class Hook:
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
         self.name, self.strategy = resolve(method)
         self.draft = draft
-        self._stores: WeakKeyDictionary[PreTrainedModel, dict[Any, Any]] = WeakKeyDictionary()
+        self._stores: WeakKeyDictionary[PreTrainedModel, Stores] = WeakKeyDictionary()
 
     def __call__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,16 @@ from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.int8 import quantize
+from foretell.runtimes import registry
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from foretell.families.decoder import Decoder, Executor
+    from foretell.families.decoder import Decoder
 
 ASSETS = Path(__file__).parent / "assets"
-EXECUTORS = ("auto", "torch", "openvino", "onnxruntime", "graphs")
-DEVICES = {"openvino": "cpu", "onnxruntime": "cpu", "graphs": "cuda"}  # of executors
+DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -148,8 +148,9 @@ def _checked(
     """The options with what they stand for. Raises BadConfig or Unsupported for wrong ones."""
     if dtype not in ("auto", "int8", *DTYPES):
         raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
-    if executor not in EXECUTORS:
-        raise BadConfig.field("executor", executor, f"one of {', '.join(EXECUTORS)}")
+    executors = ("auto", "torch", *registry.names())
+    if executor not in executors:
+        raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
     if exact_bits:
         if dtype not in ("auto", "int8"):
             raise BadConfig(
@@ -173,13 +174,13 @@ def _checked(
         raise Unsupported.missing(
             "dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'"
         )
-    if DEVICES.get(executor, kind) != kind:
-        need = "a CPU"
-        if DEVICES[executor] == "cuda":
-            need = "a CUDA GPU, whose graphs record the steps"
-        raise Unsupported.missing(
-            f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
-        )
+    if executor not in ("auto", "torch"):
+        where = registry.device_of(executor)
+        if kind != where:
+            need = DEVICES.get(where, f"a device of type {where}")
+            raise Unsupported.missing(
+                f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
+            )
     return _Options(device, dtype, exact_bits, executor, trust_remote_code)
 
 
@@ -206,13 +207,13 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
-    from foretell.runtimes.onnxruntime import suits
 
     if options.exact_bits:
         return ExactDecoder(hf, name), ()
-    by_name = options.executor == "onnxruntime"
-    if hf.device.type == "cpu" and (by_name or options.executor == "auto") and suits(hf, by_name):
-        hf = hf.float()  # what has no weights of 8 bits
+    if options.executor != "torch":
+        for candidate, runtime in registry.candidates(hf, hf.device.type, options.executor):
+            if runtime.DTYPE is not None and runtime.suits(hf, candidate == options.executor):
+                hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
     model = Decoder(hf, name, partial(blocks, ours=True))
     refusals: Refusals = ()
     if options.executor != "torch":
@@ -224,25 +225,15 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
 
 
 def hand_over(model: Decoder, executor: str) -> Refusals:
-    """Lets its device's executors compute its steps. Where they do not take it torch does, and the
-    reasons are returned. Raises Unsupported where the one that the user named does not take it.
-    """
-    from foretell.runtimes import onnxruntime, openvino
-    from foretell.runtimes.graphs import Static
+    """Lets executors compute its steps, each the next one's fallback.
 
-    makers: dict[str, Callable[..., Executor]] = {}
-    if model.device.type == "cuda":
-        makers = {"graphs": Static}
-    elif model.device.type == "cpu":
-        makers = {"openvino": openvino.Executor}
-        if executor == "onnxruntime" or (executor == "auto" and onnxruntime.suits(model.hf)):
-            makers["onnxruntime"] = lambda loop, layout, dtype, vocab: onnxruntime.Executor(
-                loop, layout, dtype, vocab, others=model.executor
-            )
+    Where they do not take it torch does, and the reasons are returned. Raises Unsupported where the
+    one that the user named does not take it.
+    """
     refusals: Refusals = ()
-    for name, make in makers.items():
+    for name, runtime in registry.candidates(model.hf, model.device.type, executor):
         try:
-            model.use(make)
+            model.use(partial(runtime.make, fallback=model.executor))
         except LookupError as error:
             if executor == name:
                 need = f"what it takes ({error})"
@@ -250,10 +241,8 @@ def hand_over(model: Decoder, executor: str) -> Refusals:
                     f"executor={executor!r}", model.name, need, "use torch"
                 ) from error
             refusals += ((name, str(error)),)
-    if isinstance(model.executor, onnxruntime.Executor) and isinstance(
-        model.executor.others, openvino.Executor
-    ):
-        model.executor.others.clear()  # of the graphs that only the probe needed
+    if model.executor is not None and model.executor.fallback is not None:
+        model.executor.fallback.release()  # of what only the probe asked it for
     return refusals
 
 
@@ -292,9 +281,9 @@ def load_tokenizer(
     """
     name = str(source)
     if _is_gguf(name):
-        from foretell.runtimes.llama_cpp import vocabulary
+        from foretell.runtimes.vocabulary import load_vocabulary
 
-        return vocabulary(Path(name).expanduser())
+        return load_vocabulary(Path(name).expanduser())
     from transformers import AutoTokenizer
 
     path = _folder(name)

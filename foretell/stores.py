@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -51,7 +51,7 @@ class Store(Protocol):
 def stores(engine: Engine) -> Iterator[tuple[str, Drafter, str, Store]]:
     """(tenant, drafter, name, store) of everything that can be kept."""
     for key, store in engine.stores.items():
-        tenant, owner, name = cast(tuple[str, object, str], key)
+        tenant, owner, name = key
         if isinstance(owner, Drafter) and isinstance(store, Store):
             yield tenant, owner, name, store
 

@@ -258,7 +258,9 @@ def test_a_criterion_that_reads_scores_is_named() -> None:
     model = tiny.llama()
     with pytest.raises(Unsupported, match=r"Sure, which reads `scores`.*leave custom_generate out"):
         model.generate(**ids("The dog"), **options, stopping_criteria=[Sure()])
-    with pytest.raises(RequestFailed, match=r"stopping criterion Broken failed \(ZeroDivisionError"):
+    with pytest.raises(
+        RequestFailed, match=r"stopping criterion Broken failed \(ZeroDivisionError"
+    ):
         model.generate(**ids("The dog"), **options, stopping_criteria=[Broken()])
     assert model.config._attn_implementation == "sdpa"
 

@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 import foretell
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
 from foretell.loading import ASSETS, hand_over
-from foretell.runtimes.graphs import Static
-from foretell.runtimes.openvino import Executor
+from foretell.runtimes import graphs, openvino
 from tests import tiny
 from tests.ops.test_memory import resident
 
@@ -161,10 +160,10 @@ def test_what_is_handed_over_to_whom() -> None:
                 raise LookupError(self.reason)
             self.used = make
 
-    for device, make in (("cuda:1", Static), ("cpu", Executor), ("mps", None)):
+    for device, make in (("cuda:1", graphs.make), ("cpu", openvino.make), ("mps", None)):
         fake: Any = Fake(device)
         hand_over(fake, "auto")
-        assert fake.used is make
+        assert getattr(fake.used, "func", None) is make
     fake = Fake("cuda")
     fake.reason = "experts chosen by Python code"
     assert hand_over(fake, "auto") == (("graphs", "experts chosen by Python code"),)
@@ -189,7 +188,7 @@ def test_gguf_files_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b"something else")
     assert "is no GGUF file" in refusal(path)
     path.write_bytes(b"GGUF")
-    monkeypatch.setattr("foretell.runtimes.llama_cpp._lib", None)
+    monkeypatch.setattr("foretell.runtimes.llama_library._library", None)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
     assert "pip install 'foretell[gguf]'" in refusal(path)

@@ -23,7 +23,7 @@ import torch
 
 from foretell.core.tree import ancestors, visible
 from foretell.core.types import Ask
-from foretell.memory.buffers import Layout, Rows
+from foretell.memory.buffers import Rows, Shape
 from foretell.memory.job import Job
 from foretell.memory.plan import Plan, plan_part, plan_tree, reusable
 from foretell.memory.policy import NEVER, CachePolicy, Segment
@@ -42,7 +42,11 @@ class Cache(Rows):
     recomputable = True  # whether its rows can be computed again from the tokens
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int = 256
+        self,
+        layout: Sequence[Shape | None],
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = 256,
     ):
         super().__init__(layout, dtype, device, capacity)
         self.all_layers = frozenset(range(len(layout)))

@@ -21,7 +21,7 @@ import torch
 from foretell.core.cache import Cache
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.memory.buffers import Layout
+from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
 from foretell.ops.attention import Bias
 
@@ -68,6 +68,33 @@ class Computed:
     computed_by: str = "torch"
     width: int = 0  # tokens computed, with those that only fill a forward up
 
+    @staticmethod
+    def join(parts: Sequence[Computed]) -> Computed:
+        """Several forwards, one below the other; hidden states that all of them have."""
+        if len(parts) == 1:
+            return parts[0]
+        taps = set.intersection(*(set(part.hidden) for part in parts))
+        hidden = {tap: torch.cat([part.hidden[tap] for part in parts]) for tap in taps}
+        names = "+".join(dict.fromkeys(part.computed_by for part in parts))
+        logits = torch.cat([part.logits for part in parts])
+        return Computed(logits, hidden, names, sum(part.width for part in parts))
+
+
+def interleave(jobs: Sequence[Job], *parts: tuple[Sequence[Job], Computed]) -> Computed:
+    """One result in the order of `jobs` from results of some of them each."""
+    pieces: dict[Job, Computed] = {}
+    for group, computed in parts:
+        row = node = 0
+        for job in group:
+            end_row, end_node = row + len(job.rows), node + len(job.tokens)
+            hidden = {tap: states[node:end_node] for tap, states in computed.hidden.items()}
+            pieces[job] = Computed(computed.logits[row:end_row], hidden)
+            row, node = end_row, end_node
+    whole = Computed.join([pieces[job] for job in jobs])
+    whole.computed_by = "+".join(computed.computed_by for _, computed in parts)
+    whole.width = sum(computed.width for _, computed in parts)
+    return whole
+
 
 class Model:
     """The base of every adapter, which sets these fields and overrides `run`."""
@@ -75,13 +102,13 @@ class Model:
     name: str
     vocab: int
     context: int  # longest sequence, in tokens
-    layout: Layout
+    layout: tuple[Shape | None, ...]  # of each layer; None: it keeps no cache rows
     dtype: torch.dtype
     device: torch.device
     caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
     usual_executor = "torch"  # who computes its plain jobs
-    threads = 0  # to compute with; 0: as many as torch has
+    threads_wanted = 0  # to compute with; 0: as many as torch has
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
     computed_by = "torch"  # the last one

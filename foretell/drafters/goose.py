@@ -184,7 +184,9 @@ class Goose(Drafter):
         pairs = [(before[node] + 1) * store.vocab + tokens[node] for node in nodes]
         store.keep([(pair, rows[node]) for pair, node in zip(pairs, nodes, strict=True)])
 
-    def _learn_chances(self, state: State, step: Feedback, path: list[int], before: list[int]) -> None:
+    def _learn_chances(
+        self, state: State, step: Feedback, path: list[int], before: list[int]
+    ) -> None:
         """Learns which candidates were right behind each node of the accepted path.
 
         What followed there is known whether it was drafted or not, so nothing of it is censored.

@@ -15,21 +15,25 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from foretell.core.cache import Cache
-from foretell.memory.buffers import Layout
-from foretell.memory.job import Job
-from foretell.core.model import STEP, Model, forest_attention
+from foretell.core.model import STEP, Computed, Model, forest_attention, interleave
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Reply
+from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
+from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
+from foretell.runtimes.protocol import Executor
+
+if TYPE_CHECKING:
+    from foretell.core.context import Request
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
 # tested when loaded.
@@ -132,21 +136,6 @@ AttentionInterface.register("foretell-probe", _record_attention)
 AttentionMaskInterface.register("foretell-probe", _mask_reach)
 
 
-class Executor(Protocol):
-    """Computes jobs of whole layers in torch's place: stores their rows, returns logits (all rows,
-    V) in float32.
-
-    None: it leaves these jobs to torch. Its caches are as good for torch as any.
-    """
-
-    name: str
-    size: int  # nodes of the last forward, padding included
-
-    def cache(self) -> Cache: ...
-
-    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None: ...
-
-
 class Decoder(Model):
     """A transformers causal language model. `caps`: `tree`, and `layers` (taps, subsets, entry)
     where the loop is ours.
@@ -157,6 +146,7 @@ class Decoder(Model):
     reason, when the family cannot be computed right.
     """
 
+    layout: Layout  # type: ignore[assignment]  # every layer keeps rows
     exact_bits = False  # whether a row's result depends on no other row, to the last bit
     cache_type: type[Cache] = Cache  # of the caches that torch computes on
 
@@ -370,34 +360,39 @@ class Decoder(Model):
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor
 
-    def cache(self) -> Cache:
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         if self.executor is not None:
-            return self.executor.cache()
-        return self.cache_type(self.layout, self.dtype, self.device)
+            cache = self.executor.cache()
+        else:
+            cache = self.cache_type(self.layout, self.dtype, self.device)
+        return self.prepared(cache, request, beside)
 
-    def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        threads = self.asked or torch.get_num_threads()
-        ordinary = not taps and all(job.layers is None and job.states is None for job in jobs)
-        if self.executor is not None and ordinary:
-            logits = self.executor(jobs, threads)
-            if logits is not None:
-                return self._replies(jobs, logits, self.executor.size)
-        with torch_threads(threads):
-            return super().forward(jobs, taps)
+    @property
+    def usual_executor(self) -> str:  # type: ignore[override]
+        return "torch" if self.executor is None else self.executor.name
 
-    def _replies(self, jobs: Sequence[Job], logits: torch.Tensor, width: int) -> list[Reply]:
-        """An executor's rows of all jobs, given to each."""
-        self.calls += 1
-        self.width = width
-        replies = []
-        low = 0
-        for job in jobs:
-            job.cache.finish()
-            high = low + len(job.rows)
-            nodes = [row + job.first for row in job.rows]
-            replies.append(Reply(logits[low:high], {}, nodes))
-            low = high
-        return replies
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        """Plain jobs by the executor, the others by torch: on the same caches."""
+        plain = [job for job in jobs if job.plain]
+        if self.executor is None or not plain:
+            return self._by_torch(jobs, taps)
+        others = [job for job in jobs if not job.plain]
+        computed = self.executor(plain, self._threads(), taps)
+        if computed is None:
+            return self._by_torch(jobs, taps)
+        computed.computed_by = self.executor.name
+        computed.width = self.executor.size
+        if not others:
+            return computed
+        rest = self._by_torch(others, taps)
+        return interleave(jobs, (plain, computed), (others, rest))
+
+    def _threads(self) -> int:
+        return self.threads_wanted or torch.get_num_threads()
+
+    def _by_torch(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        with torch_threads(self._threads()):
+            return super().compute(jobs, taps)
 
     # --- torch; the views (views.py) replace single parts of it
 

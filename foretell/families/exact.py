@@ -20,8 +20,8 @@ a sum in one: whether such a pair is rounded once or twice differs between vecto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,15 +32,15 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from foretell.core.cache import Cache
-from foretell.memory.buffers import Layout
-from foretell.memory.job import Job
 from foretell.core.model import STEP
-from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import Fused, blocks
 from foretell.families.int8 import Linear8
 from foretell.families.loop import Block, Loop
+from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
+from foretell.ops.attention import Bias
 
 PIECE = 16_384  # elements that torch leaves to one thread
 SCORES = 131_072  # numbers of attention that are worked on at a time
@@ -108,13 +108,16 @@ class ExactJob(Job):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        scale: float,  # type: ignore[override]
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
         node: int | None = None,
     ) -> torch.Tensor:
         """q (H, n, D), k, v (KV, n, D) -> (n, H, D). `node`: of this new node only, n is 1."""
+        if bias is not None:
+            raise LookupError("attention with a bias has no sums of equal bits")
         count = q.shape[1]
         width = v.shape[-1]
         self._store(layer, k, v, self.start + (node or 0))
@@ -155,7 +158,7 @@ class ExactJob(Job):
         values[:, first:end, width:] = largest
 
     def _scope(self, window: int | None, node: int | None) -> Scope:
-        if window is not None and self.columns and max(self.columns) < window:
+        if window is not None and self.scratch_positions and max(self.scratch_positions) < window:
             window = None
         mask = self.mask(window, torch.float64)
         masked_from = 0 if window is not None else self.cache.length
@@ -230,8 +233,9 @@ class SingleNode:
         window: int | None,
         softcap: float | None,
         sinks: torch.Tensor | None,
+        bias: Bias | None = None,
     ) -> torch.Tensor:
-        return self.job.attend(layer, q, k, v, scale, window, softcap, sinks, self.node)
+        return self.job.attend(layer, q, k, v, scale, window, softcap, sinks, bias, self.node)
 
 
 class ExactCache(Cache):
@@ -246,10 +250,6 @@ class ExactCache(Cache):
     ):
         wider = tuple((heads, key, value + 1) for heads, key, value in layout)
         super().__init__(wider, torch.float64, device, -(-capacity // VECTOR) * VECTOR)
-
-    def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        job, done = super().prepare(ask, tokens, chunk)
-        return self.job_type(*(getattr(job, f.name) for f in fields(Job))), done
 
 
 class ExactFused(Fused):

@@ -70,7 +70,7 @@ class Recording(Model):
         last = len(self.text) - 1
         wrong = [
             i
-            for i, (token, position) in enumerate(zip(tokens, job.columns, strict=True))
+            for i, (token, position) in enumerate(zip(tokens, job.scratch_positions, strict=True))
             if position > last or self.text[position] != token
         ]
         if job.seen is None:

@@ -9,16 +9,20 @@ Any wrong mask, position, kept or lost row changes the answer, which a transform
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from foretell.core.cache import Cache
-from foretell.memory.job import Job
+from foretell.core.cache import NO_STATES, Cache
 from foretell.core.model import STEP, Model
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
+from foretell.memory.job import Job
+
+if TYPE_CHECKING:
+    from foretell.core.context import Request
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FEATURES = 2  # numbers of a hidden state
@@ -233,15 +237,11 @@ class RecurrentCache(Cache):
         self.committed = self.ahead
         return len(nodes)
 
-    def _keep(self, keep: list[int]) -> None:  # type: ignore[override]
-        del keep[self.keep(keep) :]
-
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        if self.branch != len(tokens):
-            self.commit(tokens)
+        self.sync(tokens)
         known = len(self.tokens)
         job, done = super().prepare(ask, tokens, chunk)
-        if job.start - self.length not in (0, known):
+        if job.start - self.base not in (0, known):
             self.tokens = []
             self.parents = []
             job, done = super().prepare(ask, tokens, chunk)
@@ -249,10 +249,10 @@ class RecurrentCache(Cache):
 
     def entered(self, job: Job) -> np.uint64:
         """The state in front of the job's first new node."""
-        return self.committed if job.start == self.length else self.ahead
+        return self.committed if job.start == self.base else self.ahead
 
-    def finish(self) -> None:
-        super().finish()
+    def finish(self, job: Job, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
+        super().finish(job, hidden)
         self.ahead = self.next_state
 
 
@@ -284,8 +284,8 @@ class ToyRecurrent(Model):
         self.dtype = torch.float64
         self.device = torch.device("cpu")
 
-    def cache(self) -> Cache:
-        return RecurrentCache(GOLDEN)
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        return self.prepared(RecurrentCache(GOLDEN), request, beside)
 
     @staticmethod
     def step(state: np.uint64, token: int) -> np.uint64:

@@ -11,19 +11,22 @@ it is made of may itself be a view. torch computes it; the decoder's executor is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
-from foretell.core.model import Model
-from foretell.core.types import Reply
+from foretell.core.model import Computed, Model
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder, run_layers
 from foretell.families.loop import Loop
+from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
+
+if TYPE_CHECKING:
+    from foretell.core.context import Request
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -67,12 +70,13 @@ class View(Model):
         self.device = base.device
         self.caps = base.caps
 
-    def cache(self) -> Cache:
-        return self.cache_type(self.layout, self.dtype, self.device)
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        cache = self.cache_type(self.layout, self.dtype, self.device)
+        return self.prepared(cache, request, beside)
 
-    def forward(self, jobs: Sequence[Job], taps: Sequence[int] = ()) -> list[Reply]:
-        with torch_threads(self.asked or torch.get_num_threads()):
-            return super().forward(jobs, taps)
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        with torch_threads(self.threads_wanted or torch.get_num_threads()):
+            return super().compute(jobs, taps)
 
     def run(
         self,

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
+from foretell.memory.job import Job
 
 CHUNKS = (1, 3, 7, 16, 50, 512)  # tokens of a prompt that a forward takes in
 STEPS_PER_TEXT = 25  # random steps before new texts are drawn

@@ -154,7 +154,7 @@ def _filled_cache(model: Model, length: int) -> Cache:
     while not whole:
         job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), _text(length), CHUNK)
         if model.layout:
-            cache.finish()
+            cache.finish(job)
         else:  # the rows lie where only the model can write them
             model.forward([job])
     cache.commit(_text(length))
@@ -197,7 +197,9 @@ def traits(model: Model) -> dict[str, str]:
         "size": str(size),
         "vocabulary": str(model.vocab),
         "layers": str(len(model.layout)),
-        "shapes": " | ".join(map(str, sorted(set(model.layout)))),
+        "shapes": " | ".join(
+            map(str, sorted({shape for shape in model.layout if shape is not None}))
+        ),
         "dtype": f"{narrow}{model.dtype}",
         "device": device,
         "threads": f"{torch.get_num_threads()} threads",

@@ -9,8 +9,8 @@ import torch
 
 from foretell.ops.rows import zeros
 
-# Of each layer: key-value heads, width of a key, width of a value; None: it keeps no rows.
-Layout = tuple[tuple[int, int, int] | None, ...]
+Shape = tuple[int, int, int]  # of a layer: key-value heads, width of a key, width of a value
+Layout = tuple[Shape, ...]
 
 
 class Rows:
@@ -20,9 +20,13 @@ class Rows:
     """
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int = 256
+        self,
+        layout: Sequence[Shape | None],
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = 256,
     ):
-        self.layout = layout
+        self.layout = tuple(layout)  # None: a layer that keeps no rows
         self.dtype = dtype
         self.device = device
         self.capacity = capacity

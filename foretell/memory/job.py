@@ -44,6 +44,11 @@ class Job:
         return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
 
     @property
+    def compacted(self) -> bool:
+        """Whether some rows were evicted, so that windows are not counts of rows."""
+        return self.cache.positions is not None
+
+    @property
     def plain(self) -> bool:
         """Whether this is an ordinary forward over ordinary cache rows.
 

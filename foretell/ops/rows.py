@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-OUTPUTS, LARGE = (
-    16,
-    1 << 21,
-)  # blocks of logits whose memory is kept for later ones, and the bytes one may have
 MANY = (
     1 << 19
 )  # entries of a block from which looking for the best groups first is faster than one call
@@ -45,35 +37,6 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(
         dtype
     )
-
-
-class Lent:
-    """Memory of rows of logits (k, V), lent again when nobody holds them any more. New memory would
-    take time.
-    """
-
-    def __init__(self, make: Callable[[np.ndarray], Any] = lambda memory: None):
-        """`make(memory)` is what a runtime wants to have of it besides."""
-        self.make = make
-        self.blocks: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []
-
-    def take(self, count: int, width: int) -> tuple[np.ndarray, Any]:
-        """(count, width) numbers, which live as long as any tensor made of them, and what `make`
-        said of them.
-        """
-        i = next(
-            (i for i, (m, _, held) in enumerate(self.blocks) if held() is None and len(m) == count),
-            -1,
-        )
-        if i < 0:
-            memory = np.empty((count, width), np.float32)
-            made = self.make(memory)
-        else:
-            memory, made, _ = self.blocks.pop(i)
-        view = memory.view()
-        if memory.nbytes <= LARGE:
-            self.blocks = [*self.blocks[1 - OUTPUTS :], (memory, made, weakref.ref(view))]
-        return view, made
 
 
 def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -67,7 +67,7 @@ def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return step(engine)
         threads = torch.get_num_threads()
         for model in engine.models.values():
-            model.asked = threads
+            model.threads_wanted = threads
         with torch_threads(1):
             return step(engine)
 

@@ -1,280 +1,82 @@
-"""The forward on ONNX Runtime, for steps of one request of a small model.
+"""The forward on ONNX Runtime's CPU provider, for steps of one request of a small model.
 
-With weights of 8 bits it is the quickest on a CPU there: one graph serves any number of nodes with
-one copy of the weights, and a step of another size costs nothing more, where OpenVINO has a graph,
-and a copy, for each (openvino.py). Fused layers (fused.py) become a dozen operations each, of which
-attention writes new rows into the caches' own memory. Long pieces of texts, and several requests in
-one forward, are left to `others`, which computes them quicker.
+With weights of 8 bits it is the quickest there: one graph serves any number of nodes with one copy
+of the weights, and another number of nodes costs nothing more, where OpenVINO has a graph, and a
+copy, for each (openvino.py). Long pieces of texts, and several requests in one forward, are left to
+the fallback, which computes them quicker. onnxruntime_graph.py records the forward.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import io
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from foretell.core.cache import Cache
-from foretell.families.decoder import Executor as Other
+from foretell.core.model import Computed
+from foretell.errors import first_line
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
-from foretell.ops.rows import Lent
-from foretell.runtimes.openvino import SMALL
+from foretell.runtimes.buffers import OutputBuffers
+from foretell.runtimes.onnxruntime_graph import (
+    ForwardGraph,
+    export,
+    library,
+    output_name,
+    row_names,
+    tap_name,
+)
+from foretell.runtimes.protocol import Executor
 
-NODES = 32  # of a text in one forward; longer pieces are quicker elsewhere
-# activations of a row that share a scale where the weights have 8 bits; with it all rows round
-# alike
-GROUP = 64
-OPSET, UINT8, INT32 = 18, 2, 6  # of the format, and its numbers for two types
-WIDTH = 16  # of which heads are multiples
-LARGEST = (1 << 31) - (1 << 20)  # bytes of weights that the format holds
-PLACE = 6  # inputs that say where the new rows are
-OURS = "com.microsoft"  # where the operations are that the standard lacks
-
-
-@torch.library.custom_op("foretell::attend_cached", mutates_args=())
-def attend_cached(
-    qkv: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    last: torch.Tensor,
-    total: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    bias: torch.Tensor,
-    scale: float,
-    window: int,
-    heads: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stands for attention in a recording: qkv (1, n, (H + 2 KV) D) over keys, values (1, KV, C, D)
-    -> (1, n, H D).
-    """
-    width = keys.shape[-1]
-    return qkv[..., : heads * width].clone(), keys.clone(), values.clone()
+DEVICE = "cpu"
+PRIORITY = 2
+DTYPE = torch.float32
+SMALL = 64 << 20  # bytes of weights of 8 bits up to which it is the quickest
+TEXT_NODES = 32  # of a text in one forward; longer pieces are quicker elsewhere
+HEAD_MULTIPLE = 16  # of which the width of a head must be a multiple
 
 
-@torch.library.custom_op("foretell::add_norm", mutates_args=())
-def add_norm(
-    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands for a sum x + y (..., E) and its norm: returns the norm, then the sum."""
-    return torch.zeros_like(x), torch.zeros_like(x)
-
-
-@cache
-def runtime() -> Any:
-    """The package. Raises ImportError."""
-    importlib.import_module("onnx")  # which torch's exporter asks for
-    package = importlib.import_module("onnxruntime")
-    package.disable_telemetry_events()  # builds for Windows would report home
-    return package
-
-
-def suits(hf: Any, asked: bool = False) -> bool:
-    """Whether it is the executor to have: of a small model with weights of 8 bits, where its
-    packages are installed.
-
-    `asked`: somebody wants it by name, so that only the weights count. What it cannot take is found
-    out later.
+def suits(hf: Any, named: bool = False) -> bool:
+    """Whether a model has weights of 8 bits and, unless it is `named`, is small and of a build that
+    this executor takes, with the packages installed.
     """
     weights = [p for p in dict.fromkeys(hf.parameters()) if p.dtype == torch.int8]
-    if not weights or asked:
+    if not weights or named:
         return bool(weights)
     layers = getattr(hf.get_decoder(), "layers", ())
-    there = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
-    return there and sum(p.nbytes for p in weights) <= SMALL and all(map(fits, layers))
+    installed = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
+    return installed and sum(p.nbytes for p in weights) <= SMALL and all(map(fits, layers))
 
 
-class Step(torch.nn.Module):
-    """A forward of one request as a function of tensors alone: what is recorded.
-
-    ids (1, n), rows (k,), the last row's place in the cache (1,), all rows with the new ones (1,),
-    cosines and sines of every position (P, D / 2), positions (1, n), who sees whom (1, 1, n, rows)
-    as 0 or -inf, and the keys and values (1, KV, C, D) of each layer -> logits (k, V), and the keys
-    and values again, which are the same memory.
-    """
-
-    def __init__(self, loop: Loop):
-        super().__init__()
-        self.loop = loop
-        self.parts = torch.nn.ModuleList([loop.embed, loop.norm, loop.head, *loop.layers])
-
-    def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, *given: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        place, held = given[:PLACE], list(given[PLACE:])
-        blocks = [block for block in self.loop.blocks if isinstance(block, Fused)]
-        h = self.loop.embedded(ids)
-        x = Fused.norm(blocks[0].before, h)
-        for i, block in enumerate(blocks):
-            x, heads = block.qkv(x), block.queries
-            if block.norms is not None:
-                parts = x.unflatten(-1, (-1, block.width)).split([heads, block.keys, block.keys], 2)
-                normed = [
-                    block.norm(module, part)
-                    for module, part in zip(block.norms, parts, strict=False)
-                ]
-                x = torch.cat([*normed, parts[2]], 2).flatten(2)
-            out, *held[2 * i : 2 * i + 2] = torch.ops.foretell.attend_cached(
-                x, *held[2 * i : 2 * i + 2], *place, block.scale, block.window or -1, heads
-            )
-            x, h = self._add(h, block.out(out), block.after)
-            x = block.gate_up(x)
-            gate, up = x.split(x.shape[-1] // 2, -1)
-            out = block.down(block.activate(gate) * up)
-            if block is blocks[-1]:
-                h = h + out
-            else:
-                x, h = self._add(h, out, blocks[i + 1].before)
-        return self.loop.logits(h[0][rows]), *held
-
-    @staticmethod
-    def _add(h: torch.Tensor, x: torch.Tensor, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        out: tuple[torch.Tensor, torch.Tensor] = torch.ops.foretell.add_norm(
-            h, x, norm.weight, norm.variance_epsilon
-        )
-        return out
+def make(
+    loop: Loop,
+    layout: Layout,
+    dtype: torch.dtype,
+    vocab: int,
+    fallback: Executor | None = None,
+) -> Executor:
+    """The executor of a model. Raises LookupError, with the reason, where it cannot be had."""
+    return OnnxRuntimeExecutor(loop, layout, dtype, vocab, fallback)
 
 
-@contextmanager
-def _rules() -> Iterator[None]:
-    """Inside, the exporter knows our operations, and norms as one operation of the runtime's."""
-    helper = importlib.import_module("torch.onnx.symbolic_helper")
+class OnnxRuntimeExecutor(Executor):
+    """Computes one plain job in a forward, in the caches of its fallback.
 
-    @helper.parse_args("v", "v", "v", "v", "v", "v", "v", "v", "v", "f", "i", "i")
-    def attention(
-        g: Any,
-        qkv: Any,
-        keys: Any,
-        values: Any,
-        last: Any,
-        total: Any,
-        cos: Any,
-        sin: Any,
-        positions: Any,
-        bias: Any,
-        scale: float,
-        window: int,
-        heads: int,
-    ) -> Any:
-        none, groups = (
-            helper._optional_input_placeholder_tensor(g),
-            helper._get_tensor_dim_size(keys, 1),
-        )
-        out, *held = g.op(
-            f"{OURS}::GroupQueryAttention",
-            qkv,
-            none,
-            none,
-            keys,
-            values,
-            last,
-            total,
-            cos,
-            sin,
-            positions,
-            bias,
-            outputs=3,
-            num_heads_i=heads,
-            kv_num_heads_i=groups,
-            scale_f=scale,
-            local_window_size_i=window,
-            do_rotary_i=1,
-        )
-        out.setType(keys.type().with_sizes([1, None, heads * helper._get_tensor_dim_size(keys, 3)]))
-        for part in held:
-            part.setType(keys.type())
-        return out, *held
-
-    def linear(g: Any, x: Any, weight: Any, scale: Any) -> Any:
-        out, wide = helper._get_tensor_sizes(weight)
-        whole = -(-wide // GROUP) * GROUP
-
-        def number(*values: int) -> Any:
-            return g.op("Constant", value_t=torch.tensor(values))
-
-        # The session computes these once: whole groups of numbers without a sign, and for each
-        # group its row's scale.
-        zero = g.op("Constant", value_t=torch.tensor(128, dtype=torch.int32))
-        shifted = g.op("Add", g.op("Cast", weight, to_i=INT32), zero)
-        if whole > wide:
-            shifted = g.op("Pad", shifted, number(0, 0, 0, whole - wide), zero)
-        packed = g.op(
-            "Reshape", g.op("Cast", shifted, to_i=UINT8), number(out, whole // GROUP, GROUP)
-        )
-        scales = g.op("Tile", g.op("Reshape", scale, number(out, 1)), number(1, whole // GROUP))
-        scales = g.op("Reshape", scales, number(-1))
-        y = g.op(
-            f"{OURS}::MatMulNBits",
-            x,
-            packed,
-            scales,
-            K_i=wide,
-            N_i=out,
-            bits_i=8,
-            block_size_i=GROUP,
-            accuracy_level_i=4,
-        )
-        y.setType(x.type().with_sizes([*helper._get_tensor_sizes(x)[:-1], out]))
-        return y
-
-    def norm(g: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
-        y = g.op(
-            "SimplifiedLayerNormalization",
-            x,
-            weight,
-            axis_i=-1,
-            epsilon_f=helper._parse_arg(eps, "f"),
-        )
-        y.setType(x.type())
-        return y
-
-    @helper.parse_args("v", "v", "v", "f")
-    def add_and_norm(g: Any, x: Any, y: Any, weight: Any, eps: float) -> Any:
-        normed, _, _, total = g.op(
-            f"{OURS}::SkipSimplifiedLayerNormalization", x, y, weight, epsilon_f=eps, outputs=4
-        )
-        for out in (normed, total):
-            out.setType(x.type())
-        return normed, total
-
-    rules = {
-        "foretell::add_norm": add_and_norm,
-        "foretell::attend_cached": attention,
-        "foretell::linear8": linear,
-        "aten::rms_norm": norm,
-    }
-    for name, rule in rules.items():
-        torch.onnx.register_custom_op_symbolic(name, rule, OPSET)
-    try:
-        yield
-    finally:
-        for name in rules:
-            torch.onnx.unregister_custom_op_symbolic(name, OPSET)
-
-
-class Executor:
-    """`executor(jobs, threads)` computes what the loop would: stores the new rows, returns logits
-    (k, V).
-
-    `others` computes what this does not, and has the caches; None: torch. Raises LookupError with
-    the reason where this model or machine cannot have it.
+    It leaves to the fallback: several jobs at once, texts of more than TEXT_NODES nodes, and trees
+    that reach beyond a layer's sliding window. Raises LookupError with the reason where this model
+    or machine cannot have it.
     """
 
     name = "onnxruntime"
-    sizes: tuple[int, ...] = ()  # it fills nothing up
+    sizes: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -282,10 +84,10 @@ class Executor:
         layout: Layout,
         dtype: torch.dtype,
         vocab: int,
-        others: Other | None = None,
+        fallback: Executor | None = None,
     ):
         try:
-            self.package = runtime()
+            self.package = library()
         except ImportError as error:
             raise LookupError(
                 f"the package {error.name} is missing: pip install 'foretell[cpu]'"
@@ -296,226 +98,235 @@ class Executor:
             )
         if not all(type(block) is Fused for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
-        if any(width % WIDTH for _, *both in layout for width in both):
-            raise LookupError(f"its heads are no multiple of {WIDTH} wide")
-        self.loop, self.layout, self.dtype, self.vocab, self.others = (
-            loop,
-            layout,
-            dtype,
-            vocab,
-            others,
-        )
-        self.step = Step(loop).eval()
-        self.window = min((w for w in loop.windows if w is not None), default=0)
-        self.held = [
-            f"{part}{i}" for i in range(len(layout)) for part in ("keys", "values")
-        ]  # their names
-        self.value = (
-            self.package.OrtValue.ortvalue_from_numpy
-        )  # an array as a session reads and writes it, in place
-        self.turned: list[tuple[np.ndarray, Any]] = []  # cosines and sines (P, D / 2)
+        if any(width % HEAD_MULTIPLE for _, *widths in layout for width in widths):
+            raise LookupError(f"its heads are no multiple of {HEAD_MULTIPLE} wide")
+        self.loop = loop
+        self.layout = layout
+        self.dtype = dtype
+        self.vocab = vocab
+        self.fallback = fallback
         self.size = 0
-        self.rooms: dict[
-            tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]
-        ] = {}  # what it reads, by name and shape
-        self.given: dict[str, Any] = {}  # what it reads now
-        # the cache that is bound, by its first layer's keys
-        self.home: weakref.ref[torch.Tensor] | None = None
-        self.lent = Lent(self.value)
+        # The runtime counts windows in rows and not in positions, which is the same only where no
+        # node has siblings before it.
+        self.window = min((w for w in loop.windows if w is not None), default=0)
+        self.width = loop.embedded(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
+        self.row_names = row_names(layout)
+        # Makes of an array what a session reads and writes in place.
+        self.value = self.package.OrtValue.ortvalue_from_numpy
+        self.logits_memory = OutputBuffers(self.value)
+        self.rotation_tables: list[tuple[np.ndarray, Any]] = []  # cosines and sines (P, D / 2)
+        # Memory that sessions read, by the input's name and shape.
+        self.input_memory: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
+        self.refused_taps = False  # whether a graph with hidden states could not be built
         try:
-            self._start(torch.get_num_threads())
+            self._open(torch.get_num_threads(), ())
         except LookupError:
             raise
         except Exception as error:  # a session may refuse what was exported
-            raise LookupError(
-                f"it fails: {(str(error).splitlines() or [type(error).__name__])[0]}"
-            ) from error
+            raise LookupError(f"it fails: {first_line(error)}") from error
 
     def cache(self) -> Cache:
-        return (
-            Cache(self.layout, self.dtype, torch.device("cpu"))
-            if self.others is None
-            else self.others.cache()
-        )
+        if self.fallback is None:
+            return Cache(self.layout, self.dtype, torch.device("cpu"))
+        return self.fallback.cache()
 
-    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
-        job, new = jobs[0], len(jobs[0].tokens)
-        text = min(new, max(0, 1 - job.first))  # nodes that are no draft
-        others = self.others if text > NODES else None
-        # Windows are counted in rows, not positions: the same thing where nobody has siblings
-        # before it.
-        beyond = job.seen is not None and 0 < self.window < job.start + new
-        if len(jobs) > 1 or beyond or (others is not None and text == new):
-            found = None if self.others is None else self.others(jobs, threads)
-            self.size = 0 if self.others is None else self.others.size
-            return found
-        if self.threads != threads:
-            self._start(threads)
-        self.size = new
-        # Behind no rows the runtime takes positions to be 0, 1, 2 and so on, which with siblings
-        # they are not. And who computes a token must not depend on whether it was drafted: they
-        # round in different ways.
-        if others is None and (job.seen is None or job.start > 0):
-            return self._run(job)
-        first, rest = _split(job, text)
-        ahead = self._run(first) if others is None else others([first], threads)
-        if ahead is None:
+    def release(self) -> None:
+        self._close()
+        if self.fallback is not None:
+            self.fallback.release()
+
+    def __call__(
+        self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
+    ) -> Computed | None:
+        if not all(job.plain for job in jobs):
             return None
-        both, self.size = torch.cat([ahead, self._run(rest)]), new
+        job = jobs[0]
+        new = len(job.tokens)
+        text = min(new, max(0, 1 - job.first))  # nodes that are no draft
+        long_text = text > TEXT_NODES and self.fallback is not None
+        beyond_window = job.seen is not None and 0 < self.window < job.start + new
+        if len(jobs) > 1 or beyond_window or (long_text and text == new):
+            return self._leave(jobs, threads, taps)
+        if not self._ready(threads, taps):
+            return self._leave(jobs, threads, taps)
+        # Below no rows the runtime takes positions to be 0, 1, 2 and so on, which with siblings
+        # they are not: then the text goes first.
+        if not long_text and (job.seen is None or job.start > 0):
+            self.size = new
+            return self._run(job)
+        # Who computes a token must not depend on whether it was drafted, as the two round
+        # differently: the fallback has a long text with and without a draft behind it.
+        first, rest = _split(job, text)
+        above = self._leave([first], threads, taps) if long_text else self._run(first)
+        if above is None:
+            return None
+        both = Computed.join([above, self._run(rest)])
+        self.size = new
         order = [row for row in job.rows if row < text] + [row for row in job.rows if row >= text]
-        return both if order == job.rows else both[[order.index(row) for row in job.rows]]
+        if order != job.rows:
+            both.logits = both.logits[[order.index(row) for row in job.rows]]
+        return both
 
-    def _turns(self, needed: int) -> list[tuple[np.ndarray, Any]]:
-        """Cosines and sines of at least so many positions, and as the session reads them."""
-        if not self.turned or len(self.turned[0][0]) < needed:
-            table = (
-                None
-                if self.loop.kinds
-                else self.loop.table(torch.empty(0, dtype=self.dtype), needed)
-            )
+    def _leave(self, jobs: Sequence[Job], threads: int, taps: Sequence[int]) -> Computed | None:
+        """What the fallback answers."""
+        if self.fallback is None:
+            self.size = 0
+            return None
+        computed = self.fallback(jobs, threads, taps)
+        self.size = self.fallback.size
+        return computed
+
+    def _ready(self, threads: int, taps: Sequence[int]) -> bool:
+        """Makes the session have so many threads and give these hidden states, from now on; False
+        if it cannot.
+        """
+        if not set(taps) <= set(self.graph.taps):
+            if self.refused_taps:
+                return False
+            recorded = self.graph.taps
+            try:
+                self._open(threads, sorted({*recorded, *taps}))
+            except Exception as error:  # exporting and sessions raise nearly anything
+                self.refused_taps = True
+                warnings.warn(
+                    f"executor 'onnxruntime' cannot give hidden states ({first_line(error)}); "
+                    "others compute the steps of methods that read them",
+                    stacklevel=2,
+                )
+                self._open(threads, recorded)
+                return False
+        if self.threads != threads:
+            self._open(threads, self.graph.taps)
+        return True
+
+    def _rotations(self, needed: int) -> list[tuple[np.ndarray, Any]]:
+        """Cosines and sines of at least so many positions, each beside what the session reads."""
+        if not self.rotation_tables or len(self.rotation_tables[0][0]) < needed:
+            table = None
+            if not self.loop.kinds:
+                table = self.loop.table(torch.empty(0, dtype=self.dtype), needed)
             halves = [part[0].chunk(2, -1) for part in table or ()]
             widths = {width for _, *both in self.layout for width in both}
             if (
                 len(halves) != 2
-                or {2 * h[0].shape[-1] for h in halves} != widths
-                or not all(map(_equal, halves))
+                or {2 * first.shape[-1] for first, _ in halves} != widths
+                or not all(torch.equal(first, second) for first, second in halves)
             ):
                 raise LookupError(
-                    "its rotation is no table of cosines and sines, the same for both halves of a head"
+                    "its rotation is no table of cosines and sines that both halves of a head share"
                 )
-            tables = [half.contiguous().numpy() for half, _ in halves]
-            self.turned = [(table, self.value(table)) for table in tables]
-        return self.turned
+            tables = [first.contiguous().numpy() for first, _ in halves]
+            self.rotation_tables = [(table, self.value(table)) for table in tables]
+        return self.rotation_tables
 
-    def _export(self) -> bytes:
-        """The recorded step in the runtime's format, the numbers of nodes and rows left open."""
-        n, rows = 3, 8
-        if sum(p.nbytes for p in dict.fromkeys(self.step.parts.parameters())) > LARGEST:
-            raise LookupError("its weights have more than 2 GB, which the format cannot hold")
-        last, total = torch.tensor([n - 1], dtype=torch.int32), torch.tensor([n], dtype=torch.int32)
-        turns = [torch.from_numpy(part) for part, _ in self._turns(n)]
-        past = [
-            torch.zeros(1, heads, rows, width) for heads, *widths in self.layout for width in widths
-        ]
-        ids = torch.arange(n)[None]
-        given = (ids, torch.arange(n), last, total, *turns, ids, torch.zeros(1, 1, n, n), *past)
-        free = {
-            "ids": {1: "n"},
-            "rows": {0: "k"},
-            "last": {},
-            "total": {},
-            "cos": {0: "p"},
-            "sin": {0: "p"},
-            "positions": {1: "n"},
-            "bias": {2: "n", 3: "all"},
-        }
-        names = [*free, *self.held]
-        free |= {name: {2: "capacity"} for name in self.held} | {
-            _out(name): {2: "capacity"} for name in self.held
-        }
-        memory: Any = io.BytesIO()
-        try:
-            with torch.no_grad(), warnings.catch_warnings(), _rules():
-                warnings.simplefilter(
-                    "ignore"
-                )  # of shapes that are constants, and are, and of a newer exporter
-                torch.onnx.export(
-                    self.step,
-                    given,
-                    memory,
-                    dynamo=False,
-                    opset_version=OPSET,
-                    input_names=names,
-                    output_names=["logits", *map(_out, self.held)],
-                    dynamic_axes={**free, "logits": {0: "k"}},
-                    custom_opsets={OURS: 1},
-                )
-        except Exception as error:  # recording and exporting raise nearly anything
-            raise LookupError(
-                (str(error).strip().splitlines() or [type(error).__name__])[0]
-            ) from error
-        return memory.getvalue()
+    def _close(self) -> None:
+        """Lets go of the session, and with it of its copy of the weights."""
+        self.session: Any = None
+        self.binding: Any = None
+        self.bound: dict[str, Any] = {}  # what the session reads now, by input
+        # The cache that is bound, by its first layer's keys.
+        self.bound_keys: weakref.ref[torch.Tensor] | None = None
+        self.threads = 0
 
-    def _start(self, threads: int) -> None:
-        """A session with so many threads. What was exported is not kept: it is as large as the
-        model.
+    def _open(self, threads: int, taps: Sequence[int]) -> None:
+        """A session with so many threads, which gives these hidden states.
+
+        What is exported for it is not kept: it is as large as the model.
         """
+        self._close()
+        self.graph = ForwardGraph(self.loop, taps).eval()
+        self.hidden_memory = OutputBuffers(self._values_by_tap)
         options = self.package.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = (
-            threads,
-            1,
-            3,
-        )
-        options.add_session_config_entry(
-            "session.dynamic_block_base", "4"
-        )  # smaller shares, as they need them
-        self.session = self.package.InferenceSession(
-            self._export(), options, providers=["CPUExecutionProvider"]
-        )
-        self.binding, self.given, self.home, self.threads = (
-            self.session.io_binding(),
-            {},
-            None,
-            threads,
-        )
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Threads take small shares of the work, and more as they finish.
+        options.add_session_config_entry("session.dynamic_block_base", "4")
+        rotations = [torch.from_numpy(table) for table, _ in self._rotations(3)]
+        exported = export(self.graph, self.layout, rotations)
+        providers = ["CPUExecutionProvider"]
+        self.session = self.package.InferenceSession(exported, options, providers=providers)
+        self.binding = self.session.io_binding()
+        self.threads = threads
+
+    def _values_by_tap(self, memory: np.ndarray) -> list[Any]:
+        """(taps * n, E): what the session writes to, for each tap."""
+        return [self.value(part) for part in np.split(memory, len(self.graph.taps))]
 
     def _give(self, name: str, value: Any) -> None:
         """Lets the session read this."""
-        if self.given.get(name) is not value:
+        if self.bound.get(name) is not value:
             self.binding.bind_ortvalue_input(name, value)
-            self.given[name] = value
+            self.bound[name] = value
 
-    def _room(self, name: str, kind: Any, *shape: int) -> np.ndarray:
+    def _input(self, name: str, dtype: Any, *shape: int) -> np.ndarray:
         """Memory that the session reads under this name."""
-        if (name, shape) not in self.rooms:
-            room = np.zeros(shape, kind)
-            self.rooms[name, shape] = room, self.value(room)
-        room, value = self.rooms[name, shape]
+        if (name, shape) not in self.input_memory:
+            memory = np.zeros(shape, dtype)
+            self.input_memory[name, shape] = (memory, self.value(memory))
+        memory, value = self.input_memory[name, shape]
         self._give(name, value)
-        return room
+        return memory
 
-    def _bind(self, rows: Cache) -> None:
-        """Lets the session read and write a cache where it lies."""
-        if self.home is None or self.home() is not rows.k[0]:
-            parts = [part for both in zip(rows.k, rows.v, strict=True) for part in both]
-            for name, part in zip(self.held, parts, strict=True):
-                place = np.float32, (1, *part.shape), part.data_ptr()
-                self.binding.bind_input(name, "cpu", 0, *place)
-                self.binding.bind_output(_out(name), "cpu", 0, *place)
-            self.home = weakref.ref(rows.k[0])
+    def _bind(self, cache: Cache) -> None:
+        """Lets the session read and write a cache's rows where they lie."""
+        if self.bound_keys is not None and self.bound_keys() is cache.k[0]:
+            return
+        self.bound_keys = None  # until all of them are bound
+        rows = [part for both in zip(cache.k, cache.v, strict=True) for part in both]
+        for name, part in zip(self.row_names, rows, strict=True):
+            place = (np.float32, (1, *part.shape), part.data_ptr())
+            self.binding.bind_input(name, "cpu", 0, *place)
+            self.binding.bind_output(output_name(name), "cpu", 0, *place)
+        self.bound_keys = weakref.ref(cache.k[0])
 
-    def _run(self, job: Job) -> torch.Tensor:
-        """One forward of a job."""
-        # A node alone is computed twice: of a single one attention's products would round in
-        # another way.
-        n, rows = max(2, len(job.tokens)), job.cache
-        end, wanted = job.start + n, max(1, len(job.rows))
-        rows._own(end)
-        self._bind(rows)
-        for name, table in zip(("cos", "sin"), self._turns(end), strict=True):
-            self._give(name, table[1])
-        self._room("ids", np.int64, 1, n)[:] = job.tokens
-        self._room("positions", np.int64, 1, n)[:] = job.positions
-        self._room("rows", np.int64, wanted)[:] = job.rows or 0
-        self._room("last", np.int32, 1)[:], self._room("total", np.int32, 1)[:] = end - 1, end
-        bias = np.zeros((1, 1, n, end), np.float32)
-        if job.seen is not None:
-            (new, scratch), there = job.seen.shape, job.start + len(job.tokens)
-            bias[0, 0, :new, there - scratch : there][~job.seen.numpy()] = -np.inf
-        self._give("bias", self.value(bias))
-        logits, value = self.lent.take(wanted, self.vocab)
+    def _run(self, job: Job) -> Computed:
+        """One forward of the session."""
+        new = len(job.tokens)
+        # A single node is computed twice: the runtime's products of one row round differently.
+        nodes = max(2, new)
+        end = job.start + nodes
+        job.cache.reserve(end)  # `Cache.reserve(end)` once the heart has it
+        self._bind(job.cache)
+        for name, (_, value) in zip(("cos", "sin"), self._rotations(end), strict=True):
+            self._give(name, value)
+        wanted = max(1, len(job.rows))
+        self._input("ids", np.int64, 1, nodes)[:] = job.tokens
+        self._input("positions", np.int64, 1, nodes)[:] = job.positions
+        self._input("rows", np.int64, wanted)[:] = job.rows or 0
+        self._input("last", np.int32, 1)[:] = end - 1
+        self._input("total", np.int32, 1)[:] = end
+        self._give("mask", self.value(_mask(job, nodes, end)))
+        logits, value = self.logits_memory.take(wanted, self.vocab)
         self.binding.bind_ortvalue_output("logits", value)
+        hidden = {}
+        if self.graph.taps:
+            memory, values = self.hidden_memory.take(len(self.graph.taps) * nodes, self.width)
+            states = torch.from_numpy(memory).view(-1, nodes, self.width)
+            for tap, value, h in zip(self.graph.taps, values, states, strict=True):
+                self.binding.bind_ortvalue_output(tap_name(tap), value)
+                hidden[tap] = h[:new]
         self.session.run_with_iobinding(self.binding)
-        return torch.from_numpy(logits)[: len(job.rows)]
+        return Computed(torch.from_numpy(logits)[: len(job.rows)], hidden)
+
+
+def _mask(job: Job, nodes: int, end: int) -> np.ndarray:
+    """Which nodes see which rows, (1, 1, nodes, end), 0 or -inf, beyond what is causal."""
+    mask = np.zeros((1, 1, nodes, end), np.float32)
+    if job.seen is not None:
+        new, scratch = job.seen.shape
+        last = job.start + len(job.tokens)
+        mask[0, 0, :new, last - scratch : last][~job.seen.numpy()] = -np.inf
+    return mask
 
 
 def _split(job: Job, at: int) -> tuple[Job, Job]:
     """The first new nodes, a chain, and those that follow them."""
-    n = len(job.tokens)
+    new = len(job.tokens)
     first = replace(
         job,
         tokens=job.tokens[:at],
-        columns=job.columns[: len(job.columns) - n + at],
+        scratch_positions=job.scratch_positions[: len(job.scratch_positions) - new + at],
         seen=None,
         rows=[row for row in job.rows if row < at],
     )
@@ -528,11 +339,3 @@ def _split(job: Job, at: int) -> tuple[Job, Job]:
         first=job.first + at,
     )
     return first, rest
-
-
-def _equal(halves: Sequence[torch.Tensor]) -> bool:
-    return torch.equal(halves[0], halves[1])
-
-
-def _out(name: str) -> str:
-    return f"{name}_out"

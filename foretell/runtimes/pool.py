@@ -1,9 +1,8 @@
-"""Rows of many requests in one memory, so that one operation can read and write those of all of
-them.
+"""The rows of many caches in one memory, so that one operation can read and write all of them.
 
-A cache still sees keys and values (KV, C, D) of its own; in the pool they are KV times C / BLOCK
-blocks in a row, the same ones in every layer. Memory is only touched, and so only taken, where rows
-are written.
+A cache still has keys and values (KV, C, D) of its own. In the pool they are KV * C / BLOCK
+consecutive blocks, the same ones in every layer. Pages are taken from the system only when rows are
+written to them.
 """
 
 from __future__ import annotations
@@ -16,36 +15,42 @@ from foretell.core.cache import Cache
 from foretell.memory.buffers import Layout
 from foretell.ops.rows import zeros
 
-BLOCK = 32  # rows: what OpenVINO's attention counts in on a CPU
-BYTES = 256 << 20  # of a segment, at the least
+BLOCK = 32  # rows of a block of OpenVINO's attention on a CPU
+SEGMENT_BYTES = 256 << 20  # of a segment, at least
 
 
 class Segment:
-    """One piece of memory. Its first `spare` rows belong to nobody."""
+    """One piece of memory, whose rows are leased in ranges. No lease has its first `spare` rows."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, rows: int, spare: int):
-        self.rows, self.spare = rows, spare
+        self.rows = rows
+        self.spare = spare
+        # Layers of one shape lie in one tensor (layers, heads * rows, width).
         shapes = sorted(set(layout))
-        counts = [(layout.count(s), s[0] * rows) for s in shapes]
-        cpu = torch.device("cpu")
-        self.keys = [zeros((*n, s[1]), dtype, cpu) for n, s in zip(counts, shapes, strict=True)]
-        self.values = [zeros((*n, s[2]), dtype, cpu) for n, s in zip(counts, shapes, strict=True)]
-        self.heads = [s[0] for s in shapes]
-        self.ranges = [(spare, rows)]  # that are free, in order
-        self.returned: list[tuple[int, int]] = []  # to be put among them
+        self.heads = [heads for heads, _, _ in shapes]
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        for heads, key_width, value_width in shapes:
+            layers = layout.count((heads, key_width, value_width))
+            for memory, width in ((self.keys, key_width), (self.values, value_width)):
+                memory.append(zeros((layers, heads * rows, width), dtype, torch.device("cpu")))
+        self.free_ranges = [(spare, rows)]  # in order
+        self.returned: list[tuple[int, int]] = []  # not yet among the free ranges
 
     def take(self, rows: int) -> int:
-        """The first of so many free rows in a row; below 0: there are none."""
+        """The first of so many consecutive free rows, which are taken; below 0: there are none."""
         free = self.free
         for i, (low, high) in enumerate(free):
             if high - low >= rows:
-                free[i : i + 1] = [(low + rows, high)] if high - low > rows else []
+                rest = [(low + rows, high)] if high - low > rows else []
+                free[i : i + 1] = rest
                 return low
         return -1
 
     def give(self, low: int, high: int) -> None:
-        """Makes a range free again. Whoever collects garbage may call this, in the middle of
-        anything.
+        """Makes a range free again.
+
+        The garbage collector may call this at any moment, so that only a list grows.
         """
         self.returned.append((low, high))
 
@@ -53,62 +58,69 @@ class Segment:
     def free(self) -> list[tuple[int, int]]:
         """The free ranges, in order, neighbours joined."""
         while self.returned:
-            insort(self.ranges, self.returned.pop())
-            joined = self.ranges[:1]
-            for start, end in self.ranges[1:]:
-                if start == joined[-1][1]:
-                    joined[-1] = (joined[-1][0], end)
+            insort(self.free_ranges, self.returned.pop())
+            joined = self.free_ranges[:1]
+            for low, high in self.free_ranges[1:]:
+                if low == joined[-1][1]:
+                    joined[-1] = (joined[-1][0], high)
                 else:
-                    joined.append((start, end))
-            self.ranges = joined
-        return self.ranges
+                    joined.append((low, high))
+            self.free_ranges = joined
+        return self.free_ranges
 
 
 class Lease:
-    """A range of a segment, given back when nobody holds it any more."""
+    """A range of a segment's rows, free again when nothing refers to the lease."""
 
     def __init__(self, segment: Segment, low: int, high: int):
-        self.segment, self.low, self.high = segment, low, high
+        self.segment = segment
+        self.low = low
+        self.high = high
 
     def __del__(self) -> None:
         self.segment.give(self.low, self.high)
 
 
 class Pool:
-    """Segments for caches of one layout; another one is added when none has room."""
+    """Segments for caches of one layout. Where none has room another is added."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, spare: int):
-        self.layout, self.dtype, self.spare = layout, dtype, spare
-        row = sum(heads * (key + value) for heads, key, value in layout) * dtype.itemsize
-        self.rows = max(1, BYTES // row // BLOCK) * BLOCK
+        """`spare`: rows of each segment that belong to no cache."""
+        self.layout = layout
+        self.dtype = dtype
+        self.spare = spare
+        row_bytes = sum(heads * (key + value) for heads, key, value in layout) * dtype.itemsize
+        self.segment_rows = max(1, SEGMENT_BYTES // row_bytes // BLOCK) * BLOCK
         self.segments: list[Segment] = []
-        self.kind: type[Pooled] = type("Pooled", (Pooled,), {"pool": self})
+        self.cache_type: type[PooledCache] = type("PooledCache", (PooledCache,), {"pool": self})
 
     def lease(self, rows: int) -> Lease:
         for segment in self.segments:
-            if (low := segment.take(rows)) >= 0:
+            low = segment.take(rows)
+            if low >= 0:
                 return Lease(segment, low, low + rows)
-        idle = [s for s in self.segments if s.free != [(s.spare, s.rows)]]
-        self.segments = [
-            *idle,
-            Segment(self.layout, self.dtype, max(self.rows, self.spare + rows), self.spare),
-        ]
+        used = [s for s in self.segments if s.free != [(s.spare, s.rows)]]
+        size = max(self.segment_rows, self.spare + rows)
+        self.segments = [*used, Segment(self.layout, self.dtype, size, self.spare)]
         return self.lease(rows)
 
 
-class Pooled(Cache):
+class PooledCache(Cache):
     """A cache whose rows lie in a pool. Its capacity is a multiple of BLOCK."""
 
     pool: Pool
 
     def _allocate(self) -> None:
         self.lease = self.pool.lease(self.capacity)
-        low, high, segment = self.lease.low, self.lease.high, self.lease.segment
-        self.keys, self.values = (
-            [
-                m[:, h * low : h * high].unflatten(1, (h, -1))
-                for m, h in zip(memory, segment.heads, strict=True)
-            ]
-            for memory in (segment.keys, segment.values)
-        )
-        self._name()
+        segment = self.lease.segment
+        self.keys = self._own_rows(segment.keys)
+        self.values = self._own_rows(segment.values)
+        self._name_layers()
+
+    def _own_rows(self, memory: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Views (layers, heads, capacity, width) of a segment's memory."""
+        views = []
+        for heads, rows in zip(self.lease.segment.heads, memory, strict=True):
+            leased = rows[:, heads * self.lease.low : heads * self.lease.high]
+            views.append(leased.unflatten(1, (heads, -1)))
+        return views

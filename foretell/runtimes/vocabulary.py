@@ -1,14 +1,17 @@
-"""The tokenizer that a GGUF file holds, by llama.cpp, with the methods of transformers' that are
-used here.
+"""The tokenizer that a GGUF file holds, by llama.cpp, with the methods that foretell uses of
+transformers' tokenizers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, first_line
+from foretell.runtimes.llama_library import check, library, open_model
 
 
 class Vocabulary:
@@ -16,10 +19,11 @@ class Vocabulary:
     outlive this.
     """
 
-    close: Any = None  # frees the handle, where it is this object's own
+    close: Any = None  # frees the handle, where nobody else has it
 
     def __init__(self, lib: Any, handle: Any):
-        self.lib, self.vocab = lib, lib.llama_model_get_vocab(handle)
+        self.lib = lib
+        self.vocab = lib.llama_model_get_vocab(handle)
         self.size = int(lib.llama_vocab_n_tokens(self.vocab))
         self.bos_token_id = self._id(lib.llama_vocab_bos)
         self.eos_token_id = self._id(lib.llama_vocab_eos)
@@ -27,8 +31,8 @@ class Vocabulary:
         template = lib.llama_model_chat_template(handle, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
 
-    def _id(self, find: Any) -> int | None:
-        token = int(find(self.vocab))
+    def _id(self, function: Any) -> int | None:
+        token = int(function(self.vocab))
         return token if token >= 0 else None
 
     def __len__(self) -> int:
@@ -52,7 +56,7 @@ class Vocabulary:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> str:
-        """Bytes that are no whole character become U+FFFD."""
+        """The text of these tokens. Bytes that are no whole character become U+FFFD."""
         ids = (ctypes.c_int32 * max(1, len(tokens)))(*tokens)
         room = 16 * len(tokens) + 16
         while True:
@@ -65,7 +69,7 @@ class Vocabulary:
             room = -n
 
     def get_vocab(self) -> dict[str, int]:
-        """The text of every id; of several ids with one text the last."""
+        """The id of every text; of several ids with one text the last."""
         texts = (self.lib.llama_vocab_get_text(self.vocab, t) for t in range(self.size))
         return {text.decode("utf-8", "replace"): t for t, text in enumerate(texts)}
 
@@ -85,8 +89,18 @@ class Vocabulary:
             make = Jinja2ChatFormatter(self.chat_template or "", eos, bos, add_generation_prompt)
             text = make(messages=[dict(m) for m in messages]).prompt
         except Exception as error:  # a template is a program of its own
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadConfig(
-                f"the file's chat template refuses these messages ({reason}); give a text"
+                f"the file's chat template refuses these messages ({first_line(error)}); "
+                "give a text"
             ) from error
         return self(text, add_special_tokens=False)
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The tokenizer of a file, without its weights. Raises BadModel or Unsupported."""
+    check(path)
+    lib = library()
+    handle = open_model(lib, path, vocab_only=True)
+    vocabulary = Vocabulary(lib, handle)
+    vocabulary.close = weakref.finalize(vocabulary, lib.llama_model_free, handle)
+    return vocabulary

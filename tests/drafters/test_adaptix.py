@@ -76,7 +76,9 @@ def test_a_step_longer_than_the_window_is_learnt_whole() -> None:
     fresh = [i % 6 for i in range(30)]
     ctx.tokens.extend(fresh)
     drafter.observe(
-        ctx, state, Feedback(TokenTree(6), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), fresh)
+        ctx,
+        state,
+        Feedback(TokenTree(6), Reply(torch.zeros(1, VOCAB), {}, [0]), Outcome([], 5), fresh),
     )
     assert (
         (7, 6) in state.rows

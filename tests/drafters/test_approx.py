@@ -143,7 +143,9 @@ def test_the_likeliest_tokens_of_both_lags(
     tree = drafter.propose(ctx, drafter.start(ctx), size + 1)
     tree.check()
     want = twin(text, drafter, size, depth)
-    assert [tuple(tree.tokens_to(node)) for node in range(1, len(tree))] == [path for path, _ in want]
+    assert [tuple(tree.tokens_to(node)) for node in range(1, len(tree))] == [
+        path for path, _ in want
+    ]
     assert tree.values[1:] == pytest.approx([value for _, value in want])
     assert all(tree.values[node] <= tree.values[tree.parents[node]] for node in range(1, len(tree)))
     assert all(match >= 1 for match in tree.matches[1:]) and set(tree.sources[1:]) <= {"approx"}

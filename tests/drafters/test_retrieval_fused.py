@@ -135,7 +135,9 @@ def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
     asked = [ask.tree.tokens_to(node) for ask in asks for node in ask.rows]
     drafted = {tuple(ask.tree.tokens_to(n)) for ask in asks for n in range(1, len(ask.tree))}
     if temperature:  # those of the last level were not asked about
-        drafted |= {tuple(tree.tokens_to(n)) for n in range(1, len(tree)) if tree.laws[n] is not None}
+        drafted |= {
+            tuple(tree.tokens_to(n)) for n in range(1, len(tree)) if tree.laws[n] is not None
+        }
         assert drafted == {
             tuple(tree.tokens_to(n)) for n in range(1, len(tree)) if tree.laws[n] is not None
         }

@@ -19,7 +19,7 @@ from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.families.int8 import Linear8, quantize
 from foretell.measure.profiling import numbers
-from foretell.runtimes.openvino import Executor
+from foretell.runtimes.openvino import OpenVinoExecutor
 from tests.families.families import tiny
 from tests.families.test_families import PROMPTS, TREE, answer
 from tests.tiny import llama
@@ -91,7 +91,7 @@ def test_openvino_computes_with_the_same_weights() -> None:
     lm = wrap(hf, name="tiny")
     model = lm.models["target"]
     before = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
-    model.use(Executor)
+    model.use(OpenVinoExecutor)
     after = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
     assert not torch.equal(before, after)
     assert (
@@ -99,7 +99,7 @@ def test_openvino_computes_with_the_same_weights() -> None:
     ).abs().max() <= 0.05 * before.abs().max()  # it rounds activations otherwise
     kinds = {
         str(c.get_element_type())
-        for c in model.executor.graph.get_ops()
+        for c in model.executor.recording.graph.get_ops()
         if c.get_type_name() == "Constant"
     }
     assert "<Type: 'uint8_t'>" in kinds

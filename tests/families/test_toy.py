@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.core.cache import Cache
-from foretell.memory.job import Job
-from foretell.core.drafter import Drafter
 from foretell.core.context import Context
+from foretell.core.drafter import Drafter
 from foretell.core.model import Model
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
 from foretell.errors import Unsupported
 from foretell.families.toy import GOLDEN, RecurrentCache, Toy, ToyHead, ToyRecurrent, feature_hash
+from foretell.memory.job import Job
 from tests import laws
 
 texts = st.lists(st.integers(0, 7), min_size=1, max_size=8)
@@ -290,7 +290,9 @@ def test_whatever_is_asked_of_a_recurrent_cache_its_rows_are_right(seed: int) ->
         if rng.random() < 0.8:  # else it was interrupted before its forward
             model.forward([job])
         reply = answer(model, cache, Ask(tree, rows=[len(tree) - 1]), text, rng.randint(1, 5))
-        assert reply.logits[0].tolist() == recurrent_row(model, [*text, *tree.tokens_to(len(tree) - 1)])
+        assert reply.logits[0].tolist() == recurrent_row(
+            model, [*text, *tree.tokens_to(len(tree) - 1)]
+        )
         accepted = rng.randint(0, len(tree) - 1)
         text += [*tree.tokens[1 : 1 + accepted], rng.randrange(3)]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from foretell import wrap
-from foretell.memory.job import Job
 from foretell.core.model import STEP
 from foretell.families.int8 import quantize
 from foretell.families.toy import Toy
 from foretell.measure.bits import compare
+from foretell.memory.job import Job
 from tests.families.families import tiny
 
 

@@ -20,15 +20,29 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.measure.profiling import identity, measure
-from foretell.runtimes import graphs as static
-from foretell.runtimes.graphs import KEPT, SIZES, SPAN, SPARE, Graphs, Static, StaticCache
+from foretell.policy.costs import identity, measure
+from foretell.runtimes import graphs as module
+from foretell.runtimes.graphs import (
+    KEPT,
+    SIZES,
+    SPAN,
+    SPARE,
+    CudaGraphs,
+    FixedCache,
+    GraphsExecutor,
+)
 from tests.families.families import WINDOW, tiny
 from tests.families.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
 from tests.ops.test_draws import Waits
+from tests.runtimes.questions import (
+    agree,
+    hidden_states_are_those_of_torch,
+    other_texts_stay_the_same,
+    refuses_what_is_not_plain,
+)
 from tests.tiny import CONTEXT, llama, tokenizer
 
-eager = partial(Static, record=None)
+eager = partial(GraphsExecutor, record=None)
 
 
 class Tape:
@@ -48,9 +62,9 @@ class Tape:
         return replay
 
 
-def used(model: Decoder, make: Any = eager) -> tuple[Decoder, Static]:
+def used(model: Decoder, make: Any = eager) -> tuple[Decoder, GraphsExecutor]:
     model.use(make)
-    assert isinstance(model.executor, Static)
+    assert isinstance(model.executor, GraphsExecutor)
     return model, model.executor
 
 
@@ -156,7 +170,6 @@ def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
     executor.size = 0
     for ask in (
         Ask(TokenTree(tokens[-1])),
-        Ask(TokenTree(tokens[-1]).chain([1]), taps=(1,)),
         Ask(TokenTree(tokens[-1]).chain([2]), layers=(0,)),
     ):
         ours, theirs = answer(quick, one, ask, tokens), answer(slow, two, ask, tokens)
@@ -194,7 +207,7 @@ def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
 
 @torch.inference_mode()
 def test_a_cache_that_grows_and_its_forks_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Static, "start", 4)
+    monkeypatch.setattr(GraphsExecutor, "start", 4)
     quick, executor = used(Decoder(tiny("gemma2"), "gemma2"))
     slow, one, text = decoder("gemma2"), quick.cache(), [5]
     seen = set()
@@ -212,7 +225,10 @@ def test_a_cache_that_grows_and_its_forks_keep_their_rows(monkeypatch: pytest.Mo
             twin.drop()
     assert seen == {4, 8, 16, 32, 64}
     one.drop()
-    assert all(len(executor.free[c]) == executor.made[c] <= KEPT for c in executor.made)
+    assert all(
+        len(executor.free_memories[c]) == executor.kept_counts[c] <= KEPT
+        for c in executor.kept_counts
+    )
 
 
 @torch.inference_mode()
@@ -264,7 +280,7 @@ def test_a_request_leaves_nothing_to_the_next_one() -> None:
         for part in parts(one):
             part.fill_(torch.nan)  # a request that went wrong
         one.drop()
-    assert executor.made == {256: 1}
+    assert executor.kept_counts == {256: 1}
 
 
 @torch.inference_mode()
@@ -297,7 +313,9 @@ def test_memory_comes_back_when_nobody_holds_it() -> None:
     three = model.cache()
     assert address(three) == first
     many = [model.cache() for _ in range(3)]  # more than are kept
-    assert len({address(c) for c in [two, three, *many]}) == 5 and executor.made == {256: KEPT}
+    assert len({address(c) for c in [two, three, *many]}) == 5 and executor.kept_counts == {
+        256: KEPT
+    }
     with torch.inference_mode():
         for kept in [two, three, *many]:
             executor.size = 0
@@ -310,7 +328,7 @@ def test_memory_comes_back_when_nobody_holds_it() -> None:
     del kept
     for kept in [two, three, *many]:
         kept.drop()
-    assert len(executor.free[256]) == KEPT
+    assert len(executor.free_memories[256]) == KEPT
     with pytest.raises(IndexError):
         two.k[0]
 
@@ -329,11 +347,11 @@ def test_texts_are_those_of_torch(method: str) -> None:
 
 
 def test_texts_that_grow_over_several_memories(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Static, "start", 8)
+    monkeypatch.setattr(GraphsExecutor, "start", 8)
     lm = wrap(llama(), tokenizer(), llama(1), "tiny")
     tapes = []
     for model in lm.models.values():
-        _, executor = used(model, partial(Static, record=Tape))  # type: ignore[arg-type]
+        _, executor = used(model, partial(GraphsExecutor, record=Tape))  # type: ignore[arg-type]
         assert isinstance(executor.record, Tape)
         tapes.append(executor.record)
     prompts = ["def add(a, b):", "one two one two"]
@@ -345,25 +363,25 @@ def test_texts_that_grow_over_several_memories(monkeypatch: pytest.MonkeyPatch) 
                 )
                 assert ours == theirs and (len(ours) > 60 or ours[-1] == 0)
     target = lm.models["target"]
-    assert isinstance(target, Decoder) and isinstance(target.executor, Static)
+    assert isinstance(target, Decoder) and isinstance(target.executor, GraphsExecutor)
     gc.collect()
-    made = target.executor.made
+    made = target.executor.kept_counts
     assert {8, 16, 32, 64, CONTEXT} <= set(made)
     assert {made[c] for c in made if c < CONTEXT} == {1}, "alone, always the same memory"
-    assert all(len(target.executor.free[c]) == made[c] for c in made)
-    steps = [memory.steps for free in target.executor.free.values() for memory in free]
+    assert all(len(target.executor.free_memories[c]) == made[c] for c in made)
+    steps = [memory.steps for free in target.executor.free_memories.values() for memory in free]
     assert len(tapes[0].recorded) == sum(map(len, steps)), "recorded once for each size and memory"
     assert len(tapes[0].replays) > 5 * len(tapes[0].recorded)
 
 
 @torch.inference_mode()
 def test_a_step_is_recorded_before_the_forward_and_replayed_from_fixed_memory() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks), partial(Static, record=Tape))
+    model, executor = used(Decoder(llama(), "tiny", blocks), partial(GraphsExecutor, record=Tape))
     tape = executor.record
     assert isinstance(tape, Tape)
     tape.recorded.clear()
     tape.replays.clear()
-    for memory in executor.free[256]:
+    for memory in executor.free_memories[256]:
         memory.steps.clear()
     one, slow, addresses = model.cache(), Decoder(llama(), "tiny"), set()
     for i, (count, total) in enumerate([(1, 1), (3, 2), (4, 2), (1, 2), (2, 3)]):
@@ -380,9 +398,9 @@ def test_a_step_is_recorded_before_the_forward_and_replayed_from_fixed_memory() 
         assert close(model.forward([job])[0].logits, slow.score(text, tree))
         assert len(tape.recorded) == total and len(tape.replays) == i + 1
         lease = one.lease  # type: ignore[attr-defined]
-        addresses |= {(size, step.given.data_ptr()) for size, step in lease.memory.steps.items()}
+        addresses |= {(size, step.table.data_ptr()) for size, step in lease.memory.steps.items()}
     assert sorted(size for size, _ in addresses) == [1, 2, 4]
-    one.prepare(Ask(TokenTree(text[-1]).chain(range(9)), taps=(1,)), text, 64)
+    one.prepare(Ask(TokenTree(text[-1]).chain(range(9)), layers=(1,)), text, 64)
     assert len(tape.recorded) == 3, "for what torch computes nothing is recorded"
 
 
@@ -408,7 +426,7 @@ class Forbidden(TorchDispatchMode):
 @torch.inference_mode()
 def test_a_step_can_be_recorded(family: str) -> None:
     model = fast(family)
-    assert isinstance(model.executor, Static)
+    assert isinstance(model.executor, GraphsExecutor)
     one = model.cache()
     job, _ = one.prepare(Ask(TREE), PROMPTS[1], 64)
     step = model.executor.step(job)
@@ -419,7 +437,7 @@ def test_a_step_can_be_recorded(family: str) -> None:
     one.drop()
     assert not waits.count and not forbidden.found
     with waits, forbidden:  # and it would have been noticed
-        assert step.given[step.given > 0].max() > torch.tensor(0)
+        assert step.table[step.table > 0].max() > torch.tensor(0)
     assert waits.count == 1 and forbidden.found == {"index by truth", "lift_fresh"}
 
 
@@ -459,12 +477,12 @@ def test_how_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    graphs = Graphs(torch.device("cuda"))
+    graphs = CudaGraphs(torch.device("cuda"))
     run = graphs(lambda: calls.append("run"))
     assert calls == [
         "side waits for usual",
         "side",
-        *["run"] * static.WARM,
+        *["run"] * module.WARM_RUNS,
         "out",
         "usual waits for side",
         ("pool", "side"),
@@ -478,7 +496,7 @@ def test_how_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_why_it_cannot_be_is_said() -> None:
     with pytest.raises(LookupError, match="no CUDA GPU but cpu"):
-        Decoder(llama(), "tiny").use(Static)
+        Decoder(llama(), "tiny").use(GraphsExecutor)
     with pytest.raises(LookupError, match="loop over the layers"):
         Decoder(tiny("gpt2"), "tiny").use(eager)
 
@@ -489,8 +507,8 @@ def test_why_it_cannot_be_is_said() -> None:
     with pytest.raises(
         LookupError, match=r"it fails: operation not permitted when stream is capturing$"
     ):
-        (model := Decoder(llama(), "tiny")).use(partial(Static, record=Broken))
-    assert model.executor is None and not isinstance(model.cache(), StaticCache)
+        (model := Decoder(llama(), "tiny")).use(partial(GraphsExecutor, record=Broken))
+    assert model.executor is None and not isinstance(model.cache(), FixedCache)
 
     class Forgetful(Tape):
         def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -498,11 +516,11 @@ def test_why_it_cannot_be_is_said() -> None:
             return lambda: None  # never runs again
 
     with pytest.raises(LookupError, match="differ"):
-        Decoder(llama(), "tiny").use(partial(Static, record=Forgetful))
+        Decoder(llama(), "tiny").use(partial(GraphsExecutor, record=Forgetful))
 
 
 def test_costs_are_measured_in_the_executor_s_own_memory() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks), partial(Static, record=Tape))
+    model, executor = used(Decoder(llama(), "tiny", blocks), partial(GraphsExecutor, record=Tape))
     assert "graphs" in identity(model) and executor.sizes == SIZES
     tape = executor.record
     assert isinstance(tape, Tape)
@@ -510,7 +528,9 @@ def test_costs_are_measured_in_the_executor_s_own_memory() -> None:
     assert sorted(measure(model)) == [n for n in SIZES if n + 64 <= CONTEXT]
     assert len(tape.replays) - before >= 2 * 7
     gc.collect()
-    assert all(len(executor.free[c]) == executor.made[c] for c in executor.made)
+    assert all(
+        len(executor.free_memories[c]) == executor.kept_counts[c] for c in executor.kept_counts
+    )
 
 
 def test_other_numbers_of_bits() -> None:
@@ -524,3 +544,62 @@ def test_other_numbers_of_bits() -> None:
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < (
             0.03 if dtype == torch.bfloat16 else 1e-9
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_hidden_states_are_those_of_torch(dtype: torch.dtype) -> None:
+    quick, _ = used(
+        Decoder(llama().to(dtype), "tiny", blocks), partial(GraphsExecutor, record=Tape)
+    )
+    slow = Decoder(llama().to(dtype), "tiny", blocks)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    hidden_states_are_those_of_torch(quick, slow, tolerance, batches=False, longest=SIZES[-1] - 4)
+
+
+@pytest.mark.parametrize("family", LOOPED)
+@torch.inference_mode()
+def test_hidden_states_of_every_family(family: str) -> None:
+    quick, slow = fast(family), decoder(family)
+    taps = tuple(range(len(quick.layout) + 1))
+    ask = Ask(TREE, taps=taps)
+    one = quick.cache()
+    ours, theirs = answer(quick, one, ask, PROMPTS[1]), answer(slow, slow.cache(), ask, PROMPTS[1])
+    assert all(agree(ours.hidden[tap], theirs.hidden[tap], 1e-4) for tap in taps)
+    assert quick.width > len(PROMPTS[1])
+    one.drop()
+
+
+@torch.inference_mode()
+def test_a_step_is_recorded_again_once_for_hidden_states() -> None:
+    model, executor = used(Decoder(llama(), "tiny", blocks), partial(GraphsExecutor, record=Tape))
+    tape = executor.record
+    assert isinstance(tape, Tape)
+    executor.release()
+    tape.recorded.clear()
+    one, text = model.cache(), [3, 1, 4]
+    answer(model, one, Ask(TokenTree(4)), text)
+    for taps, recorded in (((), 1), ((1,), 2), ((), 2), ((1,), 2), ((0, 1), 3), ((0,), 3)):
+        text = [*text, 7]
+        job, _ = one.prepare(Ask(TokenTree(7).chain([1, 2]), taps=taps), text, 64)
+        before = len(tape.recorded)
+        reply = model.forward([job], taps)[0]
+        assert len(tape.recorded) == before, "recorded when it was prepared, not in the forward"
+        assert set(reply.hidden) == set(taps)
+        steps = [run.__self__ for run in tape.recorded]  # type: ignore[attr-defined]
+        assert sum(step.size == 4 for step in steps) == recorded
+    one.drop()
+    executor.release()
+    assert not any(memory.steps for memory in executor.kept_memories)
+    assert agree(model.score([4, 5]), Decoder(llama(), "tiny").score([4, 5]), 1e-4)
+
+
+@torch.inference_mode()
+def test_jobs_that_are_not_plain_are_refused() -> None:
+    refuses_what_is_not_plain(used(Decoder(llama(), "tiny", blocks))[0])
+
+
+def test_texts_are_the_same_before_and_after_a_tap() -> None:
+    lm = wrap(llama(), tokenizer(), name="tiny")
+    used(lm.models["target"])  # type: ignore[arg-type]
+    other_texts_stay_the_same(lm)

@@ -27,7 +27,8 @@ from foretell.errors import BadModel, ForetellError, PromptTooLong, Unsupported
 from foretell.loading import load_tokenizer
 from foretell.measure import audit, profiling
 from foretell.runtimes import llama_cpp as gguf
-from foretell.runtimes.llama_cpp import GGUF, Branch
+from foretell.runtimes.llama_branch import Branch, SequenceId
+from foretell.runtimes.llama_cpp import GGUF
 from tests import tiny
 from tests.families.families import tiny as family
 
@@ -174,7 +175,7 @@ def test_any_history_leaves_the_rows_of_the_branch(model: GGUF, seed: int) -> No
                 model.forward([job])
     for cache, _ in pairs:
         cache.drop()
-    assert sorted(model.free) == list(range(model.lanes)), "an id was lost"
+    assert sorted(model.free_ids) == list(range(model.id_count)), "an id was lost"
 
 
 def stop(patch: pytest.MonkeyPatch, model: GGUF) -> None:
@@ -206,10 +207,10 @@ def test_growing_a_tree_computes_its_new_nodes_only(model: GGUF) -> None:
 def test_a_chain_needs_one_sequence_and_a_tree_one_a_leaf(model: GGUF) -> None:
     cache, text = model.cache(), [1, 2, 3]
     ask(model, cache, text, TokenTree(3).chain([4, 5, 6]))
-    assert len(cache.lanes) == 1
+    assert len(cache.sequences) == 1
     tree = TokenTree(3).chain([4, 5]).chain([6, 7]).chain([8], at=1)
     ask(model, cache, text, tree)
-    assert len(cache.lanes) == 3
+    assert len(cache.sequences) == 3
     row = ask(model, cache, [*text, 6, 7, 2], TokenTree(2)).logits[0]
     assert cache.length == 6 - 1 and close(row, model.score([*text, 6, 7, 2])[0])
 
@@ -226,7 +227,7 @@ def test_more_leaves_than_sequences_is_refused_and_fewer_make_room(file: Path) -
     for token in range(1, 200):
         wide.add(0, token)
     reply = ask(model, cache, text, wide, chunk=512)
-    assert model.lanes == 256 and close(
+    assert model.id_count == 256 and close(
         reply.logits[reply.nodes.index(150)], expected(model, text, wide, 150)
     )
     for token in range(200, 300):
@@ -255,11 +256,11 @@ def test_more_branches_than_sequences_take_turns(file: Path) -> None:
 def test_rows_grow_and_then_the_idle_give_theirs_up(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf, "ROWS", 256)
+    monkeypatch.setattr(gguf, "START_ROWS", 256)
     monkeypatch.setattr(gguf, "REQUESTS", 4)
     model = GGUF(file)
-    assert model.rows == 256
-    model.most = 512
+    assert model.row_count == 256
+    model.most_rows = 512
     text = [1 + i % 50 for i in range(100)]
     caches = [model.cache() for _ in range(7)]
     for turn in range(2):
@@ -268,7 +269,7 @@ def test_rows_grow_and_then_the_idle_give_theirs_up(
             assert close(
                 ask(model, cache, mine, TokenTree(mine[-1])).logits, foretell_row(file, mine)
             )
-    assert model.rows == 512, "five of them fit, so others were evicted"
+    assert model.row_count == 512, "five of them fit, so others were evicted"
     fresh = [model.cache() for _ in caches]
     jobs = [cache.prepare(Ask(TokenTree(9)), [*text, 9, 9, 9, 9], 512)[0] for cache in fresh]
     with pytest.raises(PromptTooLong, match="7 requests at once"):
@@ -285,11 +286,11 @@ def test_long_batches_go_in_parts(file: Path, monkeypatch: pytest.MonkeyPatch) -
     model = GGUF(file)
     tree = grown(TokenTree(3), 60, random.Random(5))
     whole = model.score([1, 2, 3], tree)
-    monkeypatch.setattr(model, "once", 7)
+    monkeypatch.setattr(model, "call_tokens", 7)
     assert close(model.score([1, 2, 3], tree), whole)
-    monkeypatch.setattr(model, "once", 2048)
+    monkeypatch.setattr(model, "call_tokens", 2048)
     for value in (5, 1):
-        monkeypatch.setattr(gguf, "OUTPUTS", value)
+        monkeypatch.setattr(gguf, "CALL_ROWS", value)
         assert close(model.score([1, 2, 3], tree), whole)
 
 
@@ -297,10 +298,10 @@ def test_a_cache_that_is_collected_gives_its_sequences_back(model: GGUF) -> None
     cache = model.cache()
     with torch.inference_mode():
         ask(model, cache, [1, 2], TokenTree(2).chain([3]).chain([4]))
-    assert len(model.free) == model.lanes - 2
+    assert len(model.free_ids) == model.id_count - 2
     del cache
     gc.collect()
-    assert len(model.free) == model.lanes
+    assert len(model.free_ids) == model.id_count
 
 
 # --- the laws, through what users call
@@ -329,7 +330,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(lm: foretell.LM, method: str)
     if method != "auto":  # without a number of nodes it may find that drafting does not pay here
         assert sum(o.stats.drafted for o in alone) > 0
     target = lm.models["target"]
-    assert isinstance(target, GGUF) and len(target.free) == target.lanes, (
+    assert isinstance(target, GGUF) and len(target.free_ids) == target.id_count, (
         "a request kept its sequences"
     )
 
@@ -372,14 +373,14 @@ def test_the_audit_holds_and_looks_at_the_rows(
     def slip(self: Branch, nodes: Any) -> None:  # the right number of rows, of another token each
         keep(self, nodes)
         if nodes and self.length > 20:
-            self.model.cut(self.lanes[0].id, self.length)
-            self.model._fill(
+            self.memory.cut(self.sequences[0].number, self.length)
+            self.memory._fill(
                 [7] * len(nodes),
                 [self.length + i for i in range(len(nodes))],
-                [[self.lanes[0].id]] * len(nodes),
+                [[self.sequences[0].number]] * len(nodes),
                 [],
             )
-            self.model._decode(set(), 1)
+            self.memory._decode(set(), 1)
 
     monkeypatch.setattr(Branch, "_keep", slip)
     checks = {check.name: check.verdict for check in run().methods[0].checks}
@@ -404,7 +405,7 @@ def test_threads_follow_torch(model: GGUF) -> None:
         for n in (2, 1):
             torch.set_num_threads(n)
             model.score([1, 2])
-            assert model.lib.llama_n_threads(model.ctx) == n
+            assert model.lib.llama_n_threads(model.context_handle) == n
     finally:
         torch.set_num_threads(before)
 
@@ -518,16 +519,18 @@ def test_a_family_that_is_not_proven_is_tested(file: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         Branch,
         "place",
-        lambda self, parents, shared, fresh, chain: one_lane(self, parents, shared, fresh),
+        lambda self, parents, shared, fresh, chain: one_sequence(self, parents, shared, fresh),
     )
     with pytest.raises(Unsupported, match="self-test"):
         GGUF(file)
 
 
-def one_lane(self: Branch, parents: list[int], shared: int, fresh: list[int]) -> list[list[int]]:
+def one_sequence(
+    self: Branch, parents: list[int], shared: int, fresh: list[int]
+) -> list[list[int]]:
     """What a memory that knows no trees would see: all nodes in each other's way."""
-    self.lanes += [gguf.Lane(i) for i in fresh]
-    self.open = True
-    for lane in self.lanes:
-        lane.path = list(range(len(parents)))
-    return [[self.lanes[0].id]] * (len(parents) - shared)
+    self.sequences += [SequenceId(i) for i in fresh]
+    self.changing = True
+    for sequence in self.sequences:
+        sequence.path = list(range(len(parents)))
+    return [[self.sequences[0].number]] * (len(parents) - shared)

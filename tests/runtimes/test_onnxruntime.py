@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,18 +15,30 @@ import torch
 import foretell
 from foretell import LM, wrap
 from foretell.core.cache import Cache
+from foretell.core.model import Computed
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.int8 import quantize
-from foretell.runtimes import openvino
-from foretell.runtimes.onnxruntime import GROUP, NODES, Executor, runtime, suits
+from foretell.memory.job import Job
+from foretell.runtimes import onnxruntime
+from foretell.runtimes.onnxruntime import TEXT_NODES, OnnxRuntimeExecutor, suits
+from foretell.runtimes.onnxruntime_graph import GROUP, library
+from foretell.runtimes.openvino import OpenVinoExecutor
 from tests.families import families
 from tests.families.families import WINDOW
-from tests.families.steps import close, grows, interrupted, mine
 from tests.families.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, same_texts
+from tests.runtimes.questions import (
+    close,
+    executor_logits,
+    growing_trees_agree,
+    hidden_states_are_those_of_torch,
+    interruptions_leave_nothing_half_done,
+    other_texts_stay_the_same,
+    refuses_what_is_not_plain,
+)
 from tests.runtimes.test_openvino import FLAGS
 from tests.tiny import CONTEXT, tokenizer
 from tests.tiny import llama as small
@@ -67,20 +80,20 @@ WINDOWED = [name for name in FUSED if any(w is not None for w in decoder(name).l
 @cache
 def fast(family: str) -> Decoder:
     model = fused(family)
-    model.use(Executor)
+    model.use(OnnxRuntimeExecutor)
     return model
 
 
 def narrow(beside: bool = False) -> Decoder:
     """A small model with weights of 8 bits; `beside`: OpenVINO computes what this runtime leaves to
-    others.
+    fallback.
     """
     hf = llama()
     quantize(hf)
     model = Decoder(hf, "tiny", blocks)
     if beside:
-        model.use(openvino.Executor)
-    model.use(partial(Executor, others=model.executor))
+        model.use(OpenVinoExecutor)
+    model.use(partial(OnnxRuntimeExecutor, fallback=model.executor))
     return model
 
 
@@ -111,7 +124,7 @@ def test_a_tree_behind_a_prompt_has_the_logits_and_rows_of_torch(family: str) ->
         cache = quick.cache()
         answer(quick, cache, Ask(TokenTree(7)), [5, 6, 7])
         job, _ = cache.prepare(Ask(TREE), [5, 6, 7, TREE.tokens[0]], 999)
-        assert mine(quick, [job]) is not None
+        assert executor_logits(quick, [job]) is not None
 
 
 @here
@@ -125,14 +138,14 @@ def test_a_chain_beyond_its_window_is_taken_and_a_tree_is_not(family: str) -> No
         TokenTree(text[-1]).chain([3, 4]).chain([5], at=0),
     )
     cache = quick.cache()
-    logits = mine(quick, [cache.prepare(Ask(TokenTree(text[-2])), text[:-1], 999)[0]])
+    logits = executor_logits(quick, [cache.prepare(Ask(TokenTree(text[-2])), text[:-1], 999)[0]])
     assert logits is not None and close(logits, slow.score(text[:-1]))
     cache.finish()
     job, _ = cache.prepare(Ask(chain), text, 999)
-    logits = mine(quick, [job])
+    logits = executor_logits(quick, [job])
     assert logits is not None and close(logits, slow.score(text, chain))
     job, _ = cache.prepare(Ask(tree), text, 999)
-    assert mine(quick, [job]) is None
+    assert executor_logits(quick, [job]) is None
     assert close(quick.score(text, tree), slow.score(text, tree))
 
 
@@ -142,8 +155,8 @@ def pair(beside: bool = False) -> tuple[LM, LM]:
     for model in quick.models.values():
         assert isinstance(model, Decoder)
         if beside:
-            model.use(openvino.Executor)
-        model.use(partial(Executor, others=model.executor))
+            model.use(OpenVinoExecutor)
+        model.use(partial(OnnxRuntimeExecutor, fallback=model.executor))
     return quick, slow
 
 
@@ -160,7 +173,7 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
     computes.
     """
     quick, slow = (lm.models["target"] for lm in pair(beside=True))
-    assert isinstance(quick, Decoder) and isinstance(quick.executor, Executor)
+    assert isinstance(quick, Decoder) and isinstance(quick.executor, OnnxRuntimeExecutor)
     texts = [[(7 * i + j) % 300 for i in range(60)] for j in range(3)]
     caches = [quick.cache() for _ in texts]
     for n, together in ((50, True), (3, False), (5, True), (1, False), (40, False), (2, False)):
@@ -169,9 +182,9 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
             c.prepare(Ask(tr), t, 999)[0] for c, tr, t in zip(caches, trees, texts, strict=True)
         ]
         found = (
-            mine(quick, prepared)
+            executor_logits(quick, prepared)
             if together
-            else torch.cat([mine(quick, [job]) for job in prepared])
+            else torch.cat([executor_logits(quick, [job]) for job in prepared])
         )  # type: ignore[misc]
         assert found is not None
         for row, text, tree in zip(
@@ -181,7 +194,7 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
         for part in caches:
             part.finish()
         texts = [[*text, *tree.tokens[1:3], 5] for text, tree in zip(texts, trees, strict=True)]
-    assert quick.executor.others is not None and quick.executor.others.name == "openvino"
+    assert quick.executor.fallback is not None and quick.executor.fallback.name == "openvino"
     one, two = (
         lm.generate(["def f(", "class A:", "x = "], "ngram", max_new_tokens=24)
         for lm in pair(beside=True)
@@ -191,7 +204,7 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
 
 @both
 @pytest.mark.skipif("avx512_vnni" not in FLAGS, reason="seen to hold on AVX-512 with VNNI")
-@pytest.mark.parametrize("length", [1, 2, 20, NODES - 1, NODES, NODES + 1, 90])
+@pytest.mark.parametrize("length", [1, 2, 20, TEXT_NODES - 1, TEXT_NODES, TEXT_NODES + 1, 90])
 @torch.inference_mode()
 def test_who_computes_a_token_does_not_depend_on_a_draft(length: int) -> None:
     """A first step with a chain or a tree leaves the rows of one without, whoever took the
@@ -231,14 +244,14 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str) -> None:
         held, found = model.cache(), []
         for low in range(0, len(text) - 1, count):
             tree = TokenTree(text[low]).chain(text[low + 1 : min(low + count, len(text) - 1)])
-            logits = mine(model, [held.prepare(Ask(tree), text[: low + 1], 999)[0]])
+            logits = executor_logits(model, [held.prepare(Ask(tree), text[: low + 1], 999)[0]])
             assert logits is not None
             found.append(logits.clone())
             held.finish()
             held.commit(text[: low + len(tree) + 1])
         return torch.cat(found)
 
-    whole = rows(NODES)
+    whole = rows(TEXT_NODES)
     if kind == "int8":
         assert all(torch.equal(whole, rows(count)) for count in (1, 2, 3, 5, 8, 16, 31))
     else:  # products of float32 are not ours to choose
@@ -263,7 +276,7 @@ def test_weights_of_8_bits_are_those_of_torch(family: str) -> None:
         return answer(model, held, Ask(TREE), text).logits
 
     theirs = rows()
-    model.use(Executor)
+    model.use(OnnxRuntimeExecutor)
     ours = rows()
     assert (ours - theirs).abs().max() <= 0.05 * theirs.abs().max()
     assert not torch.equal(ours, theirs)
@@ -272,7 +285,7 @@ def test_weights_of_8_bits_are_those_of_torch(family: str) -> None:
 @here
 @torch.inference_mode()
 def test_a_tree_that_grows_level_by_level_sees_what_it_saw() -> None:
-    grows(*(lm.models["target"] for lm in pair()))
+    growing_trees_agree(*(lm.models["target"] for lm in pair()))
 
 
 @here
@@ -282,7 +295,9 @@ def test_a_step_that_was_interrupted_leaves_nothing_half_done(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it was while it told the runtime what is new."""
-    interrupted(*(lm.models["target"] for lm in pair()), Executor, at, monkeypatch)
+    interruptions_leave_nothing_half_done(
+        *(lm.models["target"] for lm in pair()), OnnxRuntimeExecutor, at, monkeypatch
+    )
 
 
 @here
@@ -310,7 +325,7 @@ def test_growing_and_shared_caches_and_rows_in_any_order() -> None:
     one._allocate()
     two._allocate()
     tokens = [5, 6, 7, 8, 9]
-    for size in (3, 1, 1, 1, 2, 7, 1, 16, NODES, 1):
+    for size in (3, 1, 1, 1, 2, 7, 1, 16, TEXT_NODES, 1):
         tree = TokenTree(tokens[-1]).chain((i * 7) % 300 for i in range(1, size))
         rows = [*range(size)][::-1] if size % 2 else None
         ours, theirs = (
@@ -329,9 +344,10 @@ def test_what_it_does_not_do_is_torch_s() -> None:
     quick, slow = (lm.models["target"] for lm in pair())
     tokens = [5, 6, 7]
     ours, theirs = (
-        answer(m, m.cache(), Ask(TokenTree(7), taps=(1,)), tokens) for m in (quick, slow)
+        answer(m, m.cache(), Ask(TokenTree(7), layers=(1,)), tokens) for m in (quick, slow)
     )
-    assert torch.equal(ours.hidden[1], theirs.hidden[1])
+    assert close(ours.logits, theirs.logits)
+    refuses_what_is_not_plain(quick)  # type: ignore[arg-type]
     long = [
         i % 300 for i in range(CONTEXT - 1)
     ]  # a piece of it, and where the last place is no cache's any more
@@ -339,15 +355,15 @@ def test_what_it_does_not_do_is_torch_s() -> None:
         answer(quick, quick.cache(), Ask(TokenTree(long[-1])), long).logits, slow.score(long)
     )
     jobs = [quick.cache().prepare(Ask(TokenTree(7)), tokens, 999)[0] for _ in range(2)]
-    assert mine(quick, jobs) is None  # type: ignore[arg-type]
+    assert executor_logits(quick, jobs) is None  # type: ignore[arg-type]
 
 
 @here
 def test_another_number_of_threads_is_noticed() -> None:
     model = Decoder(llama(), "tiny", blocks)
-    model.use(Executor)
+    model.use(OnnxRuntimeExecutor)
     executor, before = model.executor, torch.get_num_threads()
-    assert isinstance(executor, Executor)
+    assert isinstance(executor, OnnxRuntimeExecutor)
     session = executor.session
     try:
         torch.set_num_threads(2 if before == 1 else 1)
@@ -361,15 +377,15 @@ def test_another_number_of_threads_is_noticed() -> None:
 def test_small_models_in_8_bits_have_it_and_others_do_not() -> None:
     lm = foretell.load("demo", dtype="int8")
     for model in lm.models.values():
-        assert isinstance(model, Decoder) and isinstance(model.executor, Executor)
+        assert isinstance(model, Decoder) and isinstance(model.executor, OnnxRuntimeExecutor)
         assert model.dtype == torch.float32 and model.narrow
-        assert isinstance(model.executor.others, openvino.Executor)
-        assert not model.executor.others.slots, "graphs that only a probe needed"
+        assert isinstance(model.executor.fallback, OpenVinoExecutor)
+        assert not model.executor.fallback.compiled, "graphs that only a probe needed"
     target = foretell.load("demo", dtype="int8", executor="openvino").models["target"]
-    assert isinstance(target, Decoder) and isinstance(target.executor, openvino.Executor)
+    assert isinstance(target, Decoder) and isinstance(target.executor, OpenVinoExecutor)
     assert target.dtype == torch.bfloat16
     wide = foretell.load("demo").models["target"]
-    assert isinstance(wide, Decoder) and isinstance(wide.executor, openvino.Executor)
+    assert isinstance(wide, Decoder) and isinstance(wide.executor, OpenVinoExecutor)
 
 
 @here
@@ -384,7 +400,7 @@ def test_large_models_and_those_without_8_bits_do_not_suit(monkeypatch: pytest.M
     monkeypatch.setattr("foretell.runtimes.onnxruntime.SMALL", 1000)
     assert not suits(hf)
     target = foretell.load("demo", dtype="int8", executor="onnxruntime").models["target"]
-    assert isinstance(target, Decoder) and isinstance(target.executor, Executor), (
+    assert isinstance(target, Decoder) and isinstance(target.executor, OnnxRuntimeExecutor), (
         "large ones have it by name"
     )
 
@@ -392,15 +408,15 @@ def test_large_models_and_those_without_8_bits_do_not_suit(monkeypatch: pytest.M
 @here
 def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="computes in float32"):
-        Decoder(llama().bfloat16(), "tiny", blocks).use(Executor)
+        Decoder(llama().bfloat16(), "tiny", blocks).use(OnnxRuntimeExecutor)
     with pytest.raises(Unsupported, match=r"executor='onnxruntime'.*float32"):
         foretell.load("demo", executor="onnxruntime")
     with pytest.raises(LookupError, match="loop over the layers"):
-        Decoder(families.tiny("gpt2"), "tiny").use(Executor)
-    runtime.cache_clear()
+        Decoder(families.tiny("gpt2"), "tiny").use(OnnxRuntimeExecutor)
+    library.cache_clear()
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LookupError, match=r"onnx is missing.*foretell\[cpu\]"):
-        Decoder(llama(), "tiny", blocks).use(Executor)
+        Decoder(llama(), "tiny", blocks).use(OnnxRuntimeExecutor)
     with pytest.raises(Unsupported, match=r"executor='onnxruntime'.*foretell\[cpu\]"):
         foretell.load("demo", dtype="int8", executor="onnxruntime")
     with pytest.raises(
@@ -413,47 +429,51 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @here
 def test_layers_of_another_build_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="of another build"):
-        Decoder(tiny("gemma2"), "tiny", blocks).use(Executor)
+        Decoder(tiny("gemma2"), "tiny", blocks).use(OnnxRuntimeExecutor)
     with pytest.raises(LookupError, match="multiple of 16"):
-        Decoder(small(), "tiny", blocks).use(Executor)
-    monkeypatch.setattr("foretell.runtimes.onnxruntime.LARGEST", 1000)
+        Decoder(small(), "tiny", blocks).use(OnnxRuntimeExecutor)
+    monkeypatch.setattr("foretell.runtimes.onnxruntime_graph.LARGEST", 1000)
     with pytest.raises(LookupError, match="more than 2 GB"):
-        Decoder(llama(), "tiny", blocks).use(Executor)
+        Decoder(llama(), "tiny", blocks).use(OnnxRuntimeExecutor)
 
 
 @both
 def test_a_refusal_leaves_the_executor_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Executor._run
-    monkeypatch.setattr(Executor, "_run", lambda self, job: run(self, job) * 1.01)
+    run = OnnxRuntimeExecutor._run
+
+    def wrong(self: OnnxRuntimeExecutor, job: Job) -> Computed:
+        return Computed(run(self, job).logits * 1.01)
+
+    monkeypatch.setattr(OnnxRuntimeExecutor, "_run", wrong)
     model = Decoder(llama(), "tiny", blocks)
-    model.use(openvino.Executor)
+    model.use(OpenVinoExecutor)
     before = model.executor
     with pytest.raises(LookupError, match="differ"):
-        model.use(partial(Executor, others=before))
+        model.use(partial(OnnxRuntimeExecutor, fallback=before))
     assert model.executor is before
 
-    def broken(self: Executor, threads: int) -> None:
+    def broken(*_: Any) -> None:
         raise RuntimeError("no such instruction\nand more")
 
-    monkeypatch.setattr(Executor, "_start", broken)
+    monkeypatch.setattr(OnnxRuntimeExecutor, "_open", broken)
     with pytest.raises(LookupError, match=r"it fails: no such instruction$"):
-        model.use(partial(Executor, others=before))
+        model.use(partial(OnnxRuntimeExecutor, fallback=before))
     assert model.executor is before and len(model.score([1, 2, 3])) == 1
 
 
 @here
 def test_an_audit_is_of_the_executor() -> None:
-    from foretell.measure.audit.copies import in_float32
+    from foretell.measure.audit import _in_float32
 
     lm = wrap(llama(), tokenizer(), name="tiny")
-    lm.models["target"].use(Executor)  # type: ignore[attr-defined]
-    assert isinstance(in_float32(lm).models["target"].executor, Executor)  # type: ignore[attr-defined]
+    lm.models["target"].use(OnnxRuntimeExecutor)  # type: ignore[attr-defined]
+    assert isinstance(_in_float32(lm)["target"].executor, OnnxRuntimeExecutor)  # type: ignore[attr-defined]
 
 
 @here
 def test_it_says_nothing_while_it_is_made(capfd: pytest.CaptureFixture[str]) -> None:
     model = Decoder(llama(), "tiny", blocks)
-    model.use(Executor)
+    model.use(OnnxRuntimeExecutor)
     model.score([1, 2, 3])
     assert capfd.readouterr() == ("", "")
 
@@ -461,3 +481,93 @@ def test_it_says_nothing_while_it_is_made(capfd: pytest.CaptureFixture[str]) -> 
 @here
 def test_a_cache_is_torch_s_where_nobody_else_has_one() -> None:
     assert type(pair()[0].models["target"].cache()) is Cache
+
+
+@here
+@torch.inference_mode()
+def test_hidden_states_are_those_of_torch() -> None:
+    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick.use(OnnxRuntimeExecutor)
+    hidden_states_are_those_of_torch(quick, slow, batches=False)
+
+
+@both
+@torch.inference_mode()
+def test_hidden_states_of_long_texts_and_batches_are_the_fallback_s() -> None:
+    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick.use(OpenVinoExecutor)
+    quick.use(partial(OnnxRuntimeExecutor, fallback=quick.executor))
+    assert quick.executor is not None and quick.executor.fallback is not None
+    hidden_states_are_those_of_torch(quick, slow)
+    # Those that only the fallback was asked for are left out where both give a part.
+    text = [(7 * i) % 300 for i in range(TEXT_NODES + 9)]
+    first, _ = quick.cache().prepare(Ask(TokenTree(5)), [4, 5], 999)
+    quick.executor.fallback([first], 1, (0, 1, 2))
+    ask = Ask(TokenTree(text[-1]).chain([3, 4]).chain([5], at=0), taps=(1,))
+    ours, theirs = (answer(m, m.cache(), ask, text) for m in (quick, slow))
+    assert ours.hidden.keys() == theirs.hidden.keys()
+    assert close(ours.hidden[1], theirs.hidden[1])
+
+
+@here
+@torch.inference_mode()
+def test_hidden_states_with_weights_of_8_bits() -> None:
+    model = narrow()
+    tree = TokenTree(7).chain([1, 2])
+    job, _ = model.cache().prepare(Ask(tree), [5, 6, 7], 999)
+    assert model.executor is not None
+    computed = model.executor([job], torch.get_num_threads(), (0, 2))
+    assert computed is not None
+    executor, model.executor = model.executor, None
+    theirs = answer(model, model.cache(), Ask(tree, taps=(0, 2)), [5, 6, 7])
+    model.executor = executor
+    assert torch.equal(computed.hidden[0], theirs.hidden[0])
+    distance = (computed.hidden[2] - theirs.hidden[2]).abs().max()
+    assert 0 < distance <= 0.05 * theirs.hidden[2].abs().max()
+
+
+@here
+def test_texts_are_the_same_before_and_after_a_tap() -> None:
+    lm = wrap(llama(), tokenizer(), name="tiny")
+    lm.models["target"].use(OnnxRuntimeExecutor)  # type: ignore[attr-defined]
+    other_texts_stay_the_same(lm)
+
+
+@here
+@torch.inference_mode()
+def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick.use(OnnxRuntimeExecutor)
+    export = onnxruntime.export
+
+    def refuses(graph: Any, *args: Any) -> bytes:
+        if graph.taps:
+            raise LookupError("no such output")
+        return export(graph, *args)
+
+    monkeypatch.setattr(onnxruntime, "export", refuses)
+    ask = Ask(TokenTree(7).chain([1]), taps=(1,))
+    with pytest.warns(UserWarning, match="onnxruntime.*no such output.*others compute"):
+        ours = answer(quick, quick.cache(), ask, [5, 6, 7])
+    again = answer(quick, quick.cache(), ask, [5, 6, 7])  # and it is said once
+    theirs = answer(slow, slow.cache(), ask, [5, 6, 7])
+    assert torch.equal(ours.hidden[1], theirs.hidden[1])
+    assert torch.equal(again.hidden[1], theirs.hidden[1])
+    job, _ = quick.cache().prepare(Ask(TokenTree(7)), [5, 6, 7], 999)
+    logits = executor_logits(quick, [job])
+    assert logits is not None and close(logits, slow.score([5, 6, 7]))
+
+
+@both
+@torch.inference_mode()
+def test_what_is_released_is_built_again() -> None:
+    quick = narrow(beside=True)
+    executor = quick.executor
+    assert isinstance(executor, OnnxRuntimeExecutor)
+    assert isinstance(executor.fallback, OpenVinoExecutor)
+    before = quick.score([5, 6, 7], TokenTree(7).chain([1, 2]))
+    executor.release()
+    assert executor.session is None and not executor.fallback.compiled
+    assert torch.equal(quick.score([5, 6, 7], TokenTree(7).chain([1, 2])), before)

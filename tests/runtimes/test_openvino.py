@@ -4,26 +4,40 @@ ours.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
+import weakref
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import foretell
 from foretell import LM, wrap
+from foretell.core.model import Computed
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.int8 import quantize
-from foretell.runtimes.openvino import SIZES, Executor, Slot, runtime
+from foretell.runtimes.openvino import SIZES, OpenVinoExecutor
+from foretell.runtimes.openvino_compiled import CompiledGraph
+from foretell.runtimes.openvino_graph import Recording, library
 from tests.families.families import WINDOW, tiny
-from tests.families.steps import close, grows, interrupted, mine
 from tests.families.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
+from tests.runtimes.questions import (
+    close,
+    executor_logits,
+    growing_trees_agree,
+    hidden_states_are_those_of_torch,
+    interruptions_leave_nothing_half_done,
+    other_texts_stay_the_same,
+    refuses_what_is_not_plain,
+)
 from tests.tiny import CONTEXT, llama, tokenizer
 
 here = pytest.mark.skipif(
@@ -43,7 +57,7 @@ WINDOWED = [name for name in TAKEN if any(w is not None for w in decoder(name).l
 @cache
 def fast(family: str) -> Decoder:
     model = Decoder(tiny(family), family, blocks)
-    model.use(Executor)
+    model.use(OpenVinoExecutor)
     return model
 
 
@@ -74,11 +88,11 @@ def test_a_chain_beyond_its_window_is_taken_and_a_tree_is_not(family: str) -> No
         TokenTree(text[-1]).chain([3, 4]).chain([5], at=0),
     )
     job, _ = quick.cache().prepare(Ask(chain), text, 999)
-    logits = mine(quick, [job])
+    logits = executor_logits(quick, [job])
     assert logits is not None and close(logits, slow.score(text, chain))
-    assert mine(quick, [quick.cache().prepare(Ask(tree), text, 999)[0]]) is None
+    assert executor_logits(quick, [quick.cache().prepare(Ask(tree), text, 999)[0]]) is None
     short, other = text[: WINDOW - 4], TokenTree(text[WINDOW - 5]).chain([3, 4]).chain([5], at=0)
-    logits = mine(quick, [quick.cache().prepare(Ask(other), short, 999)[0]])
+    logits = executor_logits(quick, [quick.cache().prepare(Ask(other), short, 999)[0]])
     assert logits is not None and close(logits, slow.score(short, other))
     assert close(quick.score(text, tree), slow.score(text, tree))
 
@@ -98,10 +112,10 @@ def test_many_requests_in_one_forward_are_as_if_alone() -> None:
     ]
     for several in (asks, asks * 5):  # in a graph of a size, and in the one for any
         jobs = [quick.cache().prepare(Ask(tree), tokens, 999)[0] for tokens, tree in several]
-        logits = mine(quick, jobs)
+        logits = executor_logits(quick, jobs)
         assert logits is not None
         rows = logits.split([len(job.rows) for job in jobs])
-        assert all(close(mine, slow.score(*ask)) for mine, ask in zip(rows, several, strict=True))
+        assert all(close(row, slow.score(*ask)) for row, ask in zip(rows, several, strict=True))
     one, two = (
         lm.generate(["def f(", "class A:", "x = "], "ngram", max_new_tokens=24) for lm in pair()
     )
@@ -123,8 +137,8 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
     if kind == "int8":
         quantize(hf)
     model = Decoder(hf, "tiny", blocks)
-    model.use(Executor)
-    assert isinstance(model.executor, Executor)
+    model.use(OpenVinoExecutor)
+    assert isinstance(model.executor, OpenVinoExecutor)
     model.executor.sizes = model.executor.sizes if small else ()
     text = [(13 * i * i + 5 * i) % 300 for i in range(150)]
 
@@ -137,7 +151,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
                 model.cache().prepare(Ask(TokenTree(7)), [5, 6, 7][: 1 + i], 999)[0]
                 for i in range(beside)
             ]
-            logits = mine(model, jobs)
+            logits = executor_logits(model, jobs)
             assert logits is not None
             found.append(logits[: len(tree)])
             cache.finish()
@@ -154,24 +168,24 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
 @here
 @torch.inference_mode()
 def test_a_tree_that_grows_level_by_level_sees_what_it_saw() -> None:
-    grows(*(lm.models["target"] for lm in pair()))
+    growing_trees_agree(*(lm.models["target"] for lm in pair()))
 
 
 @here
 @torch.inference_mode()
 def test_requests_that_one_memory_cannot_hold() -> None:
     quick, slow = (Decoder(llama(), "tiny") for _ in range(2))
-    quick.use(Executor)
-    assert isinstance(quick.executor, Executor)
+    quick.use(OpenVinoExecutor)
+    assert isinstance(quick.executor, OpenVinoExecutor)
     # the second cache of 256 rows finds no room beside the first and what is spared
-    quick.executor.pool.rows = 512
+    quick.executor.pool.segment_rows = 512
     texts = [[5, 6, 7], [7, 8], [9, 10, 11, 12]]
     jobs = [quick.cache().prepare(Ask(TokenTree(text[-1])), text, 999)[0] for text in texts]
     low, high = quick.executor.pool.segments[0].free[-1]
     assert quick.executor.pool.segments[0].take(high - low) == low
     jobs[1] = quick.cache().prepare(Ask(TokenTree(8)), texts[1], 999)[0]
     assert len({job.cache.lease.segment for job in jobs}) == 2  # type: ignore[attr-defined]
-    logits = mine(quick, jobs)
+    logits = executor_logits(quick, jobs)
     assert logits is not None
     assert all(close(row, slow.score(text)[0]) for row, text in zip(logits, texts, strict=True))
 
@@ -179,7 +193,7 @@ def test_requests_that_one_memory_cannot_hold() -> None:
 @here
 def test_a_softcap_stays_with_torch() -> None:
     with pytest.raises(LookupError, match="softcap"):
-        Decoder(tiny("gemma2"), "tiny").use(Executor)
+        Decoder(tiny("gemma2"), "tiny").use(OpenVinoExecutor)
 
 
 @here
@@ -187,7 +201,7 @@ def test_a_softcap_stays_with_torch() -> None:
 def test_experts_chosen_by_python_stay_with_torch(family: str) -> None:
     model = Decoder(tiny(family), family)
     try:
-        model.use(Executor)
+        model.use(OpenVinoExecutor)
     except LookupError as error:
         assert str(error)
         assert model.executor is None
@@ -202,7 +216,7 @@ def test_experts_chosen_by_python_stay_with_torch(family: str) -> None:
 def pair() -> tuple[LM, LM]:
     quick, slow = (wrap(llama(), tokenizer(), llama(1), "tiny") for _ in range(2))
     for model in quick.models.values():
-        model.use(Executor)  # type: ignore[attr-defined]
+        model.use(OpenVinoExecutor)  # type: ignore[attr-defined]
     return quick, slow
 
 
@@ -213,7 +227,9 @@ def test_a_step_that_was_interrupted_leaves_nothing_half_done(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it was while it told the runtime what is new."""
-    interrupted(*(lm.models["target"] for lm in pair()), Slot, at, monkeypatch)
+    interruptions_leave_nothing_half_done(
+        *(lm.models["target"] for lm in pair()), CompiledGraph, at, monkeypatch
+    )
 
 
 @here
@@ -246,12 +262,12 @@ def test_logits_that_somebody_holds_are_left_alone(monkeypatch: pytest.MonkeyPat
             ).logits.data_ptr()
         )
     assert len(places) <= 2
-    assert isinstance(quick, Decoder) and isinstance(quick.executor, Executor)
-    for slot in quick.executor.slots.values():
-        slot.lent.blocks.clear()
-    monkeypatch.setattr("foretell.ops.rows.LARGE", 1)
+    assert isinstance(quick, Decoder) and isinstance(quick.executor, OpenVinoExecutor)
+    for graph in quick.executor.compiled.values():
+        graph.logits_memory.blocks.clear()
+    monkeypatch.setattr("foretell.runtimes.buffers.KEPT_BYTES", 1)
     quick.score([5, 6, 7])
-    assert not any(slot.lent.blocks for slot in quick.executor.slots.values())
+    assert not any(graph.logits_memory.blocks for graph in quick.executor.compiled.values())
 
 
 @here
@@ -297,10 +313,11 @@ def test_what_it_does_not_do_is_torch_s() -> None:
     tokens = [5, 6, 7]
     before = quick.calls
     ours, theirs = (
-        answer(m, m.cache(), Ask(TokenTree(7), taps=(1,)), tokens) for m in (quick, slow)
+        answer(m, m.cache(), Ask(TokenTree(7), layers=(1,)), tokens) for m in (quick, slow)
     )
-    assert torch.equal(ours.hidden[1], theirs.hidden[1])
+    assert torch.equal(ours.logits, theirs.logits)
     assert quick.calls > before
+    refuses_what_is_not_plain(quick)
     long = [i % 300 for i in range(CONTEXT - 1)]
     assert close(
         answer(quick, quick.cache(), Ask(TokenTree(long[-1])), long).logits, slow.score(long)
@@ -310,28 +327,28 @@ def test_what_it_does_not_do_is_torch_s() -> None:
 @here
 def test_another_number_of_threads_is_noticed() -> None:
     model = Decoder(llama(), "tiny")
-    model.use(Executor)
+    model.use(OpenVinoExecutor)
     executor, before = model.executor, torch.get_num_threads()
-    assert isinstance(executor, Executor)
-    slots = dict(executor.slots)
+    assert isinstance(executor, OpenVinoExecutor)
+    graphs = dict(executor.compiled)
     try:
         torch.set_num_threads(2 if before == 1 else 1)
         model.score([1, 2, 3])
         assert executor.threads == torch.get_num_threads()
-        assert not set(slots.values()) & set(executor.slots.values())
+        assert not set(graphs.values()) & set(executor.compiled.values())
     finally:
         torch.set_num_threads(before)
 
 
 def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="does not compute in"):
-        Decoder(llama().double(), "tiny").use(Executor)
+        Decoder(llama().double(), "tiny").use(OpenVinoExecutor)
     with pytest.raises(LookupError, match="loop over the layers"):
-        Decoder(tiny("gpt2"), "tiny").use(Executor)
-    runtime.cache_clear()
+        Decoder(tiny("gpt2"), "tiny").use(OpenVinoExecutor)
+    library.cache_clear()
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(LookupError, match=r"foretell\[cpu\]"):
-        Decoder(llama(), "tiny").use(Executor)
+        Decoder(llama(), "tiny").use(OpenVinoExecutor)
     with pytest.raises(Unsupported, match=r"executor='openvino'.*foretell\[cpu\]"):
         foretell.load("demo", executor="openvino")
     assert foretell.load("demo").models["target"].executor is None  # type: ignore[attr-defined]
@@ -344,25 +361,29 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @here
 def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Executor.__call__
-    monkeypatch.setattr(
-        Executor, "__call__", lambda self, jobs, threads: run(self, jobs, threads) * 1.01
-    )
+    run = OpenVinoExecutor.__call__
+
+    def wrong(self: OpenVinoExecutor, *args: Any) -> Computed:
+        computed = run(self, *args)
+        assert computed is not None
+        return Computed(computed.logits * 1.01)
+
+    monkeypatch.setattr(OpenVinoExecutor, "__call__", wrong)
     model = Decoder(llama(), "tiny")
     with pytest.raises(LookupError, match="differ"):
-        model.use(Executor)
+        model.use(OpenVinoExecutor)
     assert model.executor is None
 
 
 @here
 def test_a_graph_that_fails_when_it_runs_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Executor, size: int) -> None:
+    def broken(*_: Any) -> None:
         raise RuntimeError("no such instruction\nand more")
 
-    monkeypatch.setattr(Executor, "_compile", broken)
+    monkeypatch.setattr(Recording, "compile", broken)
     model = Decoder(llama(), "tiny")
     with pytest.raises(LookupError, match=r"it fails: no such instruction$"):
-        model.use(Executor)
+        model.use(OpenVinoExecutor)
     assert model.executor is None
     assert len(model.score([1, 2, 3])) == 1
 
@@ -370,21 +391,107 @@ def test_a_graph_that_fails_when_it_runs_is_left_to_torch(monkeypatch: pytest.Mo
 @here
 def test_what_it_has_no_rule_for_is_named() -> None:
     with pytest.raises(LookupError, match="No conversion rule found for operations"):
-        Decoder(tiny("mixtral"), "tiny").use(Executor)
+        Decoder(tiny("mixtral"), "tiny").use(OpenVinoExecutor)
 
 
 @here
 def test_an_audit_is_of_the_executor() -> None:
-    from foretell.measure.audit.copies import in_float32
+    from foretell.measure.audit import _in_float32
 
     lm = wrap(llama().bfloat16(), tokenizer(), name="tiny")
-    assert in_float32(lm).models["target"].executor is None  # type: ignore[attr-defined]
-    lm.models["target"].use(Executor)  # type: ignore[attr-defined]
-    wide = in_float32(lm).models["target"]
-    assert isinstance(wide.executor, Executor) and wide.dtype == torch.float32  # type: ignore[attr-defined]
+    assert _in_float32(lm)["target"].executor is None  # type: ignore[attr-defined]
+    lm.models["target"].use(OpenVinoExecutor)  # type: ignore[attr-defined]
+    wide = _in_float32(lm)["target"]
+    assert isinstance(wide.executor, OpenVinoExecutor) and wide.dtype == torch.float32  # type: ignore[attr-defined]
 
 
 @here
 def test_it_reports_to_nobody() -> None:
-    Decoder(llama(), "tiny").use(Executor)
+    Decoder(llama(), "tiny").use(OpenVinoExecutor)
     assert sys.modules.get("openvino_telemetry") is None
+
+
+@here
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_hidden_states_are_those_of_torch(
+    small: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With graphs of fixed sizes, long texts in pieces, and with one graph for any number."""
+    monkeypatch.setattr("foretell.runtimes.openvino.PIECE", 16)
+    quick, slow = (Decoder(llama().to(dtype), "tiny", blocks) for _ in range(2))
+    quick.use(OpenVinoExecutor)
+    assert isinstance(quick.executor, OpenVinoExecutor)
+    quick.executor.sizes = SIZES if small else ()
+    hidden_states_are_those_of_torch(quick, slow, 1e-4 if dtype == torch.float32 else 0.2)
+
+
+@here
+@pytest.mark.parametrize("family", ["gemma3_text"])
+@torch.inference_mode()
+def test_hidden_states_of_other_families(family: str) -> None:
+    quick, slow = Decoder(tiny(family), family, blocks), decoder(family)
+    quick.use(OpenVinoExecutor)
+    taps = tuple(range(len(quick.layout) + 1))
+    ours, theirs = (
+        answer(m, m.cache(), Ask(TokenTree(7).chain([1, 2]), taps=taps), [5, 6, 7])
+        for m in (quick, slow)
+    )
+    assert all(close(ours.hidden[tap], theirs.hidden[tap]) for tap in taps)
+    assert quick.executor is not None and quick.width == quick.executor.size > 0
+
+
+@here
+def test_texts_are_the_same_before_and_after_a_tap() -> None:
+    lm = wrap(llama(), tokenizer(), name="tiny")
+    lm.models["target"].use(OpenVinoExecutor)  # type: ignore[attr-defined]
+    other_texts_stay_the_same(lm)
+
+
+@here
+@torch.inference_mode()
+def test_a_tap_leaves_no_second_copy_of_the_weights() -> None:
+    model = Decoder(llama(), "tiny", blocks)
+    model.use(OpenVinoExecutor)
+    executor = model.executor
+    assert isinstance(executor, OpenVinoExecutor)
+    model.score([1, 2, 3])
+    before = [weakref.ref(graph) for graph in executor.compiled.values()]
+    recorded = weakref.ref(executor.recording.forward_graph)
+    answer(model, model.cache(), Ask(TokenTree(7), taps=(1,)), [5, 6, 7])
+    graphs = dict(executor.compiled)
+    gc.collect()
+    assert before and not any(graph() for graph in before) and recorded() is None
+    answer(model, model.cache(), Ask(TokenTree(7), taps=(1,)), [5, 6, 7])
+    answer(model, model.cache(), Ask(TokenTree(7)), [5, 6, 7])
+    assert executor.compiled == graphs, "built once for a tap"
+    answer(model, model.cache(), Ask(TokenTree(7), taps=(0,)), [5, 6, 7])
+    assert executor.recording.forward_graph.taps == (0, 1)
+
+
+@here
+@torch.inference_mode()
+def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick.use(OpenVinoExecutor)
+    convert = Recording._convert
+
+    def refuses(self: Recording) -> Any:
+        if self.forward_graph.taps:
+            raise LookupError("no such output")
+        return convert(self)
+
+    monkeypatch.setattr(Recording, "_convert", refuses)
+    ask = Ask(TokenTree(7).chain([1]), taps=(1,))
+    with pytest.warns(UserWarning, match="openvino.*no such output.*torch computes"):
+        ours = answer(quick, quick.cache(), ask, [5, 6, 7])
+    again = answer(quick, quick.cache(), ask, [5, 6, 7])  # and it is said once
+    theirs = answer(slow, slow.cache(), ask, [5, 6, 7])
+    assert torch.equal(ours.hidden[1], theirs.hidden[1])
+    assert torch.equal(again.hidden[1], theirs.hidden[1])
+    job, _ = quick.cache().prepare(Ask(TokenTree(7)), [5, 6, 7], 999)
+    logits = executor_logits(quick, [job])
+    assert logits is not None and close(logits, slow.score([5, 6, 7]))

@@ -17,13 +17,13 @@ CPU = torch.device("cpu")
 
 def pool(rows: int = 8 * BLOCK) -> Pool:
     made = Pool(LAYOUT, torch.float32, spare=BLOCK)
-    made.rows = rows
+    made.segment_rows = rows
     return made
 
 
 def test_caches_of_a_pool_share_its_memory_and_no_row() -> None:
     it = pool()
-    one, two = (it.kind(LAYOUT, torch.float32, CPU, 2 * BLOCK) for _ in range(2))
+    one, two = (it.cache_type(LAYOUT, torch.float32, CPU, 2 * BLOCK) for _ in range(2))
     assert len(it.segments) == 1
     for cache, value in ((one, 1.0), (two, 2.0)):
         for part in (*cache.k, *cache.v):
@@ -41,7 +41,7 @@ def test_caches_of_a_pool_share_its_memory_and_no_row() -> None:
 
 def test_blocks_of_a_head_lie_where_the_runtime_looks_for_them() -> None:
     it = pool()
-    cache = it.kind(LAYOUT, torch.float32, CPU, 2 * BLOCK)
+    cache = it.cache_type(LAYOUT, torch.float32, CPU, 2 * BLOCK)
     cache.k[0][1, BLOCK + 3] = 7.0  # of the second head, in its second block
     block = (2 * cache.lease.low + (cache.lease.high - cache.lease.low)) // BLOCK + 1
     assert bool((it.segments[0].keys[1][0].view(-1, BLOCK, 4)[block, 3] == 7).all())
@@ -49,7 +49,7 @@ def test_blocks_of_a_head_lie_where_the_runtime_looks_for_them() -> None:
 
 def test_a_cache_that_grows_keeps_its_rows_and_gives_the_old_ones_back() -> None:
     it = pool()
-    cache = it.kind(LAYOUT, torch.float32, CPU, BLOCK)
+    cache = it.cache_type(LAYOUT, torch.float32, CPU, BLOCK)
     cache.length = 5
     cache.k[0][:, :5] = 3.0
     cache._own(BLOCK + 1)
@@ -67,13 +67,13 @@ def test_a_cache_that_grows_keeps_its_rows_and_gives_the_old_ones_back() -> None
 
 def test_a_full_pool_gets_another_segment_and_drops_one_without_caches() -> None:
     it = pool(3 * BLOCK)
-    caches = [it.kind(LAYOUT, torch.float32, CPU, BLOCK) for _ in range(3)]
+    caches = [it.cache_type(LAYOUT, torch.float32, CPU, BLOCK) for _ in range(3)]
     assert [len(s.free) for s in it.segments] == [0, 1]
-    large = it.kind(LAYOUT, torch.float32, CPU, 16 * BLOCK)
+    large = it.cache_type(LAYOUT, torch.float32, CPU, 16 * BLOCK)
     assert len(it.segments) == 3 and large.k[0].shape == (2, 16 * BLOCK, 4)
     del caches, large
     gc.collect()
-    it.kind(LAYOUT, torch.float32, CPU, 32 * BLOCK)
+    it.cache_type(LAYOUT, torch.float32, CPU, 32 * BLOCK)
     assert len(it.segments) == 1
 
 

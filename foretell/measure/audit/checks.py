@@ -14,7 +14,6 @@ from foretell.core.model import Model
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.families.exact import compare
 from foretell.measure.audit.copies import Copy
 from foretell.measure.audit.report import FAILED, HELD, Check, Drafts
 from foretell.measure.audit.runs import (
@@ -24,6 +23,7 @@ from foretell.measure.audit.runs import (
     has_coarse_activations,
     has_exact_bits,
 )
+from foretell.measure.bits import compare
 
 # How far the logits of a tie may be apart, in units in the last place of the row's largest logit.
 TIE = {torch.float64: 64, torch.float32: 64, torch.bfloat16: 2, torch.float16: 2}

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import torch
 
-from foretell.core.context import Request
+from foretell.core.context import Request, Stores
 from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.sampling import Sampler
@@ -127,7 +127,7 @@ def plain_law(
     return whole
 
 
-def _learnt_stores(models: dict[str, Model], strategy: Strategy) -> dict[Any, Any]:
+def _learnt_stores(models: dict[str, Model], strategy: Strategy) -> Stores:
     """What the engine's shared stores hold after two texts."""
     engine = Engine(models)
     for seed in range(2):

@@ -1,0 +1,44 @@
+"""What computes a Decoder's forward in torch's place: an executor, and what it returns.
+
+An executor stores the keys and values of the new nodes in the jobs' caches and returns logits and
+hidden states. It takes plain jobs only; for anything it cannot compute it returns None, and torch
+computes these jobs on the same caches. `registry.py` finds executors by their files' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from foretell.core.cache import Cache
+from foretell.core.model import Computed
+from foretell.memory.job import Job
+
+
+class Executor(Protocol):
+    """Computes forwards in torch's place.
+
+    `name`: the name of its file, as users give it. `size`: nodes that the last forward computed,
+    padding included. `sizes`: the numbers of nodes that forwards are padded to, () if any number
+    is computed as it is. `fallback`: the executor of what this one leaves, None: torch.
+    """
+
+    name: str
+    size: int
+    sizes: tuple[int, ...]
+    fallback: Executor | None
+
+    def cache(self) -> Cache:
+        """An empty cache whose rows this executor, its fallback and torch can read and write."""
+
+    def warm(self, job: Job, taps: Sequence[int] = ()) -> None:
+        """Builds what this job needs, before its forward is timed. By default there is nothing."""
+        return
+
+    def release(self) -> None:
+        """Lets go of the graphs built so far. Those that are needed again are built again."""
+
+    def __call__(
+        self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
+    ) -> Computed | None:
+        """One forward of these jobs; None: torch is to compute them."""
