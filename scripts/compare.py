@@ -22,7 +22,8 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,58 +33,148 @@ from rich.progress import track
 
 import foretell
 from foretell.measure import peers
+from foretell.measure.bench import Method
 from foretell.measure.peers import Peer, Place
 from foretell.measure.profiling import processor
 from foretell.measure.prompts import read_prompts
+from foretell.ops.files import write_text
 
 PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
-Run = tuple[
-    float, list[int], float, float
-]  # tokens/s after the first token, tokens, MAT, host milliseconds a step
+BASE = "transformers"  # the contender that speeds and tokens are compared with
+PLAIN = "foretell plain"
+PAUSE = 0.02  # seconds: threads of the run before go on spinning for some milliseconds
 
 
-def stock(peer: Peer, tokens: int, temperature: float) -> Callable[[list[int]], Run]:
+@dataclass
+class Run:
+    """One answer. `speed`: tokens/s after the first token; `host_ms`: host milliseconds a step."""
+
+    speed: float
+    tokens: list[int]
+    mat: float
+    host_ms: float
+
+
+@dataclass
+class Figures:
+    """What was measured of one contender on one set. `same`: answers with the tokens of BASE."""
+
+    runs: list[Run] = field(default_factory=list)
+    same: int = 0
+
+
+Contender = Callable[[list[int]], Run]
+
+
+def stock(peer: Peer, tokens: int, temperature: float) -> Contender:
     """One way of transformers' generate."""
 
     def run(ids: list[int]) -> Run:
-        found = peer.run(ids, tokens, temperature, 0)
-        later, seconds = sum(found.counts[1:]), found.times[-1] - found.times[0]
-        return (
-            later / seconds if later else 0.0,
-            found.tokens,
-            later / max(1, len(found.counts) - 1),
-            0.0,
-        )
+        measured = peer.run(ids, tokens, temperature, 0)
+        later = sum(measured.counts[1:])
+        seconds = measured.times[-1] - measured.times[0]
+        speed = later / seconds if later else 0.0
+        return Run(speed, measured.tokens, later / max(1, len(measured.counts) - 1), 0.0)
 
     return run
 
 
-def ours(
-    lm: foretell.LM, method: str, tokens: int, temperature: float
-) -> Callable[[list[int]], Run]:
+def ours(method: Method, tokens: int, temperature: float) -> Contender:
     def run(ids: list[int]) -> Run:
-        out = lm.generate(ids, method=method, max_new_tokens=tokens, temperature=temperature)
-        host = 1000 * out.stats.host_s / (out.stats.steps + 1)
-        return out.stats.tokens_per_s, out.tokens, out.stats.mat, host
+        (measured,) = method.run([ids], tokens, temperature, 0)
+        stats = measured.stats
+        host_ms = 1000 * stats.host_s / (stats.steps + 1)
+        return Run(stats.tokens_per_s, measured.tokens, stats.mat, host_ms)
 
     return run
 
 
 def held_out(lm: foretell.LM, name: str) -> list[list[int]]:
-    return [lm.encode(str(p)) for p in read_prompts(PROMPTS / f"{name}.jsonl")]
+    return [lm.encode(str(prompt)) for prompt in read_prompts(PROMPTS / f"{name}.jsonl")]
 
 
 def unpredictable(lm: foretell.LM) -> list[list[int]]:
     """Eight prompts of 64 random tokens, the same every time."""
     draw = torch.Generator().manual_seed(0)
-    return [
-        torch.randint(2, lm.models["target"].vocab, (64,), generator=draw).tolist()
-        for _ in range(8)
-    ]
+    vocab = lm.models["target"].vocab
+    return [torch.randint(2, vocab, (64,), generator=draw).tolist() for _ in range(8)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def measure(
+    contenders: Mapping[str, Contender],
+    methods: Sequence[Method],
+    name: str,
+    prompts: Sequence[list[int]],
+    rounds: int,
+) -> dict[str, Figures]:
+    """Every prompt by every contender, `rounds` times after a warm-up, whose tokens are compared.
+
+    `methods`: the contenders of ours, which forget before every round what they have learnt;
+    `name`: of the set, for the bar.
+    """
+    figures = {contender: Figures() for contender in contenders}
+    order = random.Random(0)
+    for turn in track(range(rounds + 1), description=name):
+        for method in methods:
+            method.forget()
+        for ids in prompts:
+            results = {}
+            for contender in order.sample(list(contenders), len(contenders)):
+                time.sleep(PAUSE)
+                results[contender] = contenders[contender](ids)
+            for contender, run in results.items():
+                if turn:
+                    figures[contender].runs.append(run)
+                else:
+                    figures[contender].same += run.tokens == results[BASE].tokens
+    return figures
+
+
+def summary(figures: Mapping[str, Figures], prompts: int) -> dict[str, dict[str, Any]]:
+    """The rounded numbers of one set, by contender."""
+    rows = {}
+    for contender, measured in figures.items():
+        runs = measured.runs
+        against_base = sorted(ratios(runs, figures[BASE].runs))
+        tenth = len(against_base) // 10
+        low, high = against_base[tenth], against_base[-1 - tenth]
+        against_plain = ratios(runs, figures[PLAIN].runs) if PLAIN in figures else []
+        rows[contender] = {
+            "tokens_per_s": round(statistics.median(run.speed for run in runs), 1),
+            "ratio": round(statistics.median(against_base), 2),
+            "range": [round(low, 2), round(high, 2)],
+            "ratio_to_plain": round(statistics.median(against_plain), 2) if against_plain else None,
+            "MAT": round(statistics.mean(run.mat for run in runs), 2),
+            "host_ms_per_step": round(statistics.median(run.host_ms for run in runs), 3),
+            "same_tokens_as_transformers": f"{measured.same}/{prompts}",
+        }
+    return rows
+
+
+def ratios(runs: Sequence[Run], others: Sequence[Run]) -> list[float]:
+    """Of speeds on the same prompt in the same round, where both are known."""
+    pairs = zip(runs, others, strict=True)
+    return [run.speed / other.speed for run, other in pairs if run.speed > 0 and other.speed > 0]
+
+
+def show(report: Mapping[str, Mapping[str, Mapping[str, Any]]], contenders: Sequence[str]) -> None:
+    """Prints the table in Markdown."""
+    head = " | ".join(f"{name} tok/s | x | MAT | same" for name in report)
+    print(f"| | {head} |\n|---|" + "---|" * (4 * len(report)))
+    for contender in contenders:
+        cells = []
+        for rows in report.values():
+            row = rows[contender]
+            low, high = row["range"]
+            cells.append(str(row["tokens_per_s"]))
+            cells.append(f"{row['ratio']} ({low} to {high})")
+            cells.append(str(row["MAT"]))
+            cells.append(row["same_tokens_as_transformers"])
+        print(f"| {contender} | " + " | ".join(cells) + " |")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--draft", default=None)
     parser.add_argument("--dtype", default="bfloat16")
@@ -94,99 +185,49 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sets", default="code,docs,prose,edits,repetitive")
     parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     lm = foretell.load(args.model, draft=args.draft, dtype=args.dtype)
-    small = args.draft or str(Path(str(lm.path)).parent / "demo-draft")
-    place = Place(str(lm.path), small, args.dtype, "cpu", args.threads)
-    contenders = {
-        p.name: stock(p, args.tokens, args.temperature)
-        for p in peers.contenders("transformers", place)
-    }
-    contenders |= {
-        f"foretell {m}": ours(lm, m, args.tokens, args.temperature) for m in args.methods.split(";")
-    }
-    report: dict[str, dict[str, dict[str, Any]]] = {}
+    lm.measure()  # or it would be done within the first run
+    draft = args.draft or str(Path(str(lm.path)).parent / "demo-draft")
+    place = Place(str(lm.path), draft, args.dtype, "cpu", args.threads)
+    contenders: dict[str, Contender] = {}
+    for peer in peers.contenders("transformers", place):
+        contenders[peer.name] = stock(peer, args.tokens, args.temperature)
+    methods = [Method(lm, spec) for spec in args.methods.split(";")]
+    for method in methods:
+        contenders[f"foretell {method.name}"] = ours(method, args.tokens, args.temperature)
+    report = {}
     for name in args.sets.split(","):
         prompts = unpredictable(lm) if name == "random" else held_out(lm, name)
-        speeds: dict[str, list[float]] = {c: [] for c in contenders}
-        mats: dict[str, list[float]] = {c: [] for c in contenders}
-        hosts: dict[str, list[float]] = {c: [] for c in contenders}
-        same: dict[str, int] = dict.fromkeys(contenders, 0)
-        order = random.Random(0)
-        for turn in track(range(args.rounds + 1), description=name):
-            # Or a drafter that learns would know a text from the last round, or from a contender
-            # that shares its store.
-            stores: dict[str, dict[Hashable, Any]] = {c: {} for c in contenders}
-            for ids in prompts:
-                results = {}
-                for c in order.sample(list(contenders), len(contenders)):
-                    lm.engine.stores = stores[c]
-                    time.sleep(
-                        0.02
-                    )  # threads of the one before go on spinning for some milliseconds
-                    results[c] = contenders[c](ids)
-                if turn == 0:
-                    for c, (_, new, _, _) in results.items():
-                        same[c] += new == results["transformers"][1]
-                    continue
-                for c, (speed, _, mat, host) in results.items():
-                    speeds[c].append(speed)
-                    mats[c].append(mat)
-                    hosts[c].append(host)
-        report[name] = {}
-        for c in contenders:
-            pairs = zip(speeds[c], speeds["transformers"], strict=True)
-            ratios = sorted(a / b for a, b in pairs if b > 0 and a > 0)
-            beside = zip(speeds[c], speeds.get("foretell plain", []), strict=False)
-            own = [a / b for a, b in beside if b > 0 and a > 0]
-            report[name][c] = {
-                "tokens_per_s": round(statistics.median(speeds[c]), 1),
-                "ratio": round(statistics.median(ratios), 2),
-                "range": [
-                    round(ratios[len(ratios) // 10], 2),
-                    round(ratios[-1 - len(ratios) // 10], 2),
-                ],
-                "ratio_to_plain": round(statistics.median(own), 2) if own else None,
-                "MAT": round(statistics.mean(mats[c]), 2),
-                "host_ms_per_step": round(statistics.median(hosts[c]), 3),
-                "same_tokens_as_transformers": f"{same[c]}/{len(prompts)}",
-            }
-    executor = getattr(lm.models["target"], "executor", None)
-    document = {
-        "schema": "foretell.compare/1",
-        "model": args.model,
-        "dtype": args.dtype,
-        "threads": args.threads,
-        "tokens": args.tokens,
-        "temperature": args.temperature,
-        "rounds": args.rounds,
-        "cores": os.cpu_count(),
-        "machine": processor(),
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "executor": getattr(executor, "name", "torch"),
-        "results": report,
-    }
+        figures = measure(contenders, methods, name, prompts, args.rounds)
+        report[name] = summary(figures, len(prompts))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(document, indent=1))
-    head = " | ".join(f"{s} tok/s | x | MAT | same" for s in report)
-    print(f"| | {head} |\n|---|" + "---|" * (4 * len(report)))
-    for c in contenders:
-        cells = []
-        for row in (r[c] for r in report.values()):
-            low, high = row["range"]
-            cells += [
-                str(row["tokens_per_s"]),
-                f"{row['ratio']} ({low} to {high})",
-                str(row["MAT"]),
-            ]
-            cells.append(row["same_tokens_as_transformers"])
-        print(f"| {c} | " + " | ".join(cells) + " |")
+        executor = getattr(lm.models["target"], "executor", None)
+        document = {
+            "schema": "foretell.compare/1",
+            "model": args.model,
+            "dtype": args.dtype,
+            "threads": args.threads,
+            "tokens": args.tokens,
+            "temperature": args.temperature,
+            "rounds": args.rounds,
+            "cores": os.cpu_count(),
+            "machine": processor(),
+            "date": time.strftime("%Y-%m-%d"),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "executor": getattr(executor, "name", "torch"),
+            "results": report,
+        }
+        write_text(args.json, json.dumps(document, indent=1))
+    show(report, list(contenders))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ documentation says; `about` puts that in words, and the report prints it. Where 
 not the one asked for, the name says so. A peer is called by its file's name with a dot for an
 underscore: llama.cpp is in llama_cpp.py.
 
-A library whose packages do not go with ours runs in a process of its own, see _worker.py and
-_environment.py.
+A library whose packages do not go with ours runs in a process of its own: see _worker.py (our side
+of it), _process.py (its side), _environment.py and _conversion.py.
 """
 
 from __future__ import annotations

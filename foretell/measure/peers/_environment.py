@@ -1,4 +1,4 @@
-"""Where a peer's packages are, and its models in its own format.
+"""Where a peer's packages are.
 
 The packages want other versions than ours, so each peer has an environment of its own, which
 `python -m foretell.measure.peers setup NAME` makes in the cache folder; where they can be imported
@@ -7,13 +7,10 @@ here, this one does as well.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,63 +38,20 @@ class Environment:
     @property
     def packages(self) -> list[str]:
         """Where packages are looked up by a path: nothing where this process's own do."""
-        return (
-            [str(path) for path in (self.folder / "env").rglob("site-packages")] if self.own else []
-        )
+        if not self.own:
+            return []
+        return [str(path) for path in (self.folder / "env").rglob("site-packages")]
 
     def version(self, distribution: str) -> str:
         found = importlib.metadata.distributions(name=distribution, path=self.packages or sys.path)
         return next((d.version for d in found), "of an unknown version")
 
-    def converted(
-        self, source: str, kind: str, options: dict[str, Any], here: bool = False
-    ) -> Path:
-        """The model of a folder in this peer's format `kind`, converted if need be by the peer's
-        `convert(options)`.
-
-        `options` gets `source` and `out`. `here`: converting needs our torch and transformers
-        beside its packages. Raises Unsupported with the converter's last line where it fails.
-        """
-        folder = weights(source)
-        files = [
-            (p.name, (s := p.stat()).st_size, s.st_mtime_ns)
-            for p in sorted(folder.iterdir())
-            if p.is_file()
-        ]
-        key = json.dumps([str(folder.resolve()), kind, pins(self.name), files])
-        out = (
-            self.folder
-            / "models"
-            / f"{folder.name}-{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        )
-        if not out.exists():
-            part = out.with_name(f"{out.name}.{os.getpid()}.part")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            options = options | {
-                "source": str(folder),
-                "out": str(part),
-                "packages": self.packages if here else [],
-            }
-            try:
-                command = self.command("convert", options, here)
-                done = subprocess.run(
-                    command, env=self.variables(here), capture_output=True, text=True
-                )
-                if done.returncode or not part.exists():
-                    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-                    why = said[-1] if said else f"exit {done.returncode}"
-                    raise Unsupported(f"{self.name} cannot convert {folder.name} to {kind}: {why}")
-                os.replace(part, out)
-            finally:
-                shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
-        return out
-
     def command(self, task: str, options: dict[str, Any], here: bool = False) -> list[str]:
-        """What starts a task of the peer's file (see foretell/measure/peers/_worker.py)."""
+        """What starts a task of the peer's file (see foretell/measure/peers/_process.py)."""
         python = sys.executable if here else self.python
         # -P: the folder of a script comes first otherwise, and there are files in it with the names
         # of libraries.
-        return [python, "-P", str(HERE / "_worker.py"), stem(self.name), task, json.dumps(options)]
+        return [python, "-P", str(HERE / "_process.py"), stem(self.name), task, json.dumps(options)]
 
     def variables(self, here: bool = False) -> dict[str, str]:
         """The process's environment variables: those of ours that do not mix packages."""
@@ -136,13 +90,3 @@ def environment(name: str, modules: Sequence[str], place: Place) -> Environment:
         f"{name}: not installed; `python -m foretell.measure.peers setup {name}` "
         "makes an environment for it"
     )
-
-
-def weights(source: str) -> Path:
-    """The folder of a model that has been loaded before, be it a folder or a hub id."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(source, local_files_only=True))

@@ -1,24 +1,18 @@
 """A peer in a process of its own: requests go in and answers come out as lines of JSON.
 
-The process imports the peer's file and no other part of foretell, for its environment has other
-packages. The file has `start(options)`, which returns a function like Peer.run, timed inside the
-process, and for models in a format of its own `convert(options)`. What a library prints is dropped:
-there may be prompts in it.
+The process (see _process.py) imports the peer's file, which has `start(options)`, a function that
+returns one like Peer.run, timed inside the process, and for models in a format of its own
+`convert(options)`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
-import types
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,34 +109,3 @@ def _end(process: subprocess.Popen[str]) -> None:
             with contextlib.suppress(OSError):  # a request that it did not read
                 pipe.close()
     process.wait()
-
-
-def main(stem: str, task: str, text: str) -> None:
-    """The process: `start` answers requests until there are no more, `convert` writes a file or
-    folder.
-    """
-    package = types.ModuleType(
-        "foretell"
-    )  # not the real one, which needs packages that may be missing here
-    package.__path__ = [str(Path(__file__).parents[2])]
-    sys.modules["foretell"] = package
-    peer, options = importlib.import_module(f"foretell.measure.peers.{stem}"), json.loads(text)
-    if task == "convert":
-        sys.path += options["packages"]
-        peer.convert(options)
-        return
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # so that what a library prints is no answer
-    run = None
-    for line in sys.stdin:
-        try:
-            run = run or peer.start(options)
-            answer = run(**json.loads(line))
-            found = {key: getattr(answer, key) for key in ANSWER}
-        except Exception as error:  # another library may raise anything; that it did is the answer
-            found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-        print(json.dumps(found), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -14,6 +14,7 @@ from typing import Any
 
 from foretell.errors import Unsupported
 from foretell.measure.peers import Peer, Place, Run
+from foretell.measure.peers._conversion import converted
 from foretell.measure.peers._environment import environment
 from foretell.measure.peers._worker import Worker
 
@@ -29,7 +30,7 @@ def contenders(place: Place) -> list[Peer]:
         )
     kind = FORMATS[place.dtype]
     options = {
-        "model": str(where.converted(place.model, kind, {"kind": kind}, here=True)),
+        "model": str(converted(where, place.model, kind, {"kind": kind}, here=True)),
         "kind": kind,
         "threads": place.threads,
         "eos": place.eos,

@@ -6,12 +6,6 @@ distribution.
 
 from __future__ import annotations
 
-import importlib
-import runpy
-import subprocess
-import sys
-import tarfile
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +13,16 @@ from typing import Any
 
 from foretell.errors import Unsupported
 from foretell.measure.peers import Peer, Place, Run
-from foretell.measure.peers._environment import environment, pins
+from foretell.measure.peers._conversion import converted
+from foretell.measure.peers._environment import environment
+from foretell.measure.peers._gguf import convert, prepare
 from foretell.measure.peers._worker import Worker
+
+__all__ = ["contenders", "convert", "prepare", "start"]  # what a peer's file has
 
 NAME = "llama.cpp"
 FORMATS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "int8": "Q8_0"}
 LOOKUPS = (2, 10)
-CONVERTER = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/")  # of the sources
 
 
 def contenders(place: Place) -> list[Peer]:
@@ -41,8 +38,8 @@ def contenders(place: Place) -> list[Peer]:
             cure = f"`python -m foretell.measure.peers setup {NAME}` fetches it"
             raise Unsupported.missing(NAME, "weights in safetensors", "llama.cpp's converter", cure)
         name = f"{NAME} {(kind := FORMATS[place.dtype])}"
-        file = where.converted(
-            place.model, kind, {"sources": str(sources), "type": kind.lower()}, here=True
+        file = converted(
+            where, place.model, kind, {"sources": str(sources), "type": kind.lower()}, here=True
         )
     about = (
         f"llama-cpp-python {where.version('llama-cpp-python')}, {kind}, "
@@ -105,40 +102,3 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
         return found
 
     return run
-
-
-def convert(options: dict[str, Any]) -> None:
-    """Runs its converter, which knows a tokenizer by how it cuts a test text, and stops at one it
-    does not know.
-    """
-    sources = Path(options["sources"])
-    sys.path[:0] = [str(sources), str(sources / "gguf-py")]
-    model = importlib.import_module("conversion.base").TextModel
-    known = model.get_vocab_base_pre
-
-    def cut(self: Any, tokenizer: Any) -> str:
-        try:
-            return str(known(self, tokenizer))
-        except NotImplementedError:
-            return "gpt-2"  # how texts are cut does not matter: the model is given token ids
-
-    model.get_vocab_base_pre = cut
-    sys.argv = ["", options["source"], "--outfile", options["out"], "--outtype", options["type"]]
-    runpy.run_path(str(sources / "convert_hf_to_gguf.py"), run_name="__main__")
-
-
-def prepare(python: str, folder: Path) -> None:
-    """For `setup`: takes the converter out of the source distribution of the pinned version."""
-    package = next(line for line in pins(NAME).split() if line.startswith("llama-cpp-python=="))
-    with tempfile.TemporaryDirectory() as scratch:
-        pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
-        subprocess.run([*pip, "--no-binary", "llama-cpp-python", package], check=True)
-        with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
-            for member in archive:
-                name, data = (
-                    member.name.partition("/vendor/llama.cpp/")[2],
-                    archive.extractfile(member),
-                )
-                if data and name.startswith(CONVERTER) and ".." not in Path(name).parts:
-                    (path := folder / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(data.read())

@@ -14,52 +14,47 @@ from typing import Any
 
 from foretell.errors import Unsupported
 from foretell.measure.peers import Peer, Place, Run
+from foretell.measure.peers._conversion import converted
 from foretell.measure.peers._environment import environment
 from foretell.measure.peers._worker import Worker
 
 NAME = "openvino"
-FORMATS = {
-    "bfloat16": "fp16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "int8": "int8",
-}  # of the weights
-PRECISION = {
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "float32": "f32",
-}  # of arithmetic; its own choice with int8
-LOOKUP, NGRAM, DRAFT = 5, 3, 5  # tokens a step, and what is looked up at most
+# Of the weights:
+FORMATS = {"bfloat16": "fp16", "float16": "fp16", "float32": "fp32", "int8": "int8"}
+# Of arithmetic; with int8 it chooses for itself:
+PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+DRAFTED = 5  # tokens a step, of the lookup and of the draft model
+NGRAM = 3  # tokens that are looked up, at most
 
 
 def contenders(place: Place) -> list[Peer]:
     where = environment(NAME, ["openvino_genai", "optimum"], place)
     if place.dtype not in FORMATS:
-        raise Unsupported.missing(
-            NAME, place.dtype, f"one of {', '.join(FORMATS)}", "choose another --dtype"
-        )
-    kind, precision = FORMATS[place.dtype], PRECISION.get(place.dtype)
-    name = f"{NAME} {'int8' if place.dtype == 'int8' else place.dtype}"
-    about = (
-        f"openvino-genai {where.version('openvino-genai')}, {kind} weights, "
-        f"{precision or 'its own'} arithmetic, latency hint, {place.threads} threads, "
-        "its default cache; "
-    )
+        need = f"one of {', '.join(FORMATS)}"
+        raise Unsupported.missing(NAME, place.dtype, need, "choose another --dtype")
+    kind = FORMATS[place.dtype]
+    precision = PRECISION.get(place.dtype)
+    name = f"{NAME} {place.dtype}"
+    version = where.version("openvino-genai")
+    arithmetic = precision or "its own"
+    about = f"openvino-genai {version}, {kind} weights, {arithmetic} arithmetic, latency hint, "
+    about += f"{place.threads} threads, its default cache; "
     common = {
-        "model": str(where.converted(place.model, kind, {"kind": kind})),
+        "model": str(converted(where, place.model, kind, {"kind": kind})),
         "precision": precision,
         "threads": place.threads,
         "eos": place.eos,
     }
-    said = f"prompt_lookup, num_assistant_tokens={LOOKUP}, max_ngram_size={NGRAM}"
+    said = f"prompt_lookup, num_assistant_tokens={DRAFTED}, max_ngram_size={NGRAM}"
     found: list[Peer] = [
         Worker(name, about + "LLMPipeline.generate", where, common | {"way": "plain"}),
         Worker(f"{name} prompt lookup", about + said, where, common | {"way": "lookup"}),
     ]
     if place.draft is not None:
-        said = f"draft_model, num_assistant_tokens={DRAFT}"
-        small = {"way": "draft", "draft": str(where.converted(place.draft, kind, {"kind": kind}))}
-        found.append(Worker(f"{name} draft", about + said, where, common | small))
+        said = f"draft_model, num_assistant_tokens={DRAFTED}"
+        draft = converted(where, place.draft, kind, {"kind": kind})
+        options = common | {"way": "draft", "draft": str(draft)}
+        found.append(Worker(f"{name} draft", about + said, where, options))
     return found
 
 
@@ -88,32 +83,29 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
         def end(self) -> None:
             pass
 
-    how: dict[str, Any] = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": options["threads"],
-    }
+    how = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": options["threads"]}
     if options["precision"]:
         how["INFERENCE_PRECISION_HINT"] = options["precision"]
-    way, drafts = options["way"], {"lookup": LOOKUP, "draft": DRAFT}
+    way = options["way"]
     more: dict[str, Any] = {"prompt_lookup": True} if way == "lookup" else {}
     if way == "draft":
         more = {"draft_model": genai.draft_model(options["draft"], "CPU", **how)}
     pipe = genai.LLMPipeline(options["model"], "CPU", **how, **more)
 
     def run(ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
-        sampled = (
-            {"do_sample": True, "temperature": temperature, "rng_seed": seed} if temperature else {}
-        )
+        sampled: dict[str, Any] = {}
+        if temperature:
+            sampled = {"do_sample": True, "temperature": temperature, "rng_seed": seed}
         config = genai.GenerationConfig(max_new_tokens=max_new_tokens, **sampled)
         config.stop_token_ids = set(options["eos"])
-        if way in drafts:
-            config.num_assistant_tokens = drafts[way]
+        if way != "plain":
+            config.num_assistant_tokens = DRAFTED
         if way == "lookup":
             config.max_ngram_size = NGRAM
-        prompt, clock = numpy.array([ids], dtype=numpy.int64), Clock()
-        inputs = genai.TokenizedInputs(
-            openvino.Tensor(prompt), openvino.Tensor(numpy.ones_like(prompt))
-        )
+        prompt = numpy.array([ids], dtype=numpy.int64)
+        mask = numpy.ones_like(prompt)
+        inputs = genai.TokenizedInputs(openvino.Tensor(prompt), openvino.Tensor(mask))
+        clock = Clock()
         began = time.perf_counter()
         pipe.generate(inputs, config, clock)
         return Run(clock.tokens, [at - began for at in clock.times], clock.counts)
@@ -122,15 +114,7 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
 
 
 def convert(options: dict[str, Any]) -> None:
-    command = [
-        "export",
-        "openvino",
-        "--model",
-        options["source"],
-        "--task",
-        "text-generation-with-past",
-        "--weight-format",
-        options["kind"],
-        options["out"],
-    ]
-    subprocess.run([sys.executable, "-m", "optimum.commands.optimum_cli", *command], check=True)
+    command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    command += ["--model", options["source"], "--task", "text-generation-with-past"]
+    command += ["--weight-format", options["kind"], options["out"]]
+    subprocess.run(command, check=True)

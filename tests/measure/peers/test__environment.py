@@ -1,19 +1,15 @@
-"""Where a peer's packages and converted models are."""
+"""Where a peer's packages are."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from foretell.errors import Unsupported
 from foretell.measure.peers import Place, _environment, names, stem
-from foretell.measure.peers._environment import Environment, environment, home, pins, weights
+from foretell.measure.peers._environment import Environment, environment, home, pins
 
 HERE = Place("demo", None, "bfloat16", "cpu")
 NAMES = [name for name in names() if name != "transformers"]
@@ -83,97 +79,13 @@ def test_a_task_is_started_with_the_right_interpreter() -> None:
     assert python == "its python"
     assert found.command("convert", {}, here=True)[0] == sys.executable
     assert rest[0] == "-P"
-    assert Path(rest[1]).name == "_worker.py"
+    assert Path(rest[1]).name == "_process.py"
     assert rest[2:] == ["llama_cpp", "start", '{"threads": 2}']
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_versions_are_pinned(name: str) -> None:
     assert all(len(line.split("==")) == 2 for line in pins(name).splitlines())
-
-
-# --- converted models
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model.safetensors").write_text("weights")
-    return folder
-
-
-class Converter:
-    """Stands for the process that converts."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, code: int = 0, said: str = "", write: bool = True
-    ):
-        self.calls: list[dict[str, Any]] = []
-        self.code, self.said, self.write = code, said, write
-        monkeypatch.setattr(subprocess, "run", self.run)
-
-    def run(self, command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        options = json.loads(command[-1])
-        self.calls.append(options)
-        if self.write:
-            Path(options["out"]).write_text("converted")
-        return subprocess.CompletedProcess(command, self.code, "", self.said)
-
-
-def test_a_model_is_converted_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, converter = Environment("llama.cpp", "python", False), Converter(monkeypatch)
-    out = found.converted(str(model), "BF16", {"type": "bf16"})
-    assert out.read_text() == "converted"
-    assert out.parent == home("llama.cpp") / "models"
-    assert out.name.startswith("model-BF16-")
-    assert list(out.parent.iterdir()) == [out]
-    assert converter.calls[0]["source"] == str(model)
-    assert converter.calls[0]["type"] == "bf16"
-    assert found.converted(str(model), "BF16", {"type": "bf16"}) == out
-    assert len(converter.calls) == 1
-    assert found.converted(str(model), "Q8_0", {}) != out
-    assert len(converter.calls) == 2
-    os.utime(model / "model.safetensors", ns=(1, 1))
-    assert found.converted(str(model), "BF16", {}) != out and len(converter.calls) == 3, (
-        "the weights are others"
-    )
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "write", "why"),
-    [
-        (
-            1,
-            "a traceback\n  ValueError: no such architecture\n\n",
-            True,
-            "ValueError: no such architecture",
-        ),
-        (2, "", True, "exit 2"),
-        (0, "warning", False, "warning"),
-    ],
-)
-def test_a_failed_conversion_leaves_nothing(
-    code: int, said: str, write: bool, why: str, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Converter(monkeypatch, code, said, write)
-    with pytest.raises(Unsupported, match=f"^llama.cpp cannot convert model to BF16: {why}$"):
-        Environment("llama.cpp", "python", False).converted(str(model), "BF16", {})
-    assert list((home("llama.cpp") / "models").iterdir()) == []
-
-
-def test_a_hub_id_is_looked_up_among_what_was_loaded(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    def download(name: str, local_files_only: bool) -> str:
-        assert name == "owner/name"
-        assert local_files_only
-        return str(model)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert weights("owner/name") == model == weights(str(model))
 
 
 def test_every_peer_but_transformers_says_what_it_needs() -> None:
