@@ -142,12 +142,15 @@ def hidden_states_are_those_of_torch(
                 for tap in taps:
                     assert agree(reply.hidden[tap], theirs.hidden[tap], tolerance), tap
 
-    # What was handed out is not overwritten.
+    # What was handed out is not overwritten by later forwards of the same size and cache.
     cache = quick.cache()
+    answer(quick, cache, Ask(TokenTree(last), taps=taps), text)
     kept = answer(quick, cache, Ask(trees[1], taps=taps), text).hidden
     copies = {tap: states.clone() for tap, states in kept.items()}
-    for i in range(5):
-        answer(quick, quick.cache(), Ask(TokenTree(last).chain([i, 7, 9]), taps=taps), text)
+    for token in range(10, 15):
+        tree = TokenTree(last).chain([token, 7, 9])
+        later = answer(quick, cache, Ask(tree, taps=taps), text).hidden
+        assert later[0].shape == kept[0].shape
     assert all(torch.equal(kept[tap], copies[tap]) for tap in taps)
 
 

@@ -546,12 +546,29 @@ def test_other_numbers_of_bits() -> None:
         )
 
 
+class SameMemory(Tape):
+    """Writes every replay's results where the recording's were, as a CUDA graph does."""
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        step: Any = run.__self__  # type: ignore[attr-defined]
+        run()
+        hidden, tapped = step.hidden, step.tapped
+
+        def replay() -> None:
+            run()
+            hidden.copy_(step.hidden)
+            for tap in tapped:
+                tapped[tap].copy_(step.tapped[tap])
+            step.hidden, step.tapped = hidden, tapped
+
+        return replay
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_hidden_states_are_those_of_torch(dtype: torch.dtype) -> None:
-    quick, _ = used(
-        Decoder(llama().to(dtype), "tiny", blocks), partial(GraphsExecutor, record=Tape)
-    )
+    make = partial(GraphsExecutor, record=SameMemory)
+    quick, _ = used(Decoder(llama().to(dtype), "tiny", blocks), make)
     slow = Decoder(llama().to(dtype), "tiny", blocks)
     tolerance = 1e-4 if dtype == torch.float32 else 0.2
     hidden_states_are_those_of_torch(quick, slow, tolerance, batches=False, longest=SIZES[-1] - 4)
