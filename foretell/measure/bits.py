@@ -136,7 +136,7 @@ def _differences(
         row = rows[node]
         if not torch.equal(row, plain):
             differences.append(
-                f"node {node} of {len(check.tree)} below {check.cut} tokens: "
+                f"node {node} of {len(check.tree)} behind {check.cut} tokens: "
                 f"{int((row != plain).sum())} of {len(plain)} logits differ, by at most "
                 f"{float((row - plain).abs().max()):.2g}"
             )
