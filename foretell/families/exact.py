@@ -222,6 +222,7 @@ class SingleNode:
     def __init__(self, job: ExactJob, node: int):
         self.job = job
         self.node = node
+        self.tokens = [job.tokens[node]]
 
     def attend(
         self,

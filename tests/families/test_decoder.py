@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from foretell import wrap
+from foretell.core.model import Model
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Steps
@@ -165,7 +166,7 @@ def test_a_loop_that_differs_from_the_model_is_not_used() -> None:
         lambda module, args, out: out.__setitem__("last_hidden_state", out[0].flip(-1))
     )
     model = Decoder(hf)
-    assert model.loop is None and model.caps == {"tree", "rows"}
+    assert model.loop is None and model.caps == Model.caps
     assert model.loop_refused == "its layers, called one by one, give other rows"
     assert Decoder(tiny("gpt2")).loop_refused == "its parts are not those of the usual skeleton"
 

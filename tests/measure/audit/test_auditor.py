@@ -13,13 +13,13 @@ import torch
 import foretell
 from foretell import cli
 from foretell.core import verify
+from foretell.core.cache import Cache
 from foretell.core.rng import Door
 from foretell.core.sampling import Target
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
 from foretell.drafters.ngram import Ngram
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
-from foretell.families.decoder import Decoder
 from foretell.families.exact import ExactDecoder
 from foretell.families.int8 import quantize
 from foretell.measure import audit
@@ -334,7 +334,7 @@ def test_exact_bits_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bits_that_are_not_exact_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ordinary cache and attention under a model that claims more."""
     monkeypatch.setattr(checks, "RANDOM_STEPS", 25)
-    monkeypatch.setattr(ExactDecoder, "cache", Decoder.cache)
+    monkeypatch.setattr(ExactDecoder, "cache_type", Cache)
     report = audit.audit(exact_bits(), ["plain"], TEXTS[:1], max_new_tokens=4)
     check = report.methods[0].checks[0]
     assert check.name == "exact bits" and check.verdict == FAILED and not report.held
