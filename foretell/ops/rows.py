@@ -10,19 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-OUTPUTS, LARGE = (
-    16,
-    1 << 21,
-)  # blocks of logits whose memory is kept for later ones, and the bytes one may have
-MANY = (
-    1 << 19
-)  # entries of a block from which looking for the best groups first is faster than one call
+OUTPUTS = 16  # blocks of logits whose memory is kept for later ones
+LARGE = 1 << 21  # bytes that such a block may have
+MANY = 1 << 19  # entries of a block above which `best` looks for the best groups first
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
     """The best token of each row (n, V), ties to the lowest id."""
-    # On a CPU numpy is quicker, and wakes no threads that would stand in the way of the next
-    # forward.
+    # On a CPU numpy is faster, and wakes no threads that would slow down the next forward.
     values = rows.numpy() if rows.device.type == "cpu" else rows
     best: list[int] = values.argmax(-1).tolist()
     return best
@@ -37,8 +32,8 @@ def resized(row: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory without NaN, which no mask would hide. On a CPU it is not touched before it is
-    used.
+    """Memory without NaN, which no mask would hide. On a CPU its pages are not touched before they
+    are used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -48,28 +43,27 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 class Lent:
-    """Memory of rows of logits (k, V), lent again when nobody holds them any more. New memory would
-    take time.
+    """Memory for blocks of logits (k, V), used again when nobody holds the block any more: new
+    memory would take time.
     """
 
     def __init__(self, make: Callable[[np.ndarray], Any] = lambda memory: None):
-        """`make(memory)` is what a runtime wants to have of it besides."""
+        """`make(memory)`: what a runtime needs of a block besides, made once."""
         self.make = make
+        # (memory, what was made of it, the view that was given out)
         self.blocks: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []
 
     def take(self, count: int, width: int) -> tuple[np.ndarray, Any]:
-        """(count, width) numbers, which live as long as any tensor made of them, and what `make`
-        said of them.
+        """A block (count, width), which lives as long as any tensor made of it, and what `make`
+        made of it.
         """
-        i = next(
-            (i for i, (m, _, held) in enumerate(self.blocks) if held() is None and len(m) == count),
-            -1,
-        )
-        if i < 0:
+        for i, (memory, _, given) in enumerate(self.blocks):
+            if given() is None and len(memory) == count:
+                memory, made, _ = self.blocks.pop(i)
+                break
+        else:
             memory = np.empty((count, width), np.float32)
             made = self.make(memory)
-        else:
-            memory, made, _ = self.blocks.pop(i)
         view = memory.view()
         if memory.nbytes <= LARGE:
             self.blocks = [*self.blocks[1 - OUTPUTS :], (memory, made, weakref.ref(view))]
@@ -78,10 +72,10 @@ class Lent:
 
 def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
-    each.
+    each. Which of equal values come first is not said.
 
-    They lie in the k groups of neighbours with the largest maxima, so that a large block is read
-    once and little of it is sorted. Which of equal values come first is not said.
+    They lie in the k groups of neighbours with the largest maxima, so that of a large block, read
+    once, only little is sorted.
     """
     count, width = rows.shape
     group = 64 if width < 1 << 14 else 128
@@ -91,9 +85,9 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return values, places
     even = rows[:, : width - rest].unflatten(1, (groups, group))
     chosen = even.amax(-1).topk(k).indices
-    few = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
-    if rest:
-        few = torch.cat((few, rows[:, width - rest :]), 1)
+    entries = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
+    if rest:  # the last group is shorter and always looked at
+        entries = torch.cat((entries, rows[:, width - rest :]), 1)
         chosen = torch.cat((chosen, chosen.new_full((count, 1), groups)), 1)
-    values, places = few.topk(k)
+    values, places = entries.topk(k)
     return values, chosen.gather(1, places // group) * group + places % group
