@@ -88,7 +88,8 @@ class Copy:
     def next(self, text: list[int], aligned: Aligned) -> int:
         """Its next token."""
         if not self.rest:
-            size, replacement = 1, ()
+            size = 1
+            replacement: tuple[int, ...] = ()
             if self.at < len(text):
                 token = text[self.at]
                 size, replacement = aligned.replaced(text, self.at)
