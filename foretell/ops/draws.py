@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foretell.core.sampling import Target
 
 
-def apart(rows: torch.Tensor) -> bool:
+def elsewhere(rows: torch.Tensor) -> bool:
     """Whether they lie on another device, where every answer must be waited for: there drawing all
     at once is faster than drawing some in turn.
     """
@@ -55,6 +55,6 @@ def ahead(target: Target, door: Door, position: int, depths: Sequence[int]) -> l
     uniform = getattr(door, "uniform", None)
     if sampler.plain and sampler.greedy:
         return firsts(target.rows)
-    if sampler.plain and uniform is not None and apart(target.rows):
+    if sampler.plain and uniform is not None and elsewhere(target.rows):
         return draws(sampler.laws(target.rows), [uniform("target", position + d) for d in depths])
     return None

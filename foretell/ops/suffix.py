@@ -190,12 +190,12 @@ class Suffixes:
         return times
 
     def alike(
-        self, place: Place, most: int, own: Text | None = None, match: int = 0
+        self, place: Place, most: int, looping: Text | None = None, match: int = 0
     ) -> Sequence[int]:
         """At most so many tokens that follow alike wherever a rare string stands; none for a
         frequent one.
 
-        `own`: the text whose last `match` tokens the string begins with; what reaches its end goes
+        `looping`: the text whose last `match` tokens the string begins with; what reaches its end goes
         on into itself.
         """
         where, length = place
@@ -207,7 +207,7 @@ class Suffixes:
             text = self.texts[position >> BITS]
             at = (position & MASK) + length
             part = text.tokens[at : at + most]
-            if text is own and len(part) < most:
+            if text is looping and len(part) < most:
                 looped = copied(text.tokens, at - drafted, drafted + most)
                 part = array("i", looped[drafted:])
             continuations.append(part)
@@ -221,12 +221,12 @@ class Suffixes:
         return first[:same]
 
     def after(
-        self, place: Place, share: float = 0.0, own: Text | None = None, match: int = 0
+        self, place: Place, share: float = 0.0, looping: Text | None = None, match: int = 0
     ) -> tuple[int, list[Successor]]:
         """How often anything follows, and what does, best first.
 
         Only tokens that follow in `share` of these cases. The most frequent is best, of equals the
-        one that stood last. `own`, `match`: see alike.
+        one that stood last. `looping`, `match`: see alike.
         """
         where, length = place
         successors: list[Successor] = []
@@ -238,7 +238,7 @@ class Suffixes:
                     successors.append((child.count, child.last, token, child))
             leaves = where.leaves if least <= LEAF or length + 1 == self.depth else {}
         else:
-            leaves = self._leaves(where, length, own, match)
+            leaves = self._leaves(where, length, looping, match)
             total = sum(map(len, leaves.values()))
             least = share * total
         for token, leaf in leaves.items():
@@ -249,7 +249,7 @@ class Suffixes:
         return total, successors
 
     def _leaves(
-        self, positions: list[int], length: int, own: Text | None, match: int
+        self, positions: list[int], length: int, looping: Text | None, match: int
     ) -> dict[int, list[int]]:
         """Next token -> the positions of the string, of so many tokens, that it follows."""
         leaves: dict[int, list[int]] = {}
@@ -258,7 +258,7 @@ class Suffixes:
             at = (position & MASK) + length
             tokens = text.tokens
             if at >= len(tokens):
-                if text is not own:
+                if text is not looping:
                     continue
                 begin = at - length + match
                 at = begin + (at - begin) % (len(tokens) - begin)
