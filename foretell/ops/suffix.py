@@ -195,8 +195,8 @@ class Suffixes:
         """At most so many tokens that follow alike wherever a rare string stands; none for a
         frequent one.
 
-        `looping`: the text whose last `match` tokens the string begins with; what reaches its end goes
-        on into itself.
+        `looping`: the text whose last `match` tokens the string begins with; what reaches its end
+        goes on into itself.
         """
         where, length = place
         if isinstance(where, Node):
