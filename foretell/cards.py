@@ -19,35 +19,54 @@ LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What a method says of itself. `defaults`: its hyper-parameters; `prose`: the text before the
-    labels.
-    """
+    """The parts of a method's docstring."""
 
     name: str
     kind: str
-    summary: str
-    prose: str
+    summary: str  # the first line, one sentence
+    prose: str  # the text between it and the labels
     guarantee: str
     paper: str
     cost: str
     needs: str
     trains: str
     differs: tuple[str, ...]  # every departure from the paper
-    defaults: dict[str, Any]
+    defaults: dict[str, Any]  # the hyper-parameters
     file: Path
 
 
 def card(name: str, kind: str | None = None) -> Card:
-    """Reads the card; only `defaults` are read from the class by its text. Raises UnknownMethod."""
+    """Reads a method's card. Raises UnknownMethod, and BadConfig where a label is missing."""
     kind = kind or registry.kind_of(name)
     path = registry.files()[kind, name]
     module = ast.parse(path.read_text("utf-8"))
-    lines = (ast.get_docstring(module) or "").splitlines()
+    prose, labels, items = _parts(ast.get_docstring(module) or "")
+    missing = [label for label in LABELS if label.lower() not in labels]
+    if missing:
+        raise BadConfig(f"the card of {name!r} lacks {', '.join(missing)}: {path}")
+    fields = _defaults(module, registry.class_name(name))
+    if fields is None:
+        raise BadConfig(f"{path}: lacks the class {registry.class_name(name)}")
+    differs = labels.pop("differs")
+    return Card(
+        name=name,
+        kind=kind,
+        summary=prose[0],
+        prose="\n".join(prose[1:]).strip(),
+        differs=tuple(items) or (differs,),
+        defaults=fields,
+        file=path,
+        **labels,
+    )
+
+
+def _parts(docstring: str) -> tuple[list[str], dict[str, str], list[str]]:
+    """(lines before the labels, text behind each label, items of the list behind Differs)."""
+    prose: list[str] = []
     labels: dict[str, str] = {}
-    items: list[str] = []  # of the list behind the label Differs
-    prose = []
+    items: list[str] = []
     current = ""
-    for line in lines:
+    for line in docstring.splitlines():
         label, colon, rest = line.partition(":")
         if colon and label in LABELS:
             current = label.lower()
@@ -60,38 +79,31 @@ def card(name: str, kind: str | None = None) -> Card:
             items[-1] += " " + line.strip()
         else:
             labels[current] = f"{labels[current]} {line.strip()}".strip()
-    missing = [label for label in LABELS if label.lower() not in labels]
-    if missing:
-        raise BadConfig(f"the card of {name!r} lacks {', '.join(missing)}: {path}")
-    body = next(
-        n.body
-        for n in module.body
-        if isinstance(n, ast.ClassDef) and n.name == registry.class_name(name)
-    )
+    return prose, labels, items
+
+
+def _defaults(module: ast.Module, class_name: str) -> dict[str, Any] | None:
+    """The fields of a class that have a value, read from its source; None: there is no such
+    class.
+    """
+    for node in module.body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return _fields(node)
+    return None
+
+
+def _fields(node: ast.ClassDef) -> dict[str, Any]:
     fields = {}
-    for node in body:
-        if (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and node.value is not None
-        ):
-            fields[node.target.id] = ast.literal_eval(node.value)
-    return Card(
-        name,
-        kind,
-        prose[0],
-        "\n".join(prose[1:]).strip(),
-        differs=tuple(items) or (labels.pop("differs"),),
-        defaults=fields,
-        file=path,
-        **{label: text for label, text in labels.items() if label != "differs"},
-    )
+    for item in node.body:
+        if not isinstance(item, ast.AnnAssign) or item.value is None:
+            continue
+        if isinstance(item.target, ast.Name):
+            fields[item.target.id] = ast.literal_eval(item.value)
+    return fields
 
 
-def guarantee(name: str) -> str:
+def guarantee(spec: str) -> str:
     """The guarantee of a method, or the weakest among those of `a+b`."""
     order = ("exact", "greedy", "bounded", "lossy")
-    return max(
-        (card(part).guarantee for part in name.split("+")),
-        key=lambda g: order.index(g.split(":")[0]),
-    )
+    claims = [card(part).guarantee for part in spec.split("+")]
+    return max(claims, key=lambda claim: order.index(claim.split(":")[0]))

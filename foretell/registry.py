@@ -1,9 +1,9 @@
 """A method is found by its file's name: `drafters/token_recycling.py` is the drafter
 `token-recycling`.
 
-Listing is reading file names, so a missing optional dependency cannot break it, and adding a method
-edits no list. Other packages add methods by the entry-point group `foretell.methods`, each naming a
-package with folders like ours.
+Listing reads file names only, so a missing optional dependency cannot break it, and adding a method
+edits no list. Other packages add methods through the entry-point group `foretell.methods`: each
+entry names a package with folders like ours.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ def files() -> dict[tuple[str, str], Path]:
     roots = [Path(__file__).parent]
     for entry in entry_points(group="foretell.methods"):
         spec = importlib.util.find_spec(entry.value)
-        roots += [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-    found: dict[tuple[str, str], Path] = {}
+        if spec and spec.submodule_search_locations:
+            roots += [Path(folder) for folder in spec.submodule_search_locations]
+    claimed: dict[tuple[str, str], Path] = {}
     for root in roots:
         for kind, folder in FOLDERS.items():
             for path in sorted((root / folder).glob("[!_]*.py")):
                 key = (kind, path.stem.replace("_", "-"))
-                if key in found:
+                if key in claimed:
                     raise BadConfig(
-                        f"two files claim the {kind} {key[1]!r}: {found[key]} and {path}"
+                        f"two files claim the {kind} {key[1]!r}: {claimed[key]} and {path}"
                     )
-                found[key] = path
-    return found
+                claimed[key] = path
+    return claimed
 
 
 def names(*kinds: str) -> list[str]:
+    """The names of all methods of these kinds."""
     return sorted(name for k, name in files() if k in kinds)
 
 
@@ -58,13 +60,15 @@ def methods() -> list[str]:
 
 
 def kind_of(name: str) -> str:
-    if not (kind := next((k for k, n in files() if n == name and k != "rule"), None)):
-        raise UnknownMethod.near("method", name, methods())
-    return kind
+    """The kind of the method of this name. Raises UnknownMethod."""
+    for kind, known in files():
+        if known == name and kind != "rule":
+            return kind
+    raise UnknownMethod.near("method", name, methods())
 
 
 def load(name: str, kind: str) -> type[Any]:
-    """Imports the method's file and returns its one dataclass."""
+    """Imports the method's file and returns its one dataclass. Raises UnknownMethod."""
     if (kind, name) not in files():
         raise UnknownMethod.near(kind, name, names(kind))
     path = files()[kind, name]
@@ -84,4 +88,5 @@ def load(name: str, kind: str) -> type[Any]:
 
 
 def class_name(name: str) -> str:
-    return name.replace("-", " ").title().replace(" ", "")  # token-recycling: TokenRecycling
+    """token-recycling -> TokenRecycling."""
+    return name.replace("-", " ").title().replace(" ", "")

@@ -102,6 +102,15 @@ def test_a_card_without_a_label_is_told(folder: Path) -> None:
         card("once-more")
 
 
+def test_a_file_without_its_class_is_told(folder: Path) -> None:
+    (folder / "drafters" / "once_more.py").write_text(
+        METHOD.replace("class OnceMore", "class Another"), "utf-8"
+    )
+    registry.files.cache_clear()
+    with pytest.raises(BadConfig, match="lacks the class OnceMore"):
+        card("once-more")
+
+
 def test_a_method_that_cannot_be_imported_stays_out_of_the_way(folder: Path) -> None:
     (folder / "drafters" / "once_more.py").write_text(
         METHOD + "\nimport a_module_nobody_has\n", "utf-8"
@@ -116,7 +125,7 @@ def test_a_method_that_cannot_be_imported_stays_out_of_the_way(folder: Path) -> 
 @pytest.mark.parametrize(("kind", "name"), sorted(registry.files()))
 def test_every_card_is_whole_and_names_its_class(kind: str, name: str) -> None:
     found = card(name, kind)
-    assert found.summary.endswith((".", "?")) and len(found.summary) <= 130
+    assert found.summary.endswith((".", "?")) and len(found.summary) <= 97
     assert found.guarantee.split(":")[0] in ("exact", "greedy", "bounded", "lossy")
     assert all(getattr(found, label) for label in ("paper", "cost", "needs", "trains", "differs"))
     cls = registry.load(name, kind)

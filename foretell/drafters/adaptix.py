@@ -134,7 +134,7 @@ def explore(
     by_visits = sorted(range(len(pairs)), key=lambda node: -visits[node])
     values = {0: 1.0}
     chances: dict[int, dict[int, float]] = {}  # node -> what the map says of its successors
-    found: list[tuple[float, int, int, int]] = []  # (-value, node, parent, token)
+    options: list[tuple[float, int, int, int]] = []  # (-value, node, parent, token)
     for node in by_visits[:paths]:
         if node:
             parent, token = search.parents[node], pairs[node][1]
@@ -143,14 +143,14 @@ def explore(
             known = sum(chances[parent].values())
             chance = (visits[node] * known + chances[parent][token]) / (visits[parent] + 1)
             values[node] = values[parent] * chance
-            found.append((-values[node], node, parent, token))
+            options.append((-values[node], node, parent, token))
         successors = store.after(pairs[node])
         chances[node] = dict(successors)
         for token, chance in successors[:1]:
-            found.append((-values[node] * chance, len(pairs), node, token))
+            options.append((-values[node] * chance, len(pairs), node, token))
     tree = TokenTree(pair[1])
     place = {0: 0}  # node of the search -> node of the tree
-    for value, node, parent, token in sorted(found):
+    for value, node, parent, token in sorted(options):
         if len(tree) == size:
             break
         place[node] = tree.add(place[parent], token, value=-value, source="adaptix")

@@ -18,7 +18,8 @@ Differs:
 - ids above 65535 have room
 - continuations end with their document
 - of more than `hits` places those in equal distances in the suffix array are taken
-- suffixes are ordered by their first 64 tokens, in one array rather than one for every 512 Mi tokens
+- suffixes are ordered by their first 64 tokens, in one array rather than one for every 512 Mi
+tokens
 """
 
 from __future__ import annotations

@@ -14,13 +14,17 @@ Cost: target 1
 Needs: a model that takes trees (with tree=no: nothing)
 Trains: nothing
 Differs:
-- factor and offset are 4 and 8 where the reference has 1 and 0, as a draft no longer than its match
+- factor and offset are 4 and 8 where the reference has 1 and 0: a draft no longer than its match
 gave fewer tokens a step than plain prompt lookup on recorded answers, and how many nodes pay is the
-policy's choice - it branches unless told not to - shares are of the places that something follows,
-so that the text's own end does not count against a copy, and a copy of what stands at most 8 times
-goes on into itself there - an ending is searched up to half of `depth` and only if it stands at
-least twice as often as the last longer one tried - the last 8 tokens of a prompt stand before its
-output in what is shared, of which the oldest tokens are forgotten one by one
+policy's choice
+- it branches unless told not to
+- shares are of the places that something follows, so that the text's own end does not count against
+a copy
+- a copy of what stands at most 8 times goes on into itself there
+- an ending is searched up to half of `depth`, and only if it stands at least twice as often as the
+last longer one tried
+- the last 8 tokens of a prompt stand before its output in what is shared
+- of what is shared the oldest tokens are forgotten one by one
 """
 
 from __future__ import annotations
@@ -44,30 +48,29 @@ LEAD = 8
 
 @dataclass
 class State:
-    """`own` counts this request's `text`, `past` the outputs of all, this one's `output` too.
-    `done`: tokens read.
-    """
+    """Of a request."""
 
-    own: Suffixes
+    local: Suffixes  # of its text alone
     text: Text
-    past: Suffixes | None
-    output: Text
-    done: int
+    past: Suffixes | None  # of the outputs of all requests, this one's included
+    output: Text  # its part of `past`
+    known: int  # tokens of the text taken in
 
 
-class Found(NamedTuple):
-    """A draft: parent, token and value of its nodes, the root being 0; `score` is the sum of the
-    values.
-    """
+class Nodes(NamedTuple):
+    """Of a draft, without the root, which is 0: parents, tokens and values."""
 
-    score: float
-    match: int
     parents: list[int]
     tokens: list[int]
     values: list[float]
 
 
-NOTHING = Found(0.0, 0, [], [], [])
+class Proposal(NamedTuple):
+    """A draft behind a match of so many tokens; `score`: the sum of the values."""
+
+    score: float
+    match: int
+    nodes: Nodes
 
 
 @dataclass(frozen=True)
@@ -97,27 +100,27 @@ class Suffix(Drafter):
             "megabytes": (1, 65536),
         }
         for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(
-                    f"suffix:{name}", getattr(self, name), f"between {low} and {high}"
-                )
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"suffix:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> State:
-        own, text, past, output = Suffixes(self.depth), Text(), None, Text()
-        own.extend(text, ctx.tokens)
+        state = State(Suffixes(self.depth), Text(), None, Text(), len(ctx.tokens))
+        state.local.extend(state.text, ctx.tokens)
         if self.shared:
             vocab = ctx.models["target"].vocab
-            past = ctx.shared(lambda: Suffixes(self.depth, self.megabytes << 20, vocab))
-            past.extend(output, ctx.tokens[-LEAD:])
-        return State(own, text, past, output, len(ctx.tokens))
+            state.past = ctx.shared(lambda: Suffixes(self.depth, self.megabytes << 20, vocab))
+            state.past.extend(state.output, ctx.tokens[-LEAD:])
+        return state
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         self._read(ctx, state)
-        best = self._search(state.own, state.text, budget - 1, ctx.depth)
+        best = self._search(state.local, state.text, budget - 1, ctx.depth)
         if state.past is not None:
             past = self._search(state.past, state.output, budget - 1, ctx.depth)
-            best = past if past.score > best.score else best
-        return plant(ctx.tokens[-1], best.parents, best.tokens, best.values, "suffix", best.match)
+            if past.score > best.score:
+                best = past
+        return plant(ctx.tokens[-1], *best.nodes, "suffix", best.match)
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         if state.past is not None:  # the last tokens of a request are for others too
@@ -125,63 +128,67 @@ class Suffix(Drafter):
 
     def _read(self, ctx: Context, state: State) -> None:
         """Takes in what the text has more than last time."""
-        if new := ctx.tokens[state.done :]:
-            state.own.extend(state.text, new)
-            if state.past is not None:
-                state.past.extend(state.output, new)
-            state.done += len(new)
+        new = ctx.tokens[state.known :]
+        if not new:
+            return
+        state.local.extend(state.text, new)
+        if state.past is not None:
+            state.past.extend(state.output, new)
+        state.known += len(new)
 
-    def _search(self, strings: Suffixes, text: Text, size: int, levels: int) -> Found:
+    def _search(self, strings: Suffixes, text: Text, size: int, levels: int) -> Proposal:
         """The best draft of at most `size` nodes on so many levels."""
-        best, tried = NOTHING, 0
+        best = Proposal(0.0, 0, Nodes([], [], []))
+        last_count = 0  # how often the last ending stood that was tried
         for match, count, place in strings.matches(text, self.depth // 2):
             room = min(size, math.floor(match * self.factor + self.offset + 1e-6))
             if room <= best.score:  # nor has a shorter match more room
                 break
-            if count >= 2 * tried:
-                tried = count
-                parents, tokens, values = self._expand(
-                    strings, text, place, room, min(levels, self.depth - match)
-                )
-                if (score := sum(values)) > best.score:
-                    best = Found(score, match, parents, tokens, values)
+            if count >= 2 * last_count:
+                last_count = count
+                depth = min(levels, self.depth - match)
+                nodes = self._expand(strings, text, place, room, depth)
+                score = sum(nodes.values)
+                if score > best.score:
+                    best = Proposal(score, match, nodes)
         return best
 
-    def _expand(
-        self, strings: Suffixes, text: Text, place: Place, room: int, levels: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """Parents, tokens and values of the nodes that follow there, best first."""
-        parents, tokens, values = list[int](), list[int](), list[float]()
-        heap: list[
-            tuple[float, int, int, int, int, Place]
-        ] = []  # -value, insertion order, level, parent, token, place
-        order, value, level, begin = 0, 1.0, 0, place[1]
+    def _expand(self, strings: Suffixes, text: Text, place: Place, room: int, levels: int) -> Nodes:
+        """The `room` best nodes that follow at a place, best first."""
+        nodes = Nodes([], [], [])
+        parents, tokens, values = nodes
+        # (-value, insertion order, level, parent, token, place)
+        heap: list[tuple[float, int, int, int, int, Place]] = []
+        order = 0
+        where, match = place
+        length = match  # of the string, match and draft
+        value, level = 1.0, 0
         while True:
-            if level < levels and not (
-                heap and -heap[0][0] >= value
-            ):  # what all places go on with alike is best
-                run = strings.alike(place, min(room - len(tokens), levels - level), text, begin)
+            if level < levels and not (heap and -heap[0][0] >= value):
+                # What all places go on with alike is best.
+                most = min(room - len(tokens), levels - level)
+                run = strings.alike((where, length), most, text, match)
                 parents += range(len(tokens), len(tokens) + len(run))
                 tokens += run
                 values += [value] * len(run)
-                place, level = (place[0], place[1] + len(run)), level + len(run)
+                length += len(run)
+                level += len(run)
             if level < levels and len(tokens) < room:
-                # What is surely too rare is left out at once; the share is rounded down, the value
+                # What is surely too rare is left out at once. The share is rounded down: the value
                 # itself decides.
-                total, steps = strings.after(place, self.min_prob / value * (1 - 1e-9), text, begin)
-                for count, _, token, thing in steps if self.tree else steps[:1]:
-                    if (
-                        chance := value * count / total if count < total else value
-                    ) >= self.min_prob:
+                least = self.min_prob / value * (1 - 1e-9)
+                total, successors = strings.after((where, length), least, text, match)
+                parent = len(tokens)
+                for count, _, token, child in successors if self.tree else successors[:1]:
+                    chance = value * count / total if count < total else value
+                    if chance >= self.min_prob:
                         order += 1
-                        heappush(
-                            heap,
-                            (-chance, order, level + 1, len(tokens), token, (thing, place[1] + 1)),
-                        )
+                        below = (child, length + 1)
+                        heappush(heap, (-chance, order, level + 1, parent, token, below))
             if not heap or len(tokens) >= room:
-                return parents, tokens, values
-            chance, _, level, parent, token, place = heappop(heap)
-            value = -chance
+                return nodes
+            negative, _, level, parent, token, (where, length) = heappop(heap)
+            value = -negative
             parents.append(parent)
             tokens.append(token)
             values.append(value)

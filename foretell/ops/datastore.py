@@ -1,11 +1,11 @@
 """Texts as tokens with the order of their suffixes: where in a large corpus did these tokens stand?
 
-One safetensors file, mapped into memory when it is opened: `tokens`, the documents one behind the
-other, each followed by the id `vocab`, which no document has, so that nothing is continued into the
-next one; and `suffixes`, the positions of all tokens in the order of what stands from there on. The
-order looks at DEPTH tokens; where these are equal the earlier position comes first. A file is
-refused unless all of it is as it was written, and says what its ids mean by a fingerprint of the
-tokenizer, so that it is not used with another one.
+One safetensors file, mapped into memory when it is opened. `tokens` holds the documents one after
+another, each followed by the id `vocab`, which no document has, so that nothing is continued into
+the next one. `suffixes` holds the positions of all tokens, sorted by the text that begins there.
+The order looks at DEPTH tokens; where these are equal the earlier position comes first. A file is
+refused unless all of it is as it was written. A fingerprint of the tokenizer says what its ids
+mean, so that it is not used with another one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Datastore:
-    """`tokens` (n,), unsigned; `suffixes` (n,), signed. Ids of documents are below `vocab`. Nothing
-    here is changed.
+    """An open file, which is only read.
+
+    `tokens` (n,), unsigned; `suffixes` (n,), signed; ids of documents are below `vocab`; `mark`:
+    the tokenizer's fingerprint, empty if it is not known.
     """
 
     def __init__(
@@ -51,25 +53,22 @@ class Datastore:
         mark: str,
         documents: int,
     ):
-        self.path, self.tokens, self.suffixes, self.vocab, self.mark = (
-            path,
-            tokens,
-            suffixes,
-            vocab,
-            mark,
-        )
+        self.path = path
+        self.tokens = tokens
+        self.suffixes = suffixes
+        self.vocab = vocab
+        self.mark = mark
         self.documents = documents
-        self._tokens, self._suffixes = (
-            tokens.data,
-            suffixes.data,
-        )  # single entries come quicker from them
+        # Single entries are read faster from memory views than from arrays.
+        self._tokens = tokens.data
+        self._suffixes = suffixes.data
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Datastore:
         return self
 
     @property
     def nbytes(self) -> int:
-        """Of the file's data, which are in memory as far as they were read."""
+        """Of the file's data, of which those that were read are in memory."""
         return int(self.tokens.nbytes + self.suffixes.nbytes)
 
     def find(self, pattern: Sequence[int]) -> tuple[int, int]:
@@ -78,7 +77,9 @@ class Datastore:
         """
         if max(pattern) >= self.vocab:
             return 0, 0
-        tokens, suffixes, size, wanted = self._tokens, self._suffixes, len(pattern), list(pattern)
+        tokens, suffixes = self._tokens, self._suffixes
+        size = len(pattern)
+        wanted = list(pattern)
 
         def head(rank: int) -> list[int]:
             place = suffixes[rank]
@@ -99,13 +100,13 @@ class Datastore:
         return self.suffixes[low + np.arange(most) * (high - low) // most].astype(np.int64)
 
     def check(self, vocab: int, decode: Decode | None) -> None:
-        """Raises BadFile unless a model with `vocab` ids has these, and (where known) its tokenizer
-        is the file's.
+        """Raises BadFile unless the ids are those of a model with `vocab` tokens and, where it is
+        known, of its tokenizer.
         """
         if self.vocab > vocab:
             raise BadFile(
-                f"{self.path}: holds token ids up to {self.vocab - 1} "
-                f"and the model's end at {vocab - 1}; build one with the model's tokenizer: {BUILD}"
+                f"{self.path}: holds token ids up to {self.vocab - 1} and the model's end at "
+                f"{vocab - 1}; build one with the model's tokenizer: {BUILD}"
             )
         if self.mark and decode is not None and fingerprint(decode, self.vocab) != self.mark:
             raise BadFile(
@@ -121,20 +122,21 @@ def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> n
     """Positions (n,) int64 of `tokens` (n,) sorted by tokens[i : i + depth], then by i. `depth`: a
     power of two.
 
-    Prefix doubling: what is ordered by its first w tokens is ordered by 2w with the order of what
-    stands w further on. Only runs of equals are sorted again.
+    Prefix doubling: positions in the order of their first w tokens are put in the order of 2w by
+    the ranks of the positions w further on. Only runs of equals are sorted again.
     """
     n = len(tokens)
-    base = int(tokens.max()) + 2  # 0: behind the end
+    base = int(tokens.max()) + 2  # digit 0: behind the end
     width = 1
     while base ** (2 * width) < 2**63 and 2 * width <= depth:
         width *= 2
     rounds = (depth // width).bit_length()
-    key = np.zeros(n, np.int64)
+    key = np.zeros(n, np.int64)  # the first `width` tokens as one number
     for shift in range(width):
         key *= base
         key[: max(0, n - shift)] += tokens[shift:].astype(np.int64) + 1
-    place, slots = np.arange(n), np.arange(n)
+    place = np.arange(n)  # the position in each slot of the order
+    slots = np.arange(n)  # those still to be sorted
     rank = np.zeros(n, np.int64)  # of a position: the first slot of its run of equals
     for done in range(rounds):
         if tell:
@@ -145,10 +147,11 @@ def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> n
             inside = here + width < n
             key[inside] += rank[here[inside] + width] + 1
             width *= 2
-        by = np.argsort(key, kind="stable")
-        here, key = here[by], key[by]
+        by_key = np.argsort(key, kind="stable")
+        here = here[by_key]
+        key = key[by_key]
         place[slots] = here
-        first = np.ones(len(key), bool)
+        first = np.ones(len(key), bool)  # of its run
         first[1:] = key[1:] != key[:-1]
         rank[here] = slots[np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))]
         slots = slots[~first | ~np.append(first[1:], True)]
@@ -160,12 +163,10 @@ def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> n
 
 
 def fingerprint(decode: Decode, vocab: int) -> str:
-    """What tells one tokenizer from another: the texts of ids spread evenly over those below
-    `vocab`.
-    """
+    """Tells one tokenizer from another: the hash of the texts of some ids below `vocab`."""
     digest = hashlib.sha256()
-    for id_ in sorted({i * vocab // SAMPLE for i in range(SAMPLE)}):
-        digest.update(decode([id_]).encode("utf-8", "replace") + b"\0")
+    for token in sorted({i * vocab // SAMPLE for i in range(SAMPLE)}):  # evenly spread
+        digest.update(decode([token]).encode("utf-8", "replace") + b"\0")
     return digest.hexdigest()
 
 
@@ -225,14 +226,12 @@ def checksum(about: dict[str, str], *arrays: np.ndarray) -> str:
 
 # --- opening
 
-_opened: WeakValueDictionary[tuple[str, int, int], Datastore] = (
-    WeakValueDictionary()
-)  # it takes a while for large ones
+# (path, time, size) -> what is open: checking a large file takes a while
+_opened: WeakValueDictionary[tuple[str, int, int], Datastore] = WeakValueDictionary()
 
 
 def load(path: str | Path) -> Datastore:
-    """Maps the file and checks all of it; one that is in use already and unchanged is not read
-    again.
+    """Maps the file and checks all of it, unless it is open already and unchanged.
 
     Raises BadFile that names the file, what is wrong and the cure.
     """
@@ -255,15 +254,13 @@ def _read(path: Path) -> Datastore:
         with safe_open(path, "np") as opened:  # checks the header against the file's length
             about = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise bad(
-            f"damaged, cut off or no safetensors file ({' '.join(str(error).split())})"
-        ) from None
-    if (version := about.get("foretell_datastore")) != VERSION:
-        raise bad(
-            "a safetensors file, but not a datastore"
-            if version is None
-            else f"a datastore in format {version}, and this is read: {VERSION}"
-        )
+        reason = " ".join(str(error).split())
+        raise bad(f"damaged, cut off or no safetensors file ({reason})") from None
+    version = about.get("foretell_datastore")
+    if version is None:
+        raise bad("a safetensors file, but not a datastore")
+    if version != VERSION:
+        raise bad(f"a datastore in format {version}, and this is read: {VERSION}")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -279,11 +276,13 @@ def _read(path: Path) -> Datastore:
     if about.get("sha256") != checksum(about, tokens, suffixes):
         raise bad("damaged: its checksum is another than when it was written")
     try:
-        vocab, documents, mark = int(about["vocab"]), int(about["documents"]), about["tokenizer"]
+        vocab = int(about["vocab"])
+        documents = int(about["documents"])
+        mark = about["tokenizer"]
     except (KeyError, ValueError):
         raise bad("damaged: its header lacks `vocab`, `documents` or `tokenizer`") from None
-    # A checksum says who wrote it did not err in writing; a draft must keep to the arrays whoever
-    # wrote them.
+    # A checksum says only that the file is as it was written. Drafting must not read outside the
+    # arrays, whoever wrote them.
     inside = (
         len(suffixes) == len(tokens)
         and int(suffixes.min()) >= 0

@@ -5,49 +5,25 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 
 DONTNEED = 4  # Linux: MADV_DONTNEED
+# numbers of rows that forwards compute; each is at most a third above the one before
 SIZES = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-    12,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-    64,
-    80,
-    96,
-    128,
-    160,
-    192,
-    224,
-    256,
-    320,
-    384,
-    448,
-    512,
+    *(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64),
+    *(80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512),
 )
 
 
 def rounded(n: int) -> int:
     """The number of rows to compute where `n` are wanted.
 
-    For every number of rows that a product of 16-bit numbers is asked for, oneDNN makes a kernel,
-    in about as much time as the product takes, and torch keeps up to a thousand of them, of 0.6 MB
-    each: prompts of any length would fill that. The rows added cost a forward a few percent, 15 at
-    most (dev/LOG.md).
+    For every number of rows in a product of 16-bit numbers oneDNN makes a kernel, which takes about
+    as long as the product, and torch keeps up to a thousand of them, of 0.6 MB each: prompts of any
+    length would fill that. The rows added cost a forward a few percent, 15 at most (dev/LOG.md).
     """
     return next((size for size in SIZES if size >= n), -(-n // 256) * 256)
 
@@ -62,25 +38,32 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
     """
     if sys.platform != "linux":
         return 0
-    wanted, size = [], mmap.PAGESIZE
+    wanted = []  # (begin, end) of pages that hold nothing else
     for tensor in tensors:
         if tensor.device.type == "cpu" and tensor.is_contiguous():
-            low, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-            first, last = (
-                -(-low // size) * size,
-                end // size * size,
-            )  # of the pages that hold nothing else
-            wanted += [(first, last)] if first < last else []
-    done, libc = 0, ctypes.CDLL(None)
-    for line in (
-        Path("/proc/self/maps").read_text("utf-8", "replace").splitlines() if wanted else ()
-    ):
-        places, rights, _, _, inode, *_ = line.split(maxsplit=5)
+            low = tensor.data_ptr()
+            begin = -(-low // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (low + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if begin < end:
+                wanted.append((begin, end))
+    if not wanted:
+        return 0
+    released = 0
+    libc = ctypes.CDLL(None)
+    for low, high in private_file_mappings():
+        for begin, end in wanted:
+            if low <= begin and end <= high:
+                size = end - begin
+                failed = libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), DONTNEED)
+                released += 0 if failed else size
+    return released
+
+
+def private_file_mappings() -> Iterator[tuple[int, int]]:
+    """(begin, end) of the files' parts that this process has mapped for itself alone."""
+    for mapping in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+        addresses, rights, _, _, inode, *_ = mapping.split(maxsplit=5)
         if inode == "0" or not rights.endswith("p"):
             continue  # of no file, or shared with another process
-        begin, stop = (int(place, 16) for place in places.split("-"))
-        for first, last in wanted:
-            if begin <= first and last <= stop:
-                start, length = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
-                done += last - first if libc.madvise(start, length, DONTNEED) == 0 else 0
-    return done
+        begin, end = addresses.split("-")
+        yield int(begin, 16), int(end, 16)

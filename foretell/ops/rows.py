@@ -6,15 +6,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-MANY = (
-    1 << 19
-)  # entries of a block from which looking for the best groups first is faster than one call
+MANY = 1 << 19  # entries of a block above which `best` looks for the best groups first
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
     """The best token of each row (n, V), ties to the lowest id."""
-    # On a CPU numpy is quicker, and wakes no threads that would stand in the way of the next
-    # forward.
+    # On a CPU numpy is faster, and wakes no threads that would slow down the next forward.
     values = rows.numpy() if rows.device.type == "cpu" else rows
     best: list[int] = values.argmax(-1).tolist()
     return best
@@ -29,8 +26,8 @@ def resized(row: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory without NaN, which no mask would hide. On a CPU it is not touched before it is
-    used.
+    """Memory without NaN, which no mask would hide. On a CPU its pages are not touched before they
+    are used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -41,10 +38,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
-    each.
+    each. Which of equal values come first is not said.
 
-    They lie in the k groups of neighbours with the largest maxima, so that a large block is read
-    once and little of it is sorted. Which of equal values come first is not said.
+    They lie in the k groups of neighbours with the largest maxima, so that of a large block, read
+    once, only little is sorted.
     """
     count, width = rows.shape
     group = 64 if width < 1 << 14 else 128
@@ -54,9 +51,9 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return values, places
     even = rows[:, : width - rest].unflatten(1, (groups, group))
     chosen = even.amax(-1).topk(k).indices
-    few = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
-    if rest:
-        few = torch.cat((few, rows[:, width - rest :]), 1)
+    entries = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
+    if rest:  # the last group is shorter and always looked at
+        entries = torch.cat((entries, rows[:, width - rest :]), 1)
         chosen = torch.cat((chosen, chosen.new_full((count, 1), groups)), 1)
-    values, places = few.topk(k)
+    values, places = entries.topk(k)
     return values, chosen.gather(1, places // group) * group + places % group

@@ -20,15 +20,8 @@ from foretell.ops.lookup import copied
 LEAF = 8  # positions in a leaf above which it becomes a node
 BITS = 32  # a position is its text's key, then the place in that text in this many bits
 MASK = (1 << BITS) - 1
-BYTES = {
-    "tokens": 46,
-    "leaves": 155,
-    "nodes": 560,
-    "texts": 400,
-}  # what one takes in CPython, measured
-Place = tuple[
-    "Node | list[int]", int
-]  # all places where a string stands: its node or positions, and its length
+# bytes that one takes in CPython, measured
+BYTES = {"tokens": 46, "leaves": 155, "nodes": 560, "texts": 400}
 
 
 class Node:
@@ -39,9 +32,18 @@ class Node:
     __slots__ = ("count", "ends", "last", "inner", "leaves")
 
     def __init__(self) -> None:
-        self.count, self.ends, self.last = 0, 0, -1
-        self.inner: dict[int, Node] = {}
-        self.leaves: dict[int, list[int]] = {}
+        self.count = 0
+        self.ends = 0
+        self.last = -1
+        self.inner: dict[int, Node] = {}  # next token -> node
+        self.leaves: dict[int, list[int]] = {}  # next token -> positions
+
+
+# All places where a string stands: (its node or its positions, its length). These two are plain
+# tuples because drafting makes hundreds of them a step.
+Place = tuple[Node | list[int], int]
+# What follows a string: (how often, at which position last, the token, node or positions).
+Successor = tuple[int, int, int, Node | list[int]]
 
 
 class Text:
@@ -52,7 +54,8 @@ class Text:
     __slots__ = ("key", "tokens", "first", "active")
 
     def __init__(self) -> None:
-        self.key, self.first = -1, 0  # tokens before `first` are forgotten
+        self.key = -1
+        self.first = 0  # tokens before it are forgotten
         self.tokens = array("i")
         self.active: list[Node] = []
 
@@ -65,62 +68,77 @@ class Suffixes:
     """
 
     def __init__(self, depth: int, limit: int = 0, vocab: int = 2**31 - 1):
-        self.depth, self.limit, self.vocab = depth, limit, vocab
+        self.depth = depth
+        self.limit = limit
+        self.vocab = vocab
         self._clear()
 
     def _clear(self) -> None:
-        self.root, self.keys = Node(), 0  # the root's own counts are not kept
+        self.root = Node()  # whose own counts are not kept
+        self.keys = 0  # given out
         self.texts: dict[int, Text] = {}  # oldest first
         self.sizes = dict.fromkeys(BYTES, 0)
 
     @property
     def nbytes(self) -> int:
         """About how much memory it takes."""
-        return sum(BYTES[kind] * size for kind, size in self.sizes.items())
+        return sum(BYTES[name] * size for name, size in self.sizes.items())
 
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
         """Appends to the text, which is a new one or one of this trie (if it was forgotten, it
         starts again).
         """
         if self.texts.get(text.key) is not text:
-            text.key, text.tokens, text.first, text.active = self.keys, array("i"), 0, []
+            text.key = self.keys
+            text.tokens = array("i")
+            text.first = 0
+            text.active = []
             self.texts[text.key] = text
             self.keys += 1
             self.sizes["texts"] += 1
-        body, base = text.tokens, text.key << BITS
+        base = text.key << BITS
         for token in tokens:
-            position = base + len(body)
-            body.append(token)
+            position = base + len(text.tokens)
+            text.tokens.append(token)
             before = [self.root, *text.active]
-            text.active = active = []
+            text.active = []
             # Short strings first: where a string becomes a node, its own endings are nodes already.
             for depth, node in enumerate(before, 1):
-                node.ends -= 1
-                if (kid := node.inner.get(token)) is not None:
-                    kid.count += 1
-                    kid.ends += 1
-                    if position > kid.last:
-                        kid.last = position
-                    active.append(kid)
-                elif (leaf := node.leaves.get(token)) is None:
-                    node.leaves[token] = [position]
-                    self.sizes["leaves"] += 1
-                else:
-                    leaf.append(position)
-                    if len(leaf) > LEAF and depth < self.depth:
-                        del node.leaves[token]
-                        node.inner[token] = self._node(leaf, depth)
+                self._append(text, node, depth, token, position)
                 position -= 1
         self.sizes["tokens"] += len(tokens)
         while self.limit and self.nbytes > self.limit and self.texts:
             self.forget()
 
+    def _append(self, text: Text, node: Node, depth: int, token: int, position: int) -> None:
+        """Takes in that `token` follows the string of `node` where that starts at `position`."""
+        node.ends -= 1
+        child = node.inner.get(token)
+        if child is not None:
+            child.count += 1
+            child.ends += 1
+            if position > child.last:
+                child.last = position
+            text.active.append(child)
+            return
+        leaf = node.leaves.get(token)
+        if leaf is None:
+            node.leaves[token] = [position]
+            self.sizes["leaves"] += 1
+            return
+        leaf.append(position)
+        if len(leaf) > LEAF and depth < self.depth:
+            del node.leaves[token]
+            node.inner[token] = self._node(leaf, depth)
+
     def _node(self, leaf: list[int], depth: int) -> Node:
         """The node that takes a leaf's place at this depth."""
         node = Node()
-        node.count, node.last = len(leaf), max(leaf)
+        node.count = len(leaf)
+        node.last = max(leaf)
         for position in leaf:
-            text, at = self.texts[position >> BITS], (position & MASK) + depth
+            text = self.texts[position >> BITS]
+            at = (position & MASK) + depth
             if at < len(text.tokens):
                 node.leaves.setdefault(text.tokens[at], []).append(position)
             else:
@@ -133,7 +151,8 @@ class Suffixes:
     def forget(self) -> None:
         """Takes out the oldest token, and its text if nothing is left of it."""
         text = next(iter(self.texts.values()))
-        start, size = text.first, len(text.tokens)
+        start = text.first
+        size = len(text.tokens)
         if start < size:
             text.first += 1
             self.sizes["tokens"] -= 1
@@ -141,179 +160,186 @@ class Suffixes:
                 text.active.pop().ends -= 1
             node = self.root
             for token in text.tokens[start : start + self.depth]:
-                kid = node.inner.get(token)
-                if kid is None:
+                child = node.inner.get(token)
+                if child is None:
                     leaf = node.leaves[token]
                     leaf.remove(text.key << BITS | start)
                     if not leaf:
                         del node.leaves[token]
                         self.sizes["leaves"] -= 1
                     break
-                kid.count -= 1
-                if not kid.count:
+                child.count -= 1
+                if not child.count:
                     del node.inner[token]
                     self.sizes["nodes"] -= 1
-                node = kid
+                node = child
         if text.first == size:
             del self.texts[text.key]
             self.sizes["texts"] -= 1
 
-    def count(self, words: Sequence[int]) -> int:
+    def count(self, string: Sequence[int]) -> int:
         """How often these 1 to `depth` tokens stand in the texts."""
-        place: Place = self.root, 0
-        found = 0
-        for word in words:
-            steps = {token: (many, kid) for many, _, token, kid in self.after(place)[1]}
-            if word not in steps:
+        where: Node | list[int] = self.root
+        times = 0
+        for length, token in enumerate(string):
+            _, successors = self.after((where, length))
+            same = [(count, where) for count, _, other, where in successors if other == token]
+            if not same:
                 return 0
-            found, kid = steps[word]
-            place = kid, place[1] + 1
-        return found
+            [(times, where)] = same
+        return times
 
     def alike(
-        self, place: Place, most: int, own: Text | None = None, match: int = 0
+        self, place: Place, most: int, looping: Text | None = None, match: int = 0
     ) -> Sequence[int]:
         """At most so many tokens that follow alike wherever a rare string stands; none for a
         frequent one.
 
-        `own`: the text whose last `match` tokens the string begins with; what reaches its end goes
-        on into itself.
+        `looping`: the text whose last `match` tokens the string begins with; what reaches its end
+        goes on into itself.
         """
-        thing, depth = place
-        if isinstance(thing, Node):
+        where, length = place
+        if isinstance(where, Node):
             return ()
-        parts = []
-        for position in thing:
-            text, at = self.texts[position >> BITS], (position & MASK) + depth
+        drafted = length - match
+        continuations = []
+        for position in where:
+            text = self.texts[position >> BITS]
+            at = (position & MASK) + length
             part = text.tokens[at : at + most]
-            if text is own and len(part) < most:
-                part = array(
-                    "i",
-                    copied(text.tokens, at - depth + match, depth - match + most)[depth - match :],
-                )
-            parts.append(part)
-        first, last = min(parts), max(parts)
+            if text is looping and len(part) < most:
+                looped = copied(text.tokens, at - drafted, drafted + most)
+                part = array("i", looped[drafted:])
+            continuations.append(part)
+        # What the first and the last in order have in common all have.
+        first, last = min(continuations), max(continuations)
         if first == last:
             return first
-        return first[
-            : next(
-                (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
-            )
-        ]
+        same = 0
+        while same < min(len(first), len(last)) and first[same] == last[same]:
+            same += 1
+        return first[:same]
 
     def after(
-        self, place: Place, share: float = 0.0, own: Text | None = None, match: int = 0
-    ) -> tuple[int, list[tuple[int, int, int, Node | list[int]]]]:
-        """How often anything follows, and (count, newest position, token, what begins so) of what
-        does, best first.
+        self, place: Place, share: float = 0.0, looping: Text | None = None, match: int = 0
+    ) -> tuple[int, list[Successor]]:
+        """How often anything follows, and what does, best first.
 
         Only tokens that follow in `share` of these cases. The most frequent is best, of equals the
-        one that stood last. `own`, `match`: see alike.
+        one that stood last. `looping`, `match`: see alike.
         """
-        thing, depth = place
-        found: list[tuple[int, int, int, Node | list[int]]]
-        leaves: dict[int, list[int]]
-        if isinstance(thing, Node):
-            total = thing.count - thing.ends
+        where, length = place
+        successors: list[Successor] = []
+        if isinstance(where, Node):
+            total = where.count - where.ends
             least = share * total
-            found = [
-                (kid.count, kid.last, token, kid)
-                for token, kid in thing.inner.items()
-                if kid.count >= least
-            ]
-            leaves = thing.leaves if least <= LEAF or depth + 1 == self.depth else {}
+            for token, child in where.inner.items():
+                if child.count >= least:
+                    successors.append((child.count, child.last, token, child))
+            leaves = where.leaves if least <= LEAF or length + 1 == self.depth else {}
         else:
-            found, leaves, total = [], {}, 0
-            texts = self.texts
-            for position in thing:
-                text, at = texts[position >> BITS], (position & MASK) + depth
-                tokens = text.tokens
-                if at >= len(tokens):
-                    if text is not own:
-                        continue
-                    begin = at - depth + match
-                    at = begin + (at - begin) % (len(tokens) - begin)
-                total += 1
-                if (leaf := leaves.get(token := tokens[at])) is None:
-                    leaves[token] = [position]
-                else:
-                    leaf.append(position)
+            leaves = self._leaves(where, length, looping, match)
+            total = sum(map(len, leaves.values()))
             least = share * total
-        found += [
-            (len(leaf), max(leaf), token, leaf)
-            for token, leaf in leaves.items()
-            if len(leaf) >= least
-        ]
-        found.sort(reverse=True)
-        return total, found
+        for token, leaf in leaves.items():
+            if len(leaf) >= least:
+                successors.append((len(leaf), max(leaf), token, leaf))
+        # No two have the same count and position, so nodes are never compared.
+        successors.sort(reverse=True)
+        return total, successors
+
+    def _leaves(
+        self, positions: list[int], length: int, looping: Text | None, match: int
+    ) -> dict[int, list[int]]:
+        """Next token -> the positions of the string, of so many tokens, that it follows."""
+        leaves: dict[int, list[int]] = {}
+        for position in positions:
+            text = self.texts[position >> BITS]
+            at = (position & MASK) + length
+            tokens = text.tokens
+            if at >= len(tokens):
+                if text is not looping:
+                    continue
+                begin = at - length + match
+                at = begin + (at - begin) % (len(tokens) - begin)
+            token = tokens[at]
+            leaf = leaves.get(token)
+            if leaf is None:
+                leaves[token] = [position]
+            else:
+                leaf.append(position)
+        return leaves
 
     def matches(self, text: Text, longest: int) -> Iterator[tuple[int, int, Place]]:
         """(m, count, place) of the text's last m <= `longest` <= depth tokens that stand elsewhere
         too, longest first.
 
         `count`: how often elsewhere. Of the lengths that stand in the same places only the longest
-        is given.
+        is given. Behind a rare string the place is what follows it, of length 0.
         """
-        size = len(text.tokens)
-        longest, known, before = min(longest, size - text.first), len(text.active), 0
-        if known < longest:
-            ends = self._ends(text, known + 1, longest)
+        longest = min(longest, len(text.tokens) - text.first)
+        frequent = len(text.active)  # the lengths up to it are nodes
+        last_count = 0
+        if frequent < longest:
+            ends = self._ends(text, frequent + 1, longest)
             for m in sorted({length for length, _ in ends}, reverse=True):
-                places = [end for length, end in ends if length >= m]
-                before = len(places)
-                yield m, before, (places, 0)
-        for m in range(min(known, longest), 0, -1):
+                positions = [end for length, end in ends if length >= m]
+                last_count = len(positions)
+                yield m, last_count, (positions, 0)
+        for m in range(min(frequent, longest), 0, -1):
             node = text.active[m - 1]
-            if node.count - 1 > before:
-                before = node.count - 1
-                yield m, before, (node, m)
+            if node.count - 1 > last_count:
+                last_count = node.count - 1
+                yield m, last_count, (node, m)
 
     def _ends(self, text: Text, least: int, longest: int) -> list[tuple[int, int]]:
         """(length, position behind it) of all that matches `least` or more of the text's last
         tokens, a rare string.
         """
-        tokens, size = text.tokens, len(text.tokens)
-        node, start, found = self.root, size - least, []
-        while tokens[start] in node.inner:
-            node = node.inner[tokens[start]]
-            start += 1
-        newest = tokens[size - least :]
-        for position in node.leaves[tokens[start]]:
-            other, begin = self.texts[position >> BITS], position & MASK
-            if (other is text and begin == size - least) or other.tokens[
-                begin : begin + least
-            ] != newest:
+        tokens = text.tokens
+        begin = len(tokens) - least
+        node = self.root
+        at = begin
+        while tokens[at] in node.inner:
+            node = node.inner[tokens[at]]
+            at += 1
+        ends = []
+        for position in node.leaves[tokens[at]]:
+            other = self.texts[position >> BITS]
+            start = position & MASK
+            itself = other is text and start == begin
+            if itself or other.tokens[start : start + least] != tokens[begin:]:
                 continue
-            room = min(longest - least, begin - other.first, size - least - text.first)
-            if (
-                room
-                and other.tokens[begin - room : begin] == tokens[size - least - room : size - least]
-            ):
-                length = least + room
-            else:
-                length = least
-                while (
-                    length < least + room
-                    and other.tokens[begin + least - length - 1] == tokens[size - length - 1]
-                ):
-                    length += 1
-            found.append((length, position + least))
-        return found
+            room = min(longest - least, start - other.first, begin - text.first)
+            more = self._common_ending(other.tokens, start, tokens, begin, room)
+            ends.append((least + more, position + least))
+        return ends
+
+    @staticmethod
+    def _common_ending(
+        one: array[int], one_end: int, two: array[int], two_end: int, most: int
+    ) -> int:
+        """How many tokens, `most` at most, are the same before these ends."""
+        if one[one_end - most : one_end] == two[two_end - most : two_end]:
+            return most
+        same = 0
+        while one[one_end - same - 1] == two[two_end - same - 1]:
+            same += 1
+        return same
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (all, int32): the texts one after another, oldest first; `sizes` (texts, int64):
         their lengths.
         """
-        kept = [text.tokens[text.first :] for text in self.texts.values()]
-        flat = array("i", b"".join(part.tobytes() for part in kept))
-        tokens = (
-            torch.frombuffer(flat, dtype=torch.int32).clone()
-            if flat
-            else torch.zeros(0, dtype=torch.int32)
-        )
+        flat: list[int] = []
+        sizes = []
+        for text in self.texts.values():
+            kept = text.tokens[text.first :]
+            flat.extend(kept)
+            sizes.append(len(kept))
         return {
-            "tokens": tokens,
-            "sizes": torch.tensor([len(part) for part in kept], dtype=torch.int64),
+            "tokens": torch.tensor(flat, dtype=torch.int32),
+            "sizes": torch.tensor(sizes, dtype=torch.int64),
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -322,11 +348,11 @@ class Suffixes:
         """
         if set(tensors) != {"tokens", "sizes"}:
             raise ValueError(f"tensors {sorted(tensors)}: a suffix store has 'sizes' and 'tokens'")
-        for name, kind in (("tokens", torch.int32), ("sizes", torch.int64)):
-            if tensors[name].dtype != kind or tensors[name].dim() != 1:
-                raise ValueError(
-                    f"{name}: {tensors[name].dtype} of {tensors[name].dim()} dimensions, not {kind} of one"
-                )
+        for name, dtype in (("tokens", torch.int32), ("sizes", torch.int64)):
+            tensor = tensors[name]
+            if tensor.dtype != dtype or tensor.dim() != 1:
+                shape = f"{tensor.dtype} of {tensor.dim()} dimensions"
+                raise ValueError(f"{name}: {shape}, not {dtype} of one")
         tokens, sizes = tensors["tokens"].tolist(), tensors["sizes"].tolist()
         if min(sizes, default=1) < 1 or sum(sizes) != len(tokens):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Who computes with how many threads, where two libraries share the processor."""
+"""How many threads compute, where two libraries share the processor."""
 
 from __future__ import annotations
 
@@ -52,12 +52,11 @@ def torch_threads(n: int) -> Iterator[None]:
 
 
 def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An engine's step, without gradients, in which torch wakes no threads beside those of another
-    executor.
+    """An engine's step without gradients, in which torch has one thread if an executor computes.
 
-    They would go on spinning after the smallest parallel operation, for some ten milliseconds, on
-    the cores that the executor's forwards need: that made these up to twice as slow. What torch
-    computes in such an executor's place has all of them again.
+    Torch's threads would go on spinning after the smallest parallel operation, for some ten
+    milliseconds, on the cores that the executor's forwards need, which made these up to twice as
+    slow. What torch computes in such an executor's place has all its threads again.
     """
 
     @wraps(step)

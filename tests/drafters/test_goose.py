@@ -308,6 +308,21 @@ def test_chances_are_learnt_on_the_accepted_path_alone_also_of_what_was_cut() ->
     assert store.chance[2 * KINDS :] == chances
 
 
+def test_of_a_path_that_ends_the_text_nothing_is_learnt_behind_the_end() -> None:
+    drafter = Goose(k=2)
+    ctx = context(drafter, [1, 2])
+    state = drafter.start(ctx)
+    state.store.put([2, 3], np.array([[3, 4], [5, 6]]), np.array([[0.7, 0.3], [0.7, 0.3]]))
+    before = list(state.store.seen)
+    ctx.branches[0] = [1, 2, 3]
+    tree = TokenTree(2).chain([3])
+    outcome = Outcome([1], None, [(1, True)])  # type: ignore[arg-type]
+    rows = torch.zeros(2, V, dtype=torch.float64)
+    drafter.observe(ctx, state, Feedback(tree, Reply(rows, {}, [0, 1]), outcome, [3]))
+    trials = sum(state.store.seen) - sum(before)
+    assert trials == 2, "the two candidates behind the root, none behind the end"
+
+
 def test_it_observes_steps_of_trees_it_did_not_make() -> None:
     drafter = Goose()
     ctx = context(drafter, [3])  # no token before the root

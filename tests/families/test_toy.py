@@ -290,7 +290,7 @@ def test_whatever_is_asked_of_a_recurrent_cache_its_rows_are_right(seed: int) ->
         if rng.random() < 0.8:  # else it was interrupted before its forward
             model.forward([job])
         reply = answer(model, cache, Ask(tree, rows=[len(tree) - 1]), text, rng.randint(1, 5))
-        path = tree.words(len(tree) - 1)
+        path = tree.tokens_to(len(tree) - 1)
         assert reply.logits[0].tolist() == recurrent_row(model, [*text, *path])
         accepted = rng.randint(0, len(tree) - 1)
         text += [*tree.tokens[1 : 1 + accepted], rng.randrange(3)]
