@@ -410,8 +410,6 @@ class LM:
         """Token ids of one prompt as `generate` takes it. Raises BadConfig or BadModel."""
         return self._text.prompt_ids(prompt)
 
-    _encode = prompt_ids  # until foretell.measure and the scripts call it by its name
-
 
 def wrap(
     hf: PreTrainedModel,

@@ -47,7 +47,7 @@ def trace_step(
     tokens: list[int],
     sources: Sequence[str],
 ) -> TraceStep:
-    """The step in which `reply` answered `tree`, verification found `outcome`, and `tokens` stayed."""
+    """The step in which `reply` answered `tree`, `outcome` was found, and `tokens` were kept."""
     rows = reply.logits[[0, *outcome.path]][: len(tokens)]
     best = rows.topk(2).values
     margins = (best[:, 0] - best[:, 1]).tolist()

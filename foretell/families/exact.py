@@ -20,7 +20,7 @@ a sum in one: whether such a pair is rounded once or twice differs between vecto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.fused import Fused, blocks
 from foretell.families.int8 import Linear8
 from foretell.families.loop import Block, Loop
-from foretell.memory.buffers import Layout
+from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
 from foretell.ops.attention import Bias
 
@@ -116,8 +116,13 @@ class ExactJob(Job):
         node: int | None = None,
     ) -> torch.Tensor:
         """q (H, n, D), k, v (KV, n, D) -> (n, H, D). `node`: of this new node only, n is 1."""
-        if bias is not None:
-            raise LookupError("attention with a bias has no sums of equal bits")
+        if bias is not None or not self.cache.plain:
+            raise Unsupported.missing(
+                "a bias, a cache policy or a shared prefix",
+                "a model with exact_bits=True",
+                "attention that is not exact",
+                "leave exact_bits out",
+            )
         count = q.shape[1]
         width = v.shape[-1]
         self._store(layer, k, v, self.start + (node or 0))
@@ -161,7 +166,7 @@ class ExactJob(Job):
         if window is not None and self.scratch_positions and max(self.scratch_positions) < window:
             window = None
         mask = self.mask(window, torch.float64)
-        masked_from = 0 if window is not None else self.cache.length
+        masked_from = 0 if window is not None else self.cache.base
         if mask is not None:
             mask = mask[:, masked_from:] if node is None else mask[node : node + 1, masked_from:]
         return Scope(self.start + len(self.tokens), masked_from, mask)
@@ -247,9 +252,13 @@ class ExactCache(Cache):
     job_type = ExactJob
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int = 256
+        self,
+        layout: Sequence[Shape | None],
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = 256,
     ):
-        wider = tuple((heads, key, value + 1) for heads, key, value in layout)
+        wider = tuple(shape and (shape[0], shape[1], shape[2] + 1) for shape in layout)
         super().__init__(wider, torch.float64, device, -(-capacity // VECTOR) * VECTOR)
 
 

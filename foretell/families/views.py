@@ -124,6 +124,9 @@ class Skipped(View):
             allowed = f"some of {spans(present)}, each once and in ascending order"
             raise BadConfig.field("layers", list(layers), allowed)
         self.layers = tuple(layers)
+        self.layout = tuple(
+            shape if layer in self.layers else None for layer, shape in enumerate(self.layout)
+        )
 
     def chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
         return [layer for layer in self.base.chosen(layers) if layer in self.layers]

@@ -108,7 +108,7 @@ def tune(
         "bench": document,
     }
     write_text(path, json.dumps(profile, indent=1) + "\n", FOLDER_CURE)
-    lm._auto = None
+    lm.forget_profile()
     return profile
 
 
@@ -125,7 +125,7 @@ class _Measurement:
     def _plain_pace(self) -> float:
         """Seconds of a token of plain decoding."""
         prompt = next(iter(self.sets.values()))[0]
-        ids = self.lm._encode(prompt)
+        ids = self.lm.prompt_ids(prompt)
         plain = bench.Method(self.lm, "plain")
         plain.run([ids], PACE_TOKENS, 0.0, 0)  # warms up
         (run,) = plain.run([ids], PACE_TOKENS, 0.0, 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-# (query positions (n,), key positions (rows,)) -> what is added to the scores, (heads or 1, n, rows)
+# (query positions (n,), key positions (rows,)) -> added to the scores, (heads or 1, n, rows)
 Bias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -88,7 +88,7 @@ def partial_attention(
 
 
 def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """The attention over all rows from that over its parts, each (output (n, H, D), log-sum (n, H)).
+    """The attention over all rows from that over parts, each (output (n, H, D), log-sum (n, H)).
 
     The merge of FlashDecoding and Hydragen (arXiv:2402.05099, section 3.1).
     """

@@ -298,7 +298,9 @@ def test_padding_changes_nothing() -> None:
     def step(size: int) -> list[torch.Tensor]:
         one = Ask(TokenTree(5).chain(range(6, 5 + size)).chain([3, 4], at=0))
         jobs = [model.cache().prepare(one, [*PROMPT, 5], 99)[0] for _ in range(3)]
-        replies = model.forward(jobs[:2], (0, 1)) + model.forward(jobs[2:], (0, 2))
+        for job, taps in zip(jobs, ((0, 1), (0, 1), (0, 2)), strict=True):
+            job.taps = taps
+        replies = model.forward(jobs[:2]) + model.forward(jobs[2:])
         return [*(r.logits for r in replies), *(h for r in replies for h in r.hidden.values())]
 
     with torch.inference_mode():

@@ -21,7 +21,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.exact import ExactCache, ExactDecoder, exp2, in_pieces, tanh
 from foretell.families.int8 import quantize
 from foretell.measure.bits import compare
-from foretell.policy.costs import identity
+from foretell.measure.profiling import identity
 from tests import tiny as small
 from tests.families.families import tiny
 from tests.families.test_families import PROMPTS, TREE, answer, stock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
 from foretell.errors import Unsupported
 from foretell.families.toy import GOLDEN, RecurrentCache, Toy, ToyHead, ToyRecurrent, feature_hash
-from foretell.memory.job import Job
 from tests import laws
 
 texts = st.lists(st.integers(0, 7), min_size=1, max_size=8)
@@ -74,7 +72,7 @@ def answer(model: Model, cache: Cache, ask: Ask, tokens: Sequence[int], chunk: i
     done = False
     while not done:
         job, done = cache.prepare(ask, tokens, chunk)
-        reply = model.forward([job], ask.taps)[0]
+        reply = model.forward([job])[0]
     return reply
 
 
@@ -131,12 +129,6 @@ def test_rows_come_in_the_order_they_are_asked_in() -> None:
 # --- a head that reads features
 
 
-class FeatureJob(Job):
-    """A job with the features (n, 2) of its new nodes."""
-
-    features: torch.Tensor | None = None
-
-
 def read(
     head: ToyHead,
     cache: Cache,
@@ -147,10 +139,9 @@ def read(
     """The answer where feature i is that of token i of the text, then of the tree's nodes."""
     job, done = cache.prepare(Ask(tree, taps=(2,)), tokens, 512)
     assert done
-    made = FeatureJob(*(getattr(job, field.name) for field in fields(Job)))
     if features is not None:
-        made.features = features[job.start : job.start + len(job.tokens)]
-    return head.forward([made], (2,))[0]
+        job.features = features[job.start : job.start + len(job.tokens)]
+    return head.forward([job])[0]
 
 
 def random_features(count: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.recording import Recording
 from foretell.families.views import Extended, Scored, Skipped, View, spans
-from foretell.policy.costs import identity
+from foretell.measure.profiling import identity
 from tests.families.families import VOCAB, WINDOW, tiny
 from tests.families.test_families import PROMPTS, TREE, answer
 

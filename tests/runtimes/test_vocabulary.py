@@ -58,7 +58,7 @@ def test_a_vocabulary_has_what_is_used_of_it(words: Vocabulary) -> None:
 
 def test_chat(file: Path, tmp_path: Path) -> None:
     lm, chat = foretell.load(file), [{"role": "user", "content": "add"}]
-    assert lm._encode(chat) == lm.encode("<|end|>user: add\nassistant:")
+    assert lm.prompt_ids(chat) == lm.encode("<|end|>user: add\nassistant:")
     assert lm.generate(chat, "plain", max_new_tokens=3).tokens
     with pytest.raises(BadConfig, match="chat template"):
         foretell.load(tiny.gguf(tiny.llama(), tmp_path / "bare.gguf")).generate(chat)

@@ -66,7 +66,7 @@ def audit(
     for option, value in (("max_new_tokens", max_new_tokens), ("samples", samples)):
         if value < 1:
             raise BadConfig.field(option, value, "at least 1")
-    encoded = [lm._encode(prompt) for prompt in (PROMPTS if prompts is None else prompts)]
+    encoded = [lm.prompt_ids(prompt) for prompt in (PROMPTS if prompts is None else prompts)]
     strategies = [(spec, *lm.resolve(spec)) for spec in methods]
     for _, name, strategy in strategies:
         _check_requests(lm, name, strategy, encoded)

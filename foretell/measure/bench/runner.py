@@ -283,7 +283,7 @@ def _measure_group(
     """
     try:
         if group.context is None:
-            texts = [lm._encode(prompt) for prompt in prompts]
+            texts = [lm.prompt_ids(prompt) for prompt in prompts]
         else:
             texts = cut(lm, prompts, group.context, settings.max_new_tokens)
     except ForetellError as error:
