@@ -104,7 +104,10 @@ def test_positions_that_count_nodes_instead_of_depth(monkeypatch: pytest.MonkeyP
 
 def test_positions_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     shift(
-        monkeypatch, lambda job: [c + 1 for c in job.columns[len(job.columns) - len(job.tokens) :]]
+        monkeypatch,
+        lambda job: [
+            c + 1 for c in job.scratch_positions[len(job.scratch_positions) - len(job.tokens) :]
+        ],
     )
     caught(laws.check_law, laws.build("ngram"))
 

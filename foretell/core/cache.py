@@ -218,23 +218,23 @@ class Cache(Rows):
         if pending > chunk or pending >= room:
             piece = tokens[self.length : self.length + min(chunk, room)]
             plan = plan_part(piece, self.all_layers)
-            shared = 0
         else:
             plan = plan_tree(ask, tokens[self.length : -1], self)
             depth = max(ask.tree.depths)
             assert pending + depth < room, f"a tree {depth} deep crosses a change of the rows"
-            shared = reusable(plan, ask, self)
-        job = self._job(plan, ask, shared)
+            plan.shared = reusable(plan, ask, self)
+        job = self._job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
         self.reserve(self.base + len(plan.tokens))
-        # Until `finish` the rows behind `shared` are nobody's: an interrupted forward loses them.
-        self.tokens = plan.tokens[:shared]
-        self.parents = plan.parents[:shared]
-        self.trusted = min(self.trusted, shared)
+        # Until `finish` new rows are nobody's: an interrupted forward loses them.
+        self.tokens = plan.tokens[: plan.shared]
+        self.parents = plan.parents[: plan.shared]
+        self.trusted = min(self.trusted, plan.shared)
         self.plan = plan
         return job, not plan.part
 
-    def _job(self, plan: Plan, ask: Ask, shared: int) -> Job:
+    def _job(self, plan: Plan, ask: Ask) -> Job:
+        shared = plan.shared
         job = self.job_type(
             cache=self,
             tokens=plan.tokens[shared:],
@@ -273,16 +273,15 @@ class Cache(Rows):
         assert len(features) == new, "drafted nodes below the root need `features`"
         return features
 
-    def finish(self, job: Job, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
-        """The forward of this job is through: its rows are what they claim to be.
+    def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
+        """The forward of the last job is through: its rows are what they claim to be.
 
         `hidden`: of each of the job's taps (new nodes, E).
         """
         plan = self.plan
         assert plan is not None, "finished twice"
-        shared = len(plan.tokens) - len(job.tokens)
         if self.states is not None:
-            self.states.write(shared, hidden)
+            self.states.write(plan.shared, hidden)
         self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
         # Rows below the root that were fed by estimates must be computed again from true states.
         self.trusted = len(plan.tokens)

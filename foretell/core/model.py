@@ -186,7 +186,7 @@ class Model:
         for job in jobs:
             end = start + len(job.tokens)
             hidden = {tap: computed.hidden[tap][start:end] for tap in job.taps}
-            job.cache.finish(job, hidden)
+            job.cache.finish(hidden)
             reply = Reply(
                 logits=logits[row : row + len(job.rows)],
                 hidden=hidden,

@@ -251,8 +251,8 @@ class RecurrentCache(Cache):
         """The state in front of the job's first new node."""
         return self.committed if job.start == self.base else self.ahead
 
-    def finish(self, job: Job, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
-        super().finish(job, hidden)
+    def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
+        super().finish(hidden)
         self.ahead = self.next_state
 
 

@@ -154,7 +154,7 @@ def _filled_cache(model: Model, length: int) -> Cache:
     while not whole:
         job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), _text(length), CHUNK)
         if model.layout:
-            cache.finish(job)
+            cache.finish()
         else:  # the rows lie where only the model can write them
             model.forward([job])
     cache.commit(_text(length))

@@ -21,6 +21,7 @@ class Plan:
     part: bool  # the tree waits: this is a piece of a long text
     layers: frozenset[int]  # that run
     done: frozenset[int]  # layers whose rows will then be written
+    shared: int = 0  # first nodes whose rows are there already
 
 
 class Scratch(Protocol):

@@ -293,7 +293,7 @@ class GGUF(Model):
     def _finish(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             branch: Any = job.cache
-            branch.finish(job)
+            branch.finish()
             branch.changing = False
             branch.last_used = self.calls
 

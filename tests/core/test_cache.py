@@ -208,7 +208,7 @@ def write(job: Job, layers: Sequence[int]) -> None:
     for layer in layers:
         rows = torch.tensor(job.tokens, dtype=torch.float64)[None, :, None] + 10 * layer
         job.write(layer, rows, rows)
-    job.cache.finish(job)
+    job.cache.finish()
 
 
 def test_rows_of_some_layers_only_are_never_committed() -> None:
@@ -248,7 +248,7 @@ def test_layers_of_different_shapes_keep_their_own_rows() -> None:
     for layer, (heads, k, v) in enumerate(layout):
         base = torch.tensor(job.tokens, dtype=torch.float64)[None, :, None] + 100 * layer
         job.write(layer, base.expand(heads, -1, k), base.expand(heads, -1, v))
-    cache.finish(job)
+    cache.finish()
     cache.commit([4, 5, 7, 8, 9])
     assert cache.length == 4
     for layer, (heads, k, v) in enumerate(layout):

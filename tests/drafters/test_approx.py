@@ -23,6 +23,7 @@ from foretell.drafters.approx import TOP, Approx, State
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws
+from tests.texts import set_limit, set_text
 
 SPECS = ["approx:k=0,votes=0,floor=0", "approx:votes=1,floor=0"]
 EXACT = Approx(k=0, votes=0, floor=0)
@@ -53,7 +54,7 @@ def step(
         path.append(node := child)
     kept = rest[: len(path) + 1]
     done = Feedback(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1], tested), kept)
-    ctx.branches[0] = ctx.tokens + kept
+    set_text(ctx, ctx.tokens + kept)
     drafter.observe(ctx, state, done)
     return tree, done
 
@@ -139,7 +140,7 @@ def test_the_likeliest_tokens_of_both_lags(
 ) -> None:
     drafter = Approx(k=k, floor=floor)
     ctx = context(text)
-    ctx.limit = len(text) + depth + 1
+    set_limit(ctx, len(text) + depth + 1)
     tree = drafter.propose(ctx, drafter.start(ctx), size + 1)
     tree.check()
     want = twin(text, drafter, size, depth)
@@ -156,7 +157,7 @@ def test_without_mismatches_it_is_lookup_of_the_longest_match(text: list[int], s
     ctx = context(text[:1])
     state = EXACT.start(ctx)
     for end in range(1, len(text) + 1):
-        ctx.branches[0] = text[:end]
+        set_text(ctx, text[:end])
         tree = EXACT.propose(ctx, state, size + 1)
     best, lag = max((run_of(text, lag), -lag) for lag in range(1, len(text) + 1))
     assert tree.is_chain and tree.tokens[1:] == (continued(text, -lag, size) if best else [])
@@ -188,7 +189,7 @@ def voted(
     for block, (_, b) in zip(blocks, pairs, strict=True):
         for token in [*block[:2], b, *block[3:]]:
             drafter.propose(ctx, state, 5)
-            ctx.branches[0] = [*ctx.tokens, token]
+            set_text(ctx, [*ctx.tokens, token])
     drafter.propose(ctx, state, 5)
     return {old: to for (old,), (to,) in state.aligned.names.items()}
 
@@ -220,7 +221,7 @@ def test_a_renamed_token_is_drafted_by_its_new_name() -> None:
     state = Approx().start(ctx)
     for token in [60, 30, 31, 60, 32]:
         tree = Approx().propose(ctx, state, 9)
-        ctx.branches[0] = [*ctx.tokens, token]
+        set_text(ctx, [*ctx.tokens, token])
         assert 60 not in tree.tokens[1:]
     assert Approx().propose(ctx, state, 5).tokens == [32, 33, 60, 34, 35]
 
@@ -231,14 +232,14 @@ def test_a_name_of_several_tokens_is_drafted_and_gone_on_with() -> None:
     state = Approx().start(ctx)
     for token in [60, 61, 62, 30, 31, 60, 61, 62, 32, 33]:
         Approx().propose(ctx, state, 9)
-        ctx.branches[0] = [*ctx.tokens, token]
+        set_text(ctx, [*ctx.tokens, token])
     tree = Approx().propose(ctx, state, 20)
-    assert [60, 61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), (
+    assert [60, 61, 62, 34, 35] in map(list, map(tree.tokens_to, range(len(tree)))), (
         "its new name, and what follows"
     )
-    ctx.branches[0] = [*ctx.tokens, 60]
+    set_text(ctx, [*ctx.tokens, 60])
     tree = Approx().propose(ctx, state, 20)
-    assert [61, 62, 34, 35] in map(list, map(tree.words, range(len(tree)))), (
+    assert [61, 62, 34, 35] in map(list, map(tree.tokens_to, range(len(tree)))), (
         "the rest of a name that has begun"
     )
 
@@ -259,7 +260,7 @@ def test_whatever_was_learnt_drafts_are_trees(
         assert set(tree.sources[1:]) <= {"approx"} and max(tree.depths) <= ctx.depth
         if done >= len(text):
             break
-        ctx.branches[0] = text[: (done := done + piece)]
+        set_text(ctx, text[: (done := done + piece)])
 
 
 # --- learning

@@ -13,6 +13,7 @@ from foretell.drafters.copyspec import Copyspec
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws
+from tests.texts import set_limit, set_text
 
 SPECS = ["copyspec:gamma=1,copy=2"]
 
@@ -47,8 +48,8 @@ def test_copies_what_followed_the_first_match(
     drafter, ctx = Copyspec(gamma, copy), context(tokens[:1])
     state = drafter.start(ctx)
     for end in range(min(start, len(tokens)), len(tokens) + 1):  # the index grows with the text
-        ctx.branches[0] = tokens[:end]
-        ctx.limit = end + 10
+        set_text(ctx, tokens[:end])
+        set_limit(ctx, end + 10)
         tree = drafter.propose(ctx, state, 30)
     tree.check()
     assert tree.is_chain and tree.tokens == [tokens[-1], *copied(tokens, gamma, copy)]
@@ -59,9 +60,9 @@ def test_the_example_of_the_paper_in_small() -> None:
     ctx, drafter = context([5, 6, 7, 1, 2, 3, 4, 5, 6, 7]), Copyspec(copy=4)
     assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [7, 1, 2, 3, 4]
     assert drafter.propose(ctx, drafter.start(ctx), 3).tokens == [7, 1, 2]
-    ctx.limit = len(ctx.tokens) + 2
+    set_limit(ctx, len(ctx.tokens) + 2)
     assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [7, 1]
-    ctx.limit = len(ctx.tokens) + 1
+    set_limit(ctx, len(ctx.tokens) + 1)
     assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [7]
 
 

@@ -26,6 +26,7 @@ from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.ops.candidates import ENTRY, KINDS, Store
 from tests import laws
+from tests.texts import set_limit, set_text
 
 SPECS = ["goose:longest=2,shortest=1,k=2,depth=2,bypass=0", "goose:shortest=1,harmonic=1,copy=3"]
 V = 8
@@ -116,7 +117,7 @@ def test_the_tree_is_the_most_probable_one(
 ) -> None:
     drafter = Goose(3, 2, copy=6, k=4, depth=depth, bypass=bypass, harmonic=harmonic)
     ctx, state = begun(drafter, tokens, seed)
-    ctx.limit = len(tokens) + 1 + room
+    set_limit(ctx, len(tokens) + 1 + room)
     tree = drafter.propose(ctx, state, budget)
     tree.check()
     assert len(tree) <= budget and max(tree.depths) <= room and not tree.drawn
@@ -249,7 +250,7 @@ def step(ctx: Context, tree: TokenTree, path: list[int], token: int, seed: int =
     """Commits the path and the token to the text, and says with which rows."""
     rows = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(tree), V)) * 2)
     tokens = [*(tree.tokens[n] for n in path), token]
-    ctx.branches[0] = [*ctx.tokens, *tokens]
+    set_text(ctx, [*ctx.tokens, *tokens])
     return Feedback(tree, Reply(rows, {}, list(range(len(tree)))), Outcome(path, token), tokens)
 
 
@@ -314,7 +315,7 @@ def test_of_a_path_that_ends_the_text_nothing_is_learnt_behind_the_end() -> None
     state = drafter.start(ctx)
     state.store.put([2, 3], np.array([[3, 4], [5, 6]]), np.array([[0.7, 0.3], [0.7, 0.3]]))
     before = list(state.store.seen)
-    ctx.branches[0] = [1, 2, 3]
+    set_text(ctx, [1, 2, 3])
     tree = TokenTree(2).chain([3])
     outcome = Outcome([1], None, [(1, True)])  # type: ignore[arg-type]
     rows = torch.zeros(2, V, dtype=torch.float64)
@@ -330,7 +331,7 @@ def test_it_observes_steps_of_trees_it_did_not_make() -> None:
     drafter.observe(ctx, state, step(ctx, TokenTree(3), [], 5))
     assert set(state.store.rows) == {3}
     assert drafter.propose(ctx, state, 1).tokens == [5]
-    ctx.limit = len(ctx.tokens) + 1
+    set_limit(ctx, len(ctx.tokens) + 1)
     assert drafter.propose(ctx, state, 9).tokens == [5]
 
 

@@ -22,6 +22,7 @@ from foretell.drafters.input_guided import AHEAD, InputGuided
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws, tiny
+from tests.texts import set_limit, set_text
 
 SPECS = ["input-guided:source=1 2 0 1 0 2 1 1 2,k=4", "input-guided:nearest=no"]
 
@@ -108,7 +109,7 @@ def test_drafts_what_stands_behind_the_pointer(
     state = drafter.start(ctx)
     cuts = data.draw(st.sets(st.integers(0, len(output))))
     for end in sorted({*cuts, len(output)}):  # committed by one or several tokens a step
-        ctx.branches[0] = prompt + output[:end]
+        set_text(ctx, prompt + output[:end])
         tree = drafter.propose(ctx, state, 50)
     tree.check()
     assert tree.is_chain and tree.tokens[1:] == twin(
@@ -132,7 +133,7 @@ def test_the_first_draft_is_the_sources_beginning() -> None:
     ]  # the sixth is not drafted
     assert drafter.propose(ctx, drafter.start(ctx), 3).tokens == [7, 1, 2]
     assert drafter.propose(ctx, drafter.start(ctx), 1).tokens == [7]
-    ctx.limit = 2
+    set_limit(ctx, 2)
     assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [7]
     short = InputGuided((1, 2, 3), k=2)
     ctx = context(short, [7])
@@ -155,7 +156,7 @@ def test_the_pointer_after_a_difference(near: bool, output: list[int], draft: li
     drafter = InputGuided((1, 2, 3, 1, 4, 5, 6), nearest=near)
     ctx = context(drafter, [0])
     state = drafter.start(ctx)
-    ctx.branches[0] = [0, *output]
+    set_text(ctx, [0, *output])
     assert drafter.propose(ctx, state, 50).tokens[1:] == draft
 
 
@@ -170,7 +171,7 @@ def tokens_a_step(
         while len(path) + 1 < len(rest) and (node := tree.child(node, rest[len(path)])) > 0:
             path.append(node)
         kept = rest[: len(path) + 1]
-        ctx.branches[0] += kept
+        set_text(ctx, [*ctx.tokens, *kept])
         drafter.observe(
             ctx, state, Feedback(tree, Reply(torch.empty(0), {}, []), Outcome(path, kept[-1]), kept)
         )

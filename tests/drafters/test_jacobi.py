@@ -23,6 +23,7 @@ from foretell.drafters.jacobi import Jacobi, State
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws
+from tests.texts import set_text
 
 SPECS = ["jacobi:window=2"]
 
@@ -50,7 +51,7 @@ def commit(
     tokens: list[int],
 ) -> None:
     """One step's end: the first of `tokens` are the accepted ones."""
-    ctx.branches[0] += tokens
+    set_text(ctx, [*ctx.tokens, *tokens])
     path = list(range(1, len(tokens)))
     outcome = Outcome(path, tokens[-1], [(n, True) for n in path])
     drafter.observe(

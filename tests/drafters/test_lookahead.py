@@ -19,6 +19,7 @@ from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.strategies.plain import Plain
 from tests import laws
+from tests.texts import set_text
 
 SPECS = [
     "lookahead:window=2,n=3,guesses=2,pool_from_prompt=1",
@@ -43,7 +44,7 @@ def commit(
     tokens: list[int],
 ) -> None:
     """One step's end: `best[i]` is the best token after node i."""
-    ctx.branches[0] += tokens
+    set_text(ctx, [*ctx.tokens, *tokens])
     reply = Reply(torch.eye(VOCAB)[best], {}, list(range(len(tree))))
     drafter.observe(ctx, state, Feedback(tree, reply, Outcome([], tokens[-1]), tokens))
 

@@ -14,6 +14,7 @@ from foretell.drafters.ngram import Ngram
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws
+from tests.texts import set_limit, set_text
 
 SPECS = ["ngram:n=1,k=2"]
 
@@ -54,8 +55,8 @@ def test_proposes_what_followed_the_longest_most_recent_match(
     for end in range(
         min(max(1, start), len(tokens)), len(tokens) + 1
     ):  # the index grows with the text
-        ctx.branches[0] = tokens[:end]
-        ctx.limit = end + 10
+        set_text(ctx, tokens[:end])
+        set_limit(ctx, end + 10)
         tree = drafter.propose(ctx, state, budget)
     tree.check()
     assert tree.is_chain and tree.tokens == [tokens[-1], *lookup(tokens, n, k)]
@@ -71,7 +72,7 @@ def test_obeys_budget_and_depth() -> None:
     ]  # 4 new tokens: the last is not drafted
     assert drafter.propose(ctx, drafter.start(ctx), 3).tokens == [2, 3, 4]
     assert drafter.propose(ctx, drafter.start(ctx), 1).tokens == [2]
-    ctx.limit = len(ctx.tokens) + 1
+    set_limit(ctx, len(ctx.tokens) + 1)
     assert drafter.propose(ctx, drafter.start(ctx), 100).tokens == [2]
 
 

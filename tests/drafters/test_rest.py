@@ -22,6 +22,7 @@ from foretell.families.toy import Toy
 from foretell.ops import datastore
 from foretell.ops.datastore import Datastore
 from tests import laws
+from tests.texts import set_limit
 
 SPECS = [
     "rest:path={here}/rest.safetensors",
@@ -211,7 +212,7 @@ def test_obeys_budget_depth_and_choices() -> None:
     assert len(drafter.propose(ctx, state, 1)) == 1
     assert len(Rest(str(FILE), choices=3).propose(ctx, state, 99)) == 4
     for depth in range(4):
-        ctx.limit = len(ctx.tokens) + 1 + depth
+        set_limit(ctx, len(ctx.tokens) + 1 + depth)
         assert max(drafter.propose(ctx, state, 99).depths) == depth
 
 

@@ -328,7 +328,7 @@ def test_products_have_few_sizes_whatever_is_asked() -> None:
             return func(*args, **kwargs or {})
 
     lm = wrap(tiny("qwen3").bfloat16())
-    with Watch():
+    with lm.driver.exclusive(), Watch():  # on this thread, whose functions are watched
         for n in range(1, 60):
             lm.generate(
                 [(7 * n + i) % 90 for i in range(n)],

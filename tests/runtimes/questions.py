@@ -133,9 +133,9 @@ def hidden_states_are_those_of_torch(
 
     if batches:
         for several in ([wide, trees[1]], [trees[0], trees[0]], [trees[1], wide]):
-            jobs = [quick.cache().prepare(Ask(tree), text, 999)[0] for tree in several]
+            jobs = [quick.cache().prepare(Ask(tree, taps=taps), text, 999)[0] for tree in several]
             executor = computed_by(quick)
-            replies = quick.forward(jobs, taps)
+            replies = quick.forward(jobs)
             assert executor.size
             for tree, reply in zip(several, replies, strict=True):
                 theirs = answer(slow, slow.cache(), Ask(tree, taps=taps), text)

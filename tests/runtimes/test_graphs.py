@@ -145,7 +145,7 @@ def test_every_size_and_rows_asked_for_and_prompts_in_pieces() -> None:
             answer(model, kept, Ask(TokenTree(tokens[-2])), tokens[:-1])
         for rows in (None, [count - 1], sorted({0, count - 1}), []):
             for kept in (one, two):  # compute it again
-                kept.branch = 0
+                kept.synced = 0
             ours, theirs = (
                 answer(m, c, Ask(tree, rows=rows), tokens) for m, c in ((quick, one), (slow, two))
             )
@@ -251,7 +251,7 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
             answer(
                 model, one, Ask(wide.chain(range(20, 27), at=2)), tokens
             )  # a step of the same size that saw more rows
-            one.branch = 0  # and all of that is forgotten
+            one.synced = 0  # and all of that is forgotten
             job, _ = one.prepare(Ask(tree), tokens, 64)
             n = len(job.tokens)
             assert job.start + n < one.length + len(wide)
@@ -388,7 +388,8 @@ def test_a_step_is_recorded_before_the_forward_and_replayed_from_fixed_memory() 
         text = list(range(1, 8 + i))
         tree = TokenTree(text[-1]).chain(range(50, 49 + count))
         answer(slow, two := slow.cache(), Ask(TokenTree(text[-2])), text[:-1])
-        one.length, one.tokens, one.parents, one.branch = len(text) - 1, [], [], 0
+        one.length = one.base = len(text) - 1
+        one.tokens, one.parents, one.synced = [], [], 0
         for mine, other in zip(parts(one), parts(two), strict=True):
             mine[:, : len(text) - 1] = other[:, : len(text) - 1]
         job, _ = one.prepare(Ask(tree), text, 64)
@@ -600,7 +601,7 @@ def test_a_step_is_recorded_again_once_for_hidden_states() -> None:
         text = [*text, 7]
         job, _ = one.prepare(Ask(TokenTree(7).chain([1, 2]), taps=taps), text, 64)
         before = len(tape.recorded)
-        reply = model.forward([job], taps)[0]
+        reply = model.forward([job])[0]
         assert len(tape.recorded) == before, "recorded when it was prepared, not in the forward"
         assert set(reply.hidden) == set(taps)
         steps = [run.__self__ for run in tape.recorded]  # type: ignore[attr-defined]

@@ -52,7 +52,7 @@ def test_a_cache_that_grows_keeps_its_rows_and_gives_the_old_ones_back() -> None
     cache = it.cache_type(LAYOUT, torch.float32, CPU, BLOCK)
     cache.length = 5
     cache.k[0][:, :5] = 3.0
-    cache._own(BLOCK + 1)
+    cache.reserve(BLOCK + 1)
     assert cache.capacity == 2 * BLOCK and bool((cache.k[0][:, :5] == 3).all())
     assert it.segments[0].free == [(BLOCK, 2 * BLOCK), (4 * BLOCK, 8 * BLOCK)]
     twin = cache.fork()
