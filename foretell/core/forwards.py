@@ -50,11 +50,12 @@ def answer(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> None:
     note(engine, prepared, seconds)
     total = sum(len(part.job.tokens) for part in prepared)
     for part, reply in zip(prepared, replies, strict=True):
-        reply.seconds = seconds * len(part.job.tokens) / total
+        count = len(part.job.tokens)
+        reply.seconds = seconds * count / total
         if part.whole:
             deliver(part.entry, reply)
         else:
-            part.entry.pending -= len(part.job.tokens)
+            part.entry.pending -= count
 
 
 def prepare(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepared]:

@@ -215,6 +215,6 @@ def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
         return "running a part of its layers", ask.layers
     if ask.states is not None and "layers" not in model.caps:
         return "entering its layers with given states", tuple(ask.states.shape)
-    if not ask.tree.is_chain and "tree" not in model.caps:
+    if "tree" not in model.caps and not ask.tree.is_chain:
         return "branching trees", len(ask.tree)
     return None

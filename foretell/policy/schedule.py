@@ -37,6 +37,8 @@ class FairPlan:
     text_ran: bool = False  # the last forward only took in text for a draft model
 
     def __call__(self, waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
+        if len(waiting) == 1:  # nobody else to be fair to
+            return self.share(list(waiting), CHUNK)
         groups: dict[Any, list[OpenAsk]] = {}
         for entry in waiting:
             groups.setdefault(self.group(entry), []).append(entry)
@@ -66,6 +68,8 @@ class FairPlan:
     @staticmethod
     def share(group: list[OpenAsk], chunk: int) -> Planned:
         """All steps of the group, and its texts, oldest first, until the chunk is full."""
+        if len(group) == 1:
+            return [(group[0], min(group[0].size, chunk))]
         steps = [entry for entry in group if entry.size <= STEP]
         texts = [entry for entry in group if entry.size > STEP]
         planned: Planned = [(entry, entry.size) for entry in steps]

@@ -20,7 +20,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.policy.costs import identity, measure
+from foretell.measure.profiling import identity, measure
 from foretell.runtimes import graphs as module
 from foretell.runtimes.graphs import (
     KEPT,

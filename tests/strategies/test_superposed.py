@@ -25,6 +25,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
 from foretell.ops.text_counts import TextCounts
 from foretell.strategies.plain import Plain
+from foretell.policy import schedule
 from foretell.strategies.superposed import (
     MIXED,
     WEIGHTS,
@@ -303,7 +304,7 @@ def test_a_chain_of_states_grows_and_embeddings_give_the_rows_of_their_tokens(fa
     model, prompt, tokens = decoder(family), PROMPTS[2], [7, 7, 30, 11]
     cache, tree = model.cache(), TokenTree(PROMPTS[2][-1])
     states = model.embed(tokens)
-    taps = model.forward([model.cache().prepare(Ask(tree), prompt, 99)[0]], (0,))[0].hidden[0]
+    taps = model.forward([model.cache().prepare(Ask(tree, taps=(0,)), prompt, 99)[0]])[0].hidden[0]
     assert torch.equal(model.embed(prompt), taps), "what enters layer 0 is something else"
     job, _ = cache.prepare(Ask(tree), prompt, 99)
     model.forward([job])
@@ -378,7 +379,8 @@ def test_alone_as_among_others() -> None:
 def test_a_long_prompt_goes_in_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = PROMPTS[2] * 4
     want = generate(Superposed(megabytes=0), prompt, max_new_tokens=6).answers
-    monkeypatch.setattr("foretell.core.engine.CHUNK", 5)
+    for name in ("CHUNK", "LEAST", "STEP"):
+        monkeypatch.setattr(schedule, name, 5)
     live = generate(Superposed(megabytes=0), prompt, max_new_tokens=6)
     assert [a[0] for a in live.answers] == [a[0] for a in want] and live.ctx.stats.calls[
         "target"
