@@ -52,13 +52,6 @@ class Refusing:
         return scores
 
 
-class EndingTarget(Target):
-    """A target that says which nodes end the text."""
-
-    def ends(self, node: int) -> bool:
-        return node > 0 and self.tokens_to(node)[-1] in self.sampler.stops
-
-
 def target(
     rows: Table, tree: TokenTree, stops: tuple[int, ...] = (), temperature: float = 1.0
 ) -> Target:
@@ -70,7 +63,7 @@ def target(
         logits_processors=(Refusing(stops),) if stops else (),
     )
     sampler = Sampler(sampling, [tree.tokens[0]], (), logits.shape[-1])
-    return EndingTarget(logits, sampler, [], tree)
+    return Target(logits, sampler, [], tree)
 
 
 def committed(tree: TokenTree, outcome: Outcome) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foretell.core.rng import Rng
+from foretell.core.sampling import Target
 from foretell.core.tree import Law, TokenTree
 from foretell.core.verify import Rule
 from foretell.rules.block import Block
@@ -14,7 +15,6 @@ from foretell.rules.kseq import Kseq
 from foretell.rules.synthetic import Synthetic
 from foretell.rules.typical import Typical
 from tests.rules.tables import (
-    EndingTarget,
     chain,
     copies,
     enumerate_rule,
@@ -73,7 +73,7 @@ def test_the_accepted_path_stops_at_an_end_and_has_no_token_after_it(
     assert ended, "no path reached the end: not put to the test"
 
 
-class WatchedTarget(EndingTarget):
+class WatchedTarget(Target):
     """Notes the nodes whose law was asked for."""
 
     def p(self, node: int) -> torch.Tensor:
