@@ -32,18 +32,22 @@ def draw(p: torch.Tensor, u: float) -> int:
 
 
 def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
-    """The tokens at these numbers, one for each of the laws (N, V), with one transfer each way."""
+    """The tokens at these numbers, one for each of the laws (N, V), with one transfer each way.
+
+    -1 where a law holds NaN.
+    """
     sums = laws.cumsum(-1, dtype=torch.float64)
     u = torch.tensor(uniforms, dtype=torch.float64).to(laws.device)[:, None] * sums[:, -1:]
     tokens = torch.searchsorted(sums, u, right=True)[:, 0]
     places = torch.arange(laws.shape[-1], device=laws.device)
-    found: list[int] = tokens.minimum(torch.where(laws != 0, places, 0).amax(-1)).tolist()
-    return found
+    tokens = tokens.minimum(torch.where(laws != 0, places, 0).amax(-1))
+    chosen: list[int] = torch.where(sums[:, -1].isfinite(), tokens, -1).tolist()
+    return chosen
 
 
 def ahead(target: Target, door: Door, position: int, depths: Sequence[int]) -> list[int] | None:
     """The tokens after all nodes of a tree, where they are found sooner together; None: one by one,
-    as they are needed.
+    as they are needed. -1 stands for a node that has no law.
 
     `position`, `depths`: as in verify.walk. The door for every outcome must not be asked for what
     is not needed: its draws are no function of a uniform number.
