@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import foretell.core.cache
+from foretell.core import messages
 from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core import messages
 from foretell.core.engine import Engine
 from foretell.core.live import Live, Task
 from foretell.core.model import Model
