@@ -1,5 +1,6 @@
-"""Tokens drawn from laws by given uniform numbers, one by one or all of a tree at once: the same
-tokens either way.
+"""Tokens drawn from laws by given uniform numbers, one by one or all of a tree at once.
+
+They are the same tokens either way.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from foretell.core.sampling import Target
 
 
-def apart(rows: torch.Tensor) -> bool:
-    """Whether they lie on a device whose every answer is waited for: there all at once is quicker
-    than some in turn.
+def elsewhere(rows: torch.Tensor) -> bool:
+    """Whether they lie on another device, where every answer must be waited for: there drawing all
+    at once is faster than drawing some in turn.
     """
     return rows.device.type != "cpu"
 
@@ -27,8 +28,9 @@ def draw(p: torch.Tensor, u: float) -> int:
     """The token at `u`, in [0, 1), of the law p (V,)."""
     sums = p.cumsum(0, dtype=torch.float64)
     token = int(torch.searchsorted(sums, u * float(sums[-1]), right=True))
-    # The product can round up to the total; then the last token of positive probability is meant.
-    return token if token < len(p) else int(p.nonzero()[-1])
+    if token == len(p):  # the product was rounded up to the total
+        token = int(p.nonzero()[-1])
+    return token
 
 
 def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
@@ -37,24 +39,26 @@ def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
     -1 where a law holds NaN.
     """
     sums = laws.cumsum(-1, dtype=torch.float64)
-    u = torch.tensor(uniforms, dtype=torch.float64).to(laws.device)[:, None] * sums[:, -1:]
-    tokens = torch.searchsorted(sums, u, right=True)[:, 0]
-    places = torch.arange(laws.shape[-1], device=laws.device)
-    tokens = tokens.minimum(torch.where(laws != 0, places, 0).amax(-1))
-    chosen: list[int] = torch.where(sums[:, -1].isfinite(), tokens, -1).tolist()
-    return chosen
+    u = torch.tensor(uniforms, dtype=torch.float64).to(laws.device)
+    tokens = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True)[:, 0]
+    ids = torch.arange(laws.shape[-1], device=laws.device)
+    last_possible = torch.where(laws != 0, ids, 0).amax(-1)  # see draw
+    tokens = tokens.minimum(last_possible)
+    drawn: list[int] = torch.where(sums[:, -1].isfinite(), tokens, -1).tolist()
+    return drawn
 
 
 def ahead(target: Target, door: Door, position: int, depths: Sequence[int]) -> list[int] | None:
-    """The tokens after all nodes of a tree, where they are found sooner together; None: one by one,
-    as they are needed. -1 stands for a node that has no law.
+    """The tokens after all nodes of a tree, where finding all at once is faster; None: they are to
+    be found one by one, as they are needed. -1 stands for a node that has no law.
 
-    `position`, `depths`: as in verify.walk. The door for every outcome must not be asked for what
-    is not needed: its draws are no function of a uniform number.
+    `position`: tokens generated so far; `depths`: of the nodes. A door without uniform numbers (the
+    one that enumerates all outcomes) is asked only for what is needed.
     """
-    sampler, uniform = target.sampler, getattr(door, "uniform", None)
+    sampler = target.sampler
+    uniform = getattr(door, "uniform", None)
     if sampler.plain and sampler.greedy:
         return firsts(target.rows)
-    if sampler.plain and uniform is not None and apart(target.rows):
+    if sampler.plain and uniform is not None and elsewhere(target.rows):
         return draws(sampler.laws(target.rows), [uniform("target", position + d) for d in depths])
     return None

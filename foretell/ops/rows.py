@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-OUTPUTS, LARGE = (
-    16,
-    1 << 21,
-)  # blocks of logits whose memory is kept for later ones, and the bytes one may have
-MANY = (
-    1 << 19
-)  # entries of a block from which looking for the best groups first is faster than one call
+MANY = 1 << 19  # entries of a block above which `best` looks for the best groups first
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
@@ -29,8 +19,8 @@ def firsts(rows: torch.Tensor) -> list[int]:
         best = rows.gather(-1, places[:, None])[:, 0]
         tokens: list[int] = torch.where(best > -torch.inf, places, -1).tolist()
         return tokens
-    # On a CPU numpy is quicker, and wakes no threads that would stand in the way of the next
-    # forward. Its argmax finds NaN first.
+    # On a CPU numpy is faster, and wakes no threads that would slow down the next forward. Its
+    # argmax finds NaN first.
     values = rows.numpy()
     tokens = values.argmax(-1).tolist()
     for i, token in enumerate(tokens):
@@ -48,8 +38,8 @@ def resized(row: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory without NaN, which no mask would hide. On a CPU it is not touched before it is
-    used.
+    """Memory without NaN, which no mask would hide. On a CPU its pages are not touched before they
+    are used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -58,41 +48,12 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     )
 
 
-class Lent:
-    """Memory of rows of logits (k, V), lent again when nobody holds them any more. New memory would
-    take time.
-    """
-
-    def __init__(self, make: Callable[[np.ndarray], Any] = lambda memory: None):
-        """`make(memory)` is what a runtime wants to have of it besides."""
-        self.make = make
-        self.blocks: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []
-
-    def take(self, count: int, width: int) -> tuple[np.ndarray, Any]:
-        """(count, width) numbers, which live as long as any tensor made of them, and what `make`
-        said of them.
-        """
-        i = next(
-            (i for i, (m, _, held) in enumerate(self.blocks) if held() is None and len(m) == count),
-            -1,
-        )
-        if i < 0:
-            memory = np.empty((count, width), np.float32)
-            made = self.make(memory)
-        else:
-            memory, made, _ = self.blocks.pop(i)
-        view = memory.view()
-        if memory.nbytes <= LARGE:
-            self.blocks = [*self.blocks[1 - OUTPUTS :], (memory, made, weakref.ref(view))]
-        return view, made
-
-
 def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
-    each.
+    each. Which of equal values come first is not said.
 
-    They lie in the k groups of neighbours with the largest maxima, so that a large block is read
-    once and little of it is sorted. Which of equal values come first is not said.
+    They lie in the k groups of neighbours with the largest maxima, so that of a large block, read
+    once, only little is sorted.
     """
     count, width = rows.shape
     group = 64 if width < 1 << 14 else 128
@@ -102,9 +63,9 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return values, places
     even = rows[:, : width - rest].unflatten(1, (groups, group))
     chosen = even.amax(-1).topk(k).indices
-    few = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
-    if rest:
-        few = torch.cat((few, rows[:, width - rest :]), 1)
+    entries = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
+    if rest:  # the last group is shorter and always looked at
+        entries = torch.cat((entries, rows[:, width - rest :]), 1)
         chosen = torch.cat((chosen, chosen.new_full((count, 1), groups)), 1)
-    values, places = few.topk(k)
+    values, places = entries.topk(k)
     return values, chosen.gather(1, places // group) * group + places % group

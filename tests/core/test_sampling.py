@@ -234,15 +234,15 @@ class Broken(Toy):
     value = np.nan
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("spec", ["plain", "ngram", "draft"])
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.2}], ids=str
 )
 def test_logits_that_are_no_numbers_are_the_models_fault(
-    options: dict[str, Any], spec: str, apart: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], spec: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draws, "apart", lambda rows: apart)
+    monkeypatch.setattr(draws, "elsewhere", lambda rows: elsewhere)
     for value in (np.nan, -np.inf):
         monkeypatch.setattr(Broken, "value", value)
         engine = Engine({"target": Broken(8), "draft": Toy(8, noise=0.3)})
@@ -253,11 +253,11 @@ def test_logits_that_are_no_numbers_are_the_models_fault(
         assert live.reason == "error" and len(live.ctx.output) <= 3
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_temperature_too_small_for_the_numbers_is_refused(
-    apart: bool, monkeypatch: pytest.MonkeyPatch
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draws, "apart", lambda rows: apart)
+    monkeypatch.setattr(draws, "elsewhere", lambda rows: elsewhere)
     rows = torch.tensor([[3.0, 1.0, 2.0]])
     sampler = Sampler(Sampling(temperature=1e-40), [0], (), 3)
     with pytest.raises(BadConfig, match="temperature=1e-40: must be 0, or large enough"):

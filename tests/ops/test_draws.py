@@ -50,9 +50,9 @@ class Waits(TorchFunctionMode):
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device counts as one of its own."""
-    monkeypatch.setattr(draws, "apart", lambda rows: True)
+    monkeypatch.setattr(draws, "elsewhere", lambda rows: True)
 
 
 def target(sampling: Sampling, seed: int, tree: TokenTree = TREE) -> Target:
@@ -109,7 +109,7 @@ def test_a_walk_is_the_same_for_every_seed(
     for seed in range(60):
         outcomes = []
         for together in (False, True):
-            monkeypatch.setattr(draws, "apart", lambda rows, together=together: together)
+            monkeypatch.setattr(draws, "elsewhere", lambda rows, together=together: together)
             made = target(sampling, seed)
             assert (draws.ahead(made, Rng(seed), 5, TREE.depths) is not None) == together
             outcomes.append(walk(TREE, made, Rng(seed), 5))
@@ -119,7 +119,7 @@ def test_a_walk_is_the_same_for_every_seed(
     assert deep > 5
 
 
-@pytest.mark.usefixtures("apart")
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_step_waits_once(temperature: float) -> None:
     for seed in range(20):
@@ -134,13 +134,13 @@ def test_a_step_waits_once(temperature: float) -> None:
     assert waits.count > len(one.path) and one == outcome
 
 
-@pytest.mark.usefixtures("apart")
+@pytest.mark.usefixtures("elsewhere")
 def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
     tree, rows = TokenTree(0).chain([1, 2]).chain([2, 0]), table(5, 3)
     logits = torch.stack([rows(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
 
     def once(door: Enumerator) -> tuple[int, ...]:
-        made = Target(logits, Sampler(Sampling(temperature=1.0), [0], (), 3), [], tree)
+        made = Target(logits, Sampler(Sampling(temperature=1.0), [0], (), 3), [], tree.words)
         outcome = walk(tree, made, door, 0)
         assert len(door.used) == 1 + len(outcome.path)
         return (*(tree.tokens[n] for n in outcome.path), outcome.token)
@@ -153,7 +153,7 @@ def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
     )
 
 
-@pytest.mark.usefixtures("apart")
+@pytest.mark.usefixtures("elsewhere")
 def test_a_law_that_depends_on_the_path_is_found_when_it_is_needed() -> None:
     made = target(Sampling(temperature=1.0, repetition_penalty=1.2), 0)
     assert draws.ahead(made, Rng(0), 0, TREE.depths) is None
@@ -163,7 +163,7 @@ def test_a_law_that_depends_on_the_path_is_found_when_it_is_needed() -> None:
 def test_texts_are_the_same_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = []
     for together in (False, True):
-        monkeypatch.setattr(draws, "apart", lambda rows, together=together: together)
+        monkeypatch.setattr(draws, "elsewhere", lambda rows, together=together: together)
         lm = tiny.lm()
         texts.append(
             [
