@@ -140,7 +140,7 @@ def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
     logits = torch.stack([rows(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
 
     def once(door: Enumerator) -> tuple[int, ...]:
-        made = Target(logits, Sampler(Sampling(temperature=1.0), [0], (), 3), [], tree.words)
+        made = Target(logits, Sampler(Sampling(temperature=1.0), [0], (), 3), [], tree)
         outcome = walk(tree, made, door, 0)
         assert len(door.used) == 1 + len(outcome.path)
         return (*(tree.tokens[n] for n in outcome.path), outcome.token)
