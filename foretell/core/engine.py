@@ -147,7 +147,7 @@ class Engine:
             for entry in waiting:
                 entry.waited = self.forwards - entry.since
             answer(self, self.plan(waiting, self.costs))
-        elif self.live:
+        elif not self.events:
             self._wait_for_calls()
         events, self.events = self.events, []
         return events
