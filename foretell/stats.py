@@ -60,10 +60,13 @@ class Stats:
         elif step:
             self.prefill_s = elapsed
 
-    def committed(self, commit: Commit, kept: int, elapsed: float) -> None:
-        """`kept` of the commit's tokens became final, `elapsed` seconds after the request began."""
+    def committed(self, commit: Commit, kept: int, length: int, elapsed: float) -> None:
+        """`kept` of the commit's tokens became final, `elapsed` seconds after the request began.
+
+        `length`: tokens of its text's output now.
+        """
         if not self.steps:
-            self.first_tokens += kept
+            self.first_tokens = max(self.first_tokens, length)
         if not self.ttft_s:
             self.ttft_s = elapsed
         self.drafted += commit.drafted
@@ -82,8 +85,16 @@ class Stats:
 
     @property
     def mat(self) -> float:
-        """Tokens committed a step, over all steps after prefill; plain decoding = 1.0."""
-        return (self.tokens - self.first_tokens) / self.steps if self.steps else 1.0
+        """Tokens of the result a step, over all steps after prefill; plain decoding = 1.0.
+
+        Where nothing was committed before the second step, the forward that ended the prefill
+        counts as a step too.
+        """
+        if not self.steps:
+            return 1.0
+        if not self.first_tokens:
+            return self.tokens / (self.steps + 1)
+        return (self.tokens - self.first_tokens) / self.steps
 
     @property
     def tokens_per_s(self) -> float:

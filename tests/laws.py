@@ -28,6 +28,7 @@ from foretell.core.context import Request, Stores
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.source import Direct, Source
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
@@ -38,6 +39,7 @@ from foretell.spec import pieces, resolve
 from foretell.strategies.plain import Plain
 
 EXACT = 1e-9
+DIRECT = Direct()
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -55,6 +57,27 @@ class Grammar:
         scores = scores.clone()
         scores[0, int(ids.sum()) % scores.shape[-1]] = -torch.inf
         return scores
+
+
+class Refusing:
+    """A processor, as of a grammar, that has no answer behind what ends a text.
+
+    `length`: of the prompt.
+    """
+
+    def __init__(self, length: int, tokens: Sequence[int], texts: Sequence[str] = ()):
+        self.length = length
+        self.tokens = tokens
+        self.texts = texts
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        output = ids[0, self.length :].tolist()
+        if set(self.tokens) & set(output) or any(text in spell(output) for text in self.texts):
+            raise ValueError(f"asked for what follows {output}")
+        return scores
+
+
+PROMPT = (0, 1, 2, 0, 1, 2, 0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,14 @@ SETTINGS = {
     "bias, ends": Setting(
         Sampling(temperature=1.0, logit_bias={1: 0.75, 2: -0.5}, min_new_tokens=2), eos=(2,)
     ),
-    "end": Setting(Sampling(temperature=1.0, stop=("ab",), stop_token_ids=(2,))),
+    "end": Setting(
+        Sampling(
+            temperature=1.0,
+            stop=("ab",),
+            stop_token_ids=(2,),
+            logits_processors=(Refusing(len(PROMPT), (2,), ("ab",)),),
+        )
+    ),
 }
 
 
@@ -95,11 +125,22 @@ def row(toy: Toy, tokens: Sequence[int]) -> list[float]:
     )
 
 
+Rows = Callable[[Sequence[int]], list[float]]  # an output -> the logits (V,) after it
+
+
 def expected_law(
-    toy: Toy, prompt: Sequence[int], output: Sequence[int], setting: Setting
+    toy: Toy,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    setting: Setting,
+    rows: Rows | None = None,
 ) -> list[float]:
-    """The law (V,) of the token after `output`, worked out token by token."""
-    s, scores = setting.sampling, row(toy, [*prompt, *output])
+    """The law (V,) of the token after `output`, worked out token by token.
+
+    `rows`: where the target's are not the toy's own, but a source's.
+    """
+    s = setting.sampling
+    scores = rows(output) if rows else row(toy, [*prompt, *output])
     for t in {*prompt, *output}:
         scores[t] = (
             scores[t] / s.repetition_penalty if scores[t] > 0 else scores[t] * s.repetition_penalty
@@ -154,7 +195,9 @@ def ended(output: Sequence[int], setting: Setting) -> bool:
     )
 
 
-def reference(toy: Toy, prompt: Sequence[int], setting: Setting) -> dict[tuple[int, ...], float]:
+def reference(
+    toy: Toy, prompt: Sequence[int], setting: Setting, rows: Rows | None = None
+) -> dict[tuple[int, ...], float]:
     """The law of whole outputs that plain decoding has, by the chain rule."""
     total: dict[tuple[int, ...], float] = {}
     stack: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
@@ -163,7 +206,7 @@ def reference(toy: Toy, prompt: Sequence[int], setting: Setting) -> dict[tuple[i
         if ended(output, setting):
             total[output] = weight
             continue
-        law = expected_law(toy, prompt, output, setting)
+        law = expected_law(toy, prompt, output, setting, rows)
         stack += [((*output, t), weight * p) for t, p in enumerate(law) if p > 0]
     return total
 
@@ -177,15 +220,17 @@ def world(
     seed: int = 3,
     copy: float = 0.5,
     noise: float = 0.6,
+    source: Source = DIRECT,
     **toy: Any,
 ) -> dict[str, Model]:
-    """A target, and for every other model the strategy asks a relative that agrees with it in part.
+    """A target, and for every other model that the strategy or the source asks a relative that
+    agrees with it in part.
 
     With this seed second and third tries of a node have chances other than 0 and 1, which most
     seeds do not give.
     """
     models: dict[str, Model] = {"target": Toy(vocab, seed, copy=copy, **toy)}
-    for i, name in enumerate(strategy.models):
+    for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
     return models
 
@@ -219,6 +264,7 @@ class Law:
     outcomes: int = 0
     drafted: int = 0
     accepted: int = 0
+    depth: int = 0  # of the deepest draft that was tested
 
     def distance(self, other: Mapping[tuple[int, ...], float]) -> float:
         """The largest difference of any output's probability."""
@@ -246,17 +292,28 @@ def enumerate_law(
     setting: Setting,
     models: Mapping[str, Model],
     warm: bool = True,
+    source: Source = DIRECT,
+    prepare: Callable[[Engine], object] | None = None,
 ) -> Law:
-    """Runs the engine once for every outcome of every draw."""
+    """Runs the engine once for every outcome of every draw.
+
+    `prepare`: done to each engine first, to give it costs or other requests.
+    """
     stores = warmed(strategy, models, setting) if warm else Stores()
     law = Law()
 
     def once(door: Enumerator) -> tuple[int, ...]:
         engine = Engine(models, setting.eos)
         engine.stores = copy.deepcopy(stores)
-        live = engine.add(Request(prompt, strategy, setting.sampling, text=setting.text, rng=door))
+        if prepare is not None:
+            prepare(engine)
+        request = Request(
+            prompt, strategy, setting.sampling, text=setting.text, rng=door, source=source
+        )
+        live = engine.add(request)
         finish(engine, live)
         law.drafted += live.ctx.stats.drafted
+        law.depth = max(law.depth, len(live.ctx.stats.by_depth))
         law.accepted += live.ctx.stats.accepted
         return tuple(live.ctx.output)
 
@@ -268,8 +325,6 @@ def enumerate_law(
 
 # --- the laws
 
-PROMPT = (0, 1, 2, 0, 1, 2, 0)
-
 
 def check_law(
     strategy: Strategy,
@@ -278,27 +333,28 @@ def check_law(
     warm: bool = True,
     drafts: bool = True,
     prompt: Sequence[int] = PROMPT,
+    source: Source = DIRECT,
+    prepare: Callable[[Engine], object] | None = None,
     **toy: Any,
 ) -> Law:
     """The first tokens have plain decoding's law, to 1e-9, and it was drafting that produced them.
 
-    `tokens` 0: two, and then three unless there are too many outcomes.
+    `tokens` 0: two, and then three unless there are too many outcomes. A `source` has a method
+    `rows(models, prompt)` that works its rows out by plain loops.
     """
     setting = SETTINGS[setting] if isinstance(setting, str) else setting
     if not tokens:
-        law = check_law(strategy, setting, 2, warm, drafts, prompt, **toy)
-        return (
-            law
-            if law.outcomes > WIDE
-            else check_law(strategy, setting, 3, warm, drafts, prompt, **toy)
-        )
+        more = (warm, drafts, prompt, source, prepare)
+        law = check_law(strategy, setting, 2, *more, **toy)
+        return law if law.outcomes > WIDE else check_law(strategy, setting, 3, *more, **toy)
     setting = replace(setting, sampling=replace(setting.sampling, max_new_tokens=tokens))
-    models = world(strategy, **toy)
-    law = enumerate_law(strategy, prompt, setting, models, warm)
+    models = world(strategy, source=source, **toy)
+    law = enumerate_law(strategy, prompt, setting, models, warm, source, prepare)
     target = models["target"]
     assert isinstance(target, Toy)
     assert abs(sum(law.outputs.values()) - 1) < EXACT, "the outcomes' probabilities do not sum to 1"
-    error = law.distance(reference(target, prompt, setting))
+    rows = None if source == DIRECT else source.rows(models, prompt)  # type: ignore[attr-defined]
+    error = law.distance(reference(target, prompt, setting, rows))
     assert error <= EXACT, f"the law of the first {tokens} tokens is off by {error:.2e}"
     if drafts:
         assert law.drafted, "nothing was drafted: the law was not put to the test"

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 import foretell.core.cache
+from foretell.core import messages
 from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.engine import Engine
+from foretell.core.live import Live, Task
 from foretell.core.model import Model
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Target
@@ -103,12 +105,8 @@ def test_positions_that_count_nodes_instead_of_depth(monkeypatch: pytest.MonkeyP
 
 
 def test_positions_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shift(
-        monkeypatch,
-        lambda job: [
-            c + 1 for c in job.scratch_positions[len(job.scratch_positions) - len(job.tokens) :]
-        ],
-    )
+    real = Job.positions.fget  # type: ignore[attr-defined]
+    shift(monkeypatch, lambda job: [position + 1 for position in real(job)])
     caught(laws.check_law, laws.build("ngram"))
 
 
@@ -408,19 +406,20 @@ def test_a_target_that_is_drafted_from_is_no_draft() -> None:
 
 
 def test_tokens_committed_beyond_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Engine._commit
+    real = messages.on_commit
 
-    def commit(self: Engine, live: Any, commit: Commit, events: Any) -> Kept:
+    def on_commit(engine: Engine, live: Live, task: Task, commit: Commit) -> None:
         """Looks for an end only at the last token of a step."""
         sampler = live.ctx.sampler
         stops, sampler.stops = sampler.stops, frozenset()
-        kept = real(self, live, commit, events)
+        real(engine, live, task, commit)
         sampler.stops = stops
+        kept: Kept = task.answer
         if kept.reason is None and kept.tokens[-1] in stops:
-            kept.reason = live.reason = "stop"
-        return kept
+            kept.reason = live.ctx.branches[0].reason = "stop"
 
-    monkeypatch.setattr(Engine, "_commit", commit)
+    monkeypatch.setitem(messages.HANDLERS, Commit, on_commit)
+    monkeypatch.setattr(Target, "ends", lambda self, node: False)
     for spec in (TREE, CHAIN):
         caught(laws.check_law, laws.build(spec), "end", drafts=False)
         caught(laws.check_ends, laws.build(spec), 1.0)

@@ -147,7 +147,7 @@ class Engine:
             for entry in waiting:
                 entry.waited = self.forwards - entry.since
             answer(self, self.plan(waiting, self.costs))
-        elif self.live:
+        elif not self.events:
             self._wait_for_calls()
         events, self.events = self.events, []
         return events
@@ -177,31 +177,36 @@ class Engine:
         task.answer = task.error = None
         try:
             message = task.steps.throw(error) if error else task.steps.send(answer)
+            task.ready = False
+            handle(self, live, task, message)
         except StopIteration as end:
             self._end_task(live, task, end.value)
-            return
-        task.ready = False
-        handle(self, live, task, message)
+        except Exception as fault:
+            self._end_task(live, task, error=fault)
 
-    def _end_task(self, live: Live, task: Task, value: Any) -> None:
-        """A generator has returned: its parent may go on, or the request has ended."""
-        live.tasks.remove(task)
-        task.ended = True
+    def _end_task(
+        self, live: Live, task: Task, value: Any = None, error: Exception | None = None
+    ) -> None:
+        """A generator has returned or raised: its parent may go on, or the request has ended."""
+        self._drop_task(live, task)
         parent = task.parent
         if parent is None:
+            if error is not None:
+                raise error
             branch = live.ctx.branches[live.result]
             live.reason = branch.reason or "stop"
             return
         parent.results[task.place] = value
         parent.running -= 1
-        if parent.first or not parent.running:
+        if error is not None or parent.first or not parent.running:
             for child in parent.children:
                 if not child.ended:
                     self._drop_task(live, child)
             parent.children = []
-            parent.wake(parent.results)
+            parent.wake(parent.results, error)
 
     def _drop_task(self, live: Live, task: Task) -> None:
+        """Ends a task and those below it, and withdraws what they asked."""
         for child in task.children:
             if not child.ended:
                 self._drop_task(live, child)

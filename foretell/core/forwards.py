@@ -56,6 +56,7 @@ def answer(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> None:
             deliver(part.entry, reply)
         else:
             part.entry.pending -= count
+            part.entry.since = engine.forwards
 
 
 def prepare(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepared]:

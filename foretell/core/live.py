@@ -22,7 +22,7 @@ class OpenAsk:
     ask: Ask
     task: Task | None  # None: what another ask has to wait for
     place: int  # among the task's asks
-    since: int  # the engine's count of forwards when it was asked
+    since: int  # the engine's count of forwards when it was asked, or last took part in one
     pending: int = 0  # committed tokens that its cache lacks
     waited: int = 0  # forwards since then
     after: OpenAsk | None = None  # which has to be answered first

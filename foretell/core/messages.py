@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.context import Branch, Event
 from foretell.core.live import Live, OpenAsk, Task
 from foretell.core.model import lacks
+from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
 from foretell.errors import PromptTooLong, Unsupported
@@ -94,7 +95,8 @@ def on_commit(engine: Engine, live: Live, task: Task, commit: Commit) -> None:
         k = request.sampling.logprobs
         if k is not None:
             branch.logprobs += logprobs(commit.rows[:kept], commit.tokens, k)
-        ctx.stats.committed(commit, kept, time.perf_counter() - live.started)
+        elapsed = time.perf_counter() - live.started
+        ctx.stats.committed(commit, kept, len(branch.output), elapsed)
         stream(engine, live, commit, kept)
     task.wake(Kept(commit.tokens[:kept], reason))
 
@@ -122,7 +124,7 @@ def on_open(engine: Engine, live: Live, task: Task, message: Open) -> None:
     limit = model.context
     if not message.quiet:
         limit = min(limit, len(tokens) + ctx.request.sampling.max_new_tokens)
-    sampler = ctx.sampler.beside(tokens)
+    sampler = Sampler(ctx.request.sampling, tokens, engine.eos, ctx.models["target"].vocab)
     task.wake(live.new_branch(Branch(tokens, [], sampler, limit, message.quiet)))
 
 

@@ -27,7 +27,6 @@ class Sampler:
     def __init__(self, sampling: Sampling, prompt: Sequence[int], eos: Sequence[int], vocab: int):
         self.sampling = sampling
         self.prompt = list(prompt)
-        self.eos = tuple(eos)
         self.vocab = vocab
         s = sampling
         self.stops = frozenset((*(() if s.ignore_eos else eos), *s.stop_token_ids))
@@ -61,10 +60,6 @@ class Sampler:
             if not (isinstance(token, int) and 0 <= token < self.vocab):
                 known = f"the vocabulary (0 to {self.vocab - 1})"
                 raise BadConfig(f"{name}: token {token!r} is not in {known}")
-
-    def beside(self, prompt: Sequence[int]) -> Sampler:
-        """The same options over a text with another prompt."""
-        return Sampler(self.sampling, prompt, self.eos, self.vocab)
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Processed logits (V,) after the tokens `output`, before temperature and filters."""

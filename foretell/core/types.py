@@ -196,7 +196,8 @@ class Drop:
 class Together:
     """Runs several generators of messages side by side. Answered with what each returned.
 
-    `first`: with what the first to end returned, and None for the others, which are closed.
+    `first`: with what the first to end returned, and None for the others, which are closed. What
+    one of them raises is raised where this was yielded, and the others are closed.
     """
 
     steps: Sequence[Steps]

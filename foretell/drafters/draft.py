@@ -80,7 +80,7 @@ class Draft(Drafter):
             # Decided before anything of the level is drawn, so that no draw can sway it.
             if not any(level.values()) or len(tree) + sum(level.values()) > budget:
                 break
-            reply = yield Ask(tree, model="draft", rows=list(level))
+            reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
             below: dict[int, int] = {}
             for (node, count), row in zip(level.items(), reply.logits, strict=True):
                 row = resized(row, ctx.models["target"].vocab)

@@ -118,7 +118,7 @@ class RetrievalFused(Drafter):
             # Decided before anything of the level is drawn, so that no draw can sway it.
             if not any(level.values()) or len(tree) + chains > budget:
                 break
-            reply = yield Ask(tree, model="draft", rows=list(level))
+            reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
             for node, row in zip(level, reply.logits, strict=True):
                 row = resized(row, ctx.models["target"].vocab)
                 output = [*ctx.output, *tree.tokens_to(node)]

@@ -34,19 +34,23 @@ def draw(p: torch.Tensor, u: float) -> int:
 
 
 def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
-    """The tokens at these numbers, one for each of the laws (N, V), with one transfer each way."""
+    """The tokens at these numbers, one for each of the laws (N, V), with one transfer each way.
+
+    -1 where a law holds NaN.
+    """
     sums = laws.cumsum(-1, dtype=torch.float64)
     u = torch.tensor(uniforms, dtype=torch.float64).to(laws.device)
     tokens = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True)[:, 0]
     ids = torch.arange(laws.shape[-1], device=laws.device)
     last_possible = torch.where(laws != 0, ids, 0).amax(-1)  # see draw
-    drawn: list[int] = tokens.minimum(last_possible).tolist()
+    tokens = tokens.minimum(last_possible)
+    drawn: list[int] = torch.where(sums[:, -1].isfinite(), tokens, -1).tolist()
     return drawn
 
 
 def ahead(target: Target, door: Door, position: int, depths: Sequence[int]) -> list[int] | None:
     """The tokens after all nodes of a tree, where finding all at once is faster; None: they are to
-    be found one by one, as they are needed.
+    be found one by one, as they are needed. -1 stands for a node that has no law.
 
     `position`: tokens generated so far; `depths`: of the nodes. A door without uniform numbers (the
     one that enumerates all outcomes) is asked only for what is needed.

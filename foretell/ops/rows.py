@@ -10,11 +10,23 @@ MANY = 1 << 19  # entries of a block above which `best` looks for the best group
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
-    """The best token of each row (n, V), ties to the lowest id."""
-    # On a CPU numpy is faster, and wakes no threads that would slow down the next forward.
-    values = rows.numpy() if rows.device.type == "cpu" else rows
-    best: list[int] = values.argmax(-1).tolist()
-    return best
+    """The best token of each row (n, V), ties to the lowest id.
+
+    -1 where a row has none: it holds NaN, or nothing above -inf.
+    """
+    if rows.device.type != "cpu":
+        places = rows.argmax(-1)
+        best = rows.gather(-1, places[:, None])[:, 0]
+        tokens: list[int] = torch.where(best > -torch.inf, places, -1).tolist()
+        return tokens
+    # On a CPU numpy is faster, and wakes no threads that would slow down the next forward. Its
+    # argmax finds NaN first.
+    values = rows.numpy()
+    tokens = values.argmax(-1).tolist()
+    for i, token in enumerate(tokens):
+        if not values[i, token] > -np.inf:
+            tokens[i] = -1
+    return tokens
 
 
 def resized(row: torch.Tensor, width: int) -> torch.Tensor:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from foretell.policy.costs import Costs
 
 CHUNK = 512  # tokens of texts in a forward
-DRAFT_CHUNK = CHUNK // 2  # of a draft model's, while others wait for the target
+DRAFT_CHUNK = CHUNK // 2  # of texts of draft models between two forwards of the target
 LEAST = 64  # tokens that a long text gets in any forward it takes part in
-STEP = 64  # tokens up to which an ask is a step, which never waits for texts
+STEP = 64  # committed tokens that an ask may lack and still be a step, which never waits for texts
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
 
-# (asks of one model, costs by model) -> (ask, most tokens of its text that it may compute now)
+# (open asks, costs by model, executor and layers) -> (ask, most tokens of its text that it may compute now)
 Waiting = Sequence["OpenAsk"]
 Planned = list[tuple["OpenAsk", int]]
 Plan = Callable[[Waiting, Mapping[Any, "Costs"]], Planned]
@@ -29,12 +29,13 @@ Plan = Callable[[Waiting, Mapping[Any, "Costs"]], Planned]
 class FairPlan:
     """Steps first, then texts by age, as far as one chunk goes; no ask waits for ever.
 
-    Draft models' asks come before the target's, so that the target's forward holds everybody, but a
-    forward that only takes in a draft model's text is followed by one of the target's. So between
-    two steps of a running request lie at most one forward of a full chunk and one of half a chunk.
+    Draft models' asks come before the target's, so that the target's forward holds everybody, but
+    their texts take at most half a chunk until the target's turn. So between two steps of a running
+    request lie at most one forward of a full chunk and half a chunk more.
     """
 
-    text_ran: bool = False  # the last forward only took in text for a draft model
+    room: int = DRAFT_CHUNK  # for draft models' texts until the target's next forward
+    passed: int = 0  # forwards of draft models since its last one
 
     def __call__(self, waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
         if len(waiting) == 1:  # nobody else to be fair to
@@ -44,20 +45,18 @@ class FairPlan:
             groups.setdefault(self.group(entry), []).append(entry)
         drafts = [group for group in groups.values() if not group[0].for_target]
         target = [group for group in groups.values() if group[0].for_target]
-        waited = max((entry.waited for group in target for entry in group), default=0)
-        if drafts and waited <= PATIENCE:
-            oldest = max(drafts, key=lambda group: max(entry.waited for entry in group))
-            short = [group for group in drafts if any(entry.size <= STEP for entry in group)]
-            if short:
-                self.text_ran = False
-                return self.share(max(short, key=lambda g: max(e.waited for e in g)), DRAFT_CHUNK)
-            if not target or not self.text_ran:
-                self.text_ran = bool(target)
-                return self.share(oldest, DRAFT_CHUNK if target else CHUNK)
-        self.text_ran = False
-        candidates = target or drafts
-        oldest = max(candidates, key=lambda group: max(entry.waited for entry in group))
-        return self.share(oldest, CHUNK)
+        steps = [group for group in drafts if any(entry.pending <= STEP for entry in group)]
+        if not (target or steps):
+            return self.share(self.oldest(drafts), CHUNK)
+        if self.passed < PATIENCE and (steps or (drafts and self.room >= LEAST)):
+            planned = self.share(self.oldest(steps or drafts), self.room)
+            self.room -= sum(tokens for entry, tokens in planned if entry.pending > STEP)
+            self.passed += 1
+            return planned
+        self.room, self.passed = DRAFT_CHUNK, 0
+        group = self.oldest(target or drafts)
+        steps_size = sum(entry.size for entry in group if entry.pending <= STEP)
+        return self.share(group, max(LEAST, CHUNK - steps_size))
 
     @staticmethod
     def group(entry: OpenAsk) -> Any:
@@ -66,17 +65,21 @@ class FairPlan:
         return id(entry.model), ask.layers, ask.states is None
 
     @staticmethod
-    def share(group: list[OpenAsk], chunk: int) -> Planned:
-        """All steps of the group, and its texts, oldest first, until the chunk is full."""
+    def oldest(groups: Sequence[list[OpenAsk]]) -> list[OpenAsk]:
+        """The group with the ask that has waited for longest."""
+        return max(groups, key=lambda group: max(entry.waited for entry in group))
+
+    @staticmethod
+    def share(group: list[OpenAsk], room: int) -> Planned:
+        """All steps of the group, and of its texts, in order, about `room` tokens."""
         if len(group) == 1:
-            return [(group[0], min(group[0].size, chunk))]
-        steps = [entry for entry in group if entry.size <= STEP]
-        texts = [entry for entry in group if entry.size > STEP]
-        planned: Planned = [(entry, entry.size) for entry in steps]
-        room = max(LEAST, chunk - sum(entry.size for entry in steps))
-        for entry in sorted(texts, key=lambda entry: -entry.waited):
+            return [(group[0], min(group[0].size, room))]
+        planned: Planned = [(entry, entry.size) for entry in group if entry.pending <= STEP]
+        texts = [entry for entry in group if entry.pending > STEP]
+        for entry in texts:
             if room < LEAST and planned:
                 break
-            planned.append((entry, min(entry.pending, room)))
-            room -= min(entry.size, room)
+            tokens = min(entry.pending, max(room, LEAST))
+            planned.append((entry, tokens))
+            room -= tokens
         return planned

@@ -56,7 +56,7 @@ def sizes_for(ctx: Context, nodes: int, drafter: Drafter) -> Sizes:
     """`nodes`: how many at most; 0: the policy decides."""
     if nodes or ctx.timed:
         return Policy(ctx, nodes, drafter.whole)
-    return DrawnSizes(ctx)
+    return DrawnSizes(ctx, drafter.whole)
 
 
 class Policy:
@@ -153,7 +153,8 @@ class DrawnSizes:
     by the logarithm of the sizes.
     """
 
-    def __init__(self, ctx: Context):
+    def __init__(self, ctx: Context, whole: bool = False):
+        self.whole = whole
         curve = ctx.costs.fixed_curve(LIMIT + 1, len(ctx.tokens))
         self.costs = None if curve is None else [float(curve[size]) for size in DRAWN_SIZES]
         self.trials = [0.0] * len(DRAWN_SIZES)
@@ -179,7 +180,7 @@ class DrawnSizes:
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         nodes = DRAWN_SIZES[self.used]
-        if tree.drawn or len(tree) <= 1 + nodes:
+        if tree.drawn or self.whole or len(tree) <= 1 + nodes:
             return tree
         order = sorted(range(1, len(tree)), key=lambda node: -tree.values[node])
         return tree.keep(sorted(order[:nodes]))

@@ -23,17 +23,22 @@ class Stopwatch:
     def over(self, steps: Generator[Message, Any, R]) -> Generator[Message, Any, R]:
         """The same messages and the same result, with the time taken."""
         answer: Any = None
+        error: Exception | None = None
         try:
             while True:
                 start = time.perf_counter()
                 try:
-                    message = steps.send(answer)
+                    message = steps.throw(error) if error else steps.send(answer)
                 except StopIteration as end:
                     result: R = end.value
                     return result
                 finally:
                     self.seconds += time.perf_counter() - start
-                answer = yield message
+                answer = error = None
+                try:
+                    answer = yield message
+                except Exception as raised:  # of a call, say: the generator may go on
+                    error = raised
                 self.seconds += sum(reply.seconds for reply in _replies(answer))
         finally:
             steps.close()

@@ -7,16 +7,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.core.context import Request
+from foretell.core.engine import Engine
+from foretell.core.rng import Rng
 from foretell.core.sampling import Sampler, Target
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig
+from foretell.core.verify import walk
+from foretell.errors import BadConfig, BadModel
+from foretell.families.toy import Toy
+from foretell.ops import draws
 from tests import laws
 
 VOCAB = 7
@@ -215,3 +222,53 @@ def test_no_token_possible_is_said_and_not_decided(temperature: float) -> None:
         sampler.law(torch.zeros(3), [2])
     with pytest.raises(BadConfig, match="no token possible"):
         Target(torch.zeros(1, 3), sampler, [2], TokenTree(2)).best(0)
+
+
+class Broken(Toy):
+    """Its logits are not numbers from the sixth token on."""
+
+    def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        row = super().row(tokens, positions)
+        return np.full_like(row, self.value) if len(tokens) > 5 else row
+
+    value = np.nan
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("spec", ["plain", "ngram", "draft"])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.2}], ids=str
+)
+def test_logits_that_are_no_numbers_are_the_models_fault(
+    options: dict[str, Any], spec: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "elsewhere", lambda rows: elsewhere)
+    for value in (np.nan, -np.inf):
+        monkeypatch.setattr(Broken, "value", value)
+        engine = Engine({"target": Broken(8), "draft": Toy(8, noise=0.3)})
+        sampling = Sampling(max_new_tokens=20, **options)
+        live = engine.add(Request([1, 2, 1], laws.build(spec), sampling))
+        list(engine.run())
+        assert isinstance(live.error, BadModel) and "weights" in str(live.error)
+        assert live.reason == "error" and len(live.ctx.output) <= 3
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_temperature_too_small_for_the_numbers_is_refused(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "elsewhere", lambda rows: elsewhere)
+    rows = torch.tensor([[3.0, 1.0, 2.0]])
+    sampler = Sampler(Sampling(temperature=1e-40), [0], (), 3)
+    with pytest.raises(BadConfig, match="temperature=1e-40: must be 0, or large enough"):
+        walk(TokenTree(0), Target(rows, sampler, [], TokenTree(0)), Rng(0), 0)
+
+
+def test_a_processor_that_returns_nan_is_named() -> None:
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * torch.nan
+
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature=temperature, logits_processors=(processor,))
+        with pytest.raises(BadConfig, match="logits_processors: one returned NaN"):
+            Sampler(sampling, [0], (), 3).law(torch.zeros(3), [])

@@ -44,6 +44,11 @@ def test_firsts_are_the_best_and_of_equals_the_lowest():
     assert rows.firsts(block)[2:4] == [0, 5]
     assert rows.firsts(block[:0]) == []
     assert rows.firsts(block.double()) == rows.firsts(block)
+    block[1] = -torch.inf
+    block[4, 7] = torch.nan
+    want = [int(row.argmax()) for row in block]
+    want[1] = want[4] = -1
+    assert rows.firsts(block) == want
 
 
 def test_zeros_are_what_torch_s_are():

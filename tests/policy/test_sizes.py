@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +17,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Sampling
 from foretell.families.toy import Toy
 from foretell.policy.costs import Costs
-from foretell.policy.sizes import LIMIT, PRIOR, PROBE, STAY, Policy
+from foretell.policy.sizes import LIMIT, PRIOR, PROBE, STAY, DrawnSizes, Policy
 from foretell.spec import resolve
 from tests import laws
 
@@ -74,9 +75,9 @@ def test_the_size_is_the_best_of_all_sizes(
     policy = make({n: 1 + slope * (n - 1) ** power for n in (1, 2, 4, 8, 16)})
     tree = certain(policy, star(len(chances)), chances)
     kept = policy.fit(tree)
-    line = policy.ctx.costs.line(len(tree))
+    curve = policy.ctx.costs.curve(len(tree))
     gains = sorted(chances, reverse=True)
-    speed = [(1 + sum(gains[: n - 1])) / line[n - 1] for n in range(1, len(tree) + 1)]
+    speed = [(1 + sum(gains[: n - 1])) / curve[n - 1] for n in range(1, len(tree) + 1)]
     if len(kept) == 1:
         assert max(speed) <= STAY * speed[0] + 1e-6
     else:
@@ -242,13 +243,61 @@ def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
     assert make(FLAT, whole=True).budget() == LIMIT + 1 and make(STEEP, whole=True).budget() == 17
 
 
-def test_where_time_may_not_decide_the_size_is_fixed() -> None:
-    policy = make(STEEP)
-    policy.ctx.timed = False
-    fixed = Policy(policy.ctx, 0)
-    assert fixed.budget() == 17 and len(fixed.fit(TokenTree(0).chain([1] * 16))) == 17
-    fixed.payoff.wait = 9
-    assert fixed.budget() == 17
+# --- sizes that are decided before the draw
+
+
+def drawn(seconds: dict[int, float]) -> DrawnSizes:
+    policy = make(seconds)
+    if seconds:
+        policy.ctx.costs.freeze()
+    return DrawnSizes(policy.ctx)
+
+
+def play(sizes: DrawnSizes, accepted: Callable[[int], int], steps: int = 150) -> list[int]:
+    """Nodes drafted in each step, where a draft of n nodes has `accepted(n)` of them accepted."""
+    drafted = []
+    for _ in range(steps):
+        nodes = sizes.budget() - 1
+        drafted.append(nodes)
+        sizes.observe(Outcome([*range(1, accepted(nodes) + 1)], 0))
+    return drafted
+
+
+def test_drawn_trees_have_sixteen_nodes_where_no_costs_were_measured() -> None:
+    sizes = drawn({})
+    assert set(play(sizes, lambda nodes: 0)) == {16}
+
+
+def test_drawn_trees_grow_where_nodes_are_free_and_end_where_they_never_pay() -> None:
+    grown = play(drawn(FLAT), lambda nodes: nodes // 4)
+    assert grown[0] == 16 and grown[-1] == LIMIT and grown.count(LIMIT) > 100
+    nothing = play(drawn(STEEP), lambda nodes: 0)
+    assert nothing[-1] == 0 and sum(size > 0 for size in nothing) < 12, "it pauses, then tries"
+    assert any(nothing[50:]), "a text that becomes predictable is noticed"
+
+
+def test_drawn_trees_come_back_when_they_pay_again() -> None:
+    sizes = drawn({n: 1 + 0.05 * n for n in (1, 2, 4, 8, 16, 32, 64, 128)})
+    assert play(sizes, lambda nodes: 0)[-1] == 0
+    assert play(sizes, lambda nodes: nodes // 2)[-1] >= 8
+
+
+def test_the_size_of_a_drawn_tree_does_not_depend_on_what_is_timed_meanwhile() -> None:
+    policy = make(FLAT)
+    policy.ctx.costs.freeze()
+    before = play(DrawnSizes(policy.ctx), lambda nodes: nodes // 3)
+    policy.ctx.costs.seconds = dict(STEEP)
+    policy.ctx.live.extend([None] * 7)  # type: ignore[list-item]
+    assert play(DrawnSizes(policy.ctx), lambda nodes: nodes // 3) == before
+
+
+def test_fixed_trees_are_cut_to_the_size_decided_before_unless_they_are_whole() -> None:
+    sizes, whole = drawn(FLAT), drawn(FLAT)
+    whole.whole = True
+    tree = TokenTree(0).chain([1] * 40)
+    for policy in (sizes, whole):
+        policy.budget()
+    assert len(sizes.fit(tree)) == 17 and whole.fit(tree) is tree
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""Where the target's rows come from: any source with any drafter has the source's law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
+from foretell.core.source import Reading, Source
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Sampling
+from foretell.errors import Unsupported
+from foretell.families.toy import Toy
+from foretell.strategies.plain import Plain
+from tests import laws
+from tests.core.users import Contrast, Guidance, mix
+
+SOURCES = [Guidance(), Contrast()]
+SPECS = ["plain", "ngram", "token-recycling", "draft:length=2", "draft:drafts=2,length=2"]
+EXACT = laws.claiming("exact")
+
+
+@pytest.mark.parametrize("setting", ["plain", "penalties", "top-p", "end"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+def test_the_law_is_the_mixed_one(source: Source, spec: str, setting: str) -> None:
+    laws.check_law(laws.build(spec), setting, drafts=spec != "plain", source=source, sharpness=2.0)
+
+
+def test_a_mixed_law_is_another_law() -> None:
+    """Or the laws above would hold for a source that does nothing."""
+    for source in SOURCES:
+        with pytest.raises(AssertionError, match="the law of the first"):
+            laws.check_law(laws.build("ngram"), source=Forgetful(source))
+
+
+@dataclass(frozen=True)
+class Forgetful(Source):
+    """A slip: it reads the target alone and says otherwise."""
+
+    inner: Source
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.inner.models
+
+    def read(self, ctx: Context, state: None, tree: TokenTree, taps: object) -> Reading:
+        reply = yield Ask(tree, branch=ctx.branch)
+        return reply
+
+    def rows(self, models: object, prompt: object) -> laws.Rows:
+        rows: laws.Rows = self.inner.rows(models, prompt)  # type: ignore[attr-defined]
+        return rows
+
+
+@dataclass(frozen=True)
+class Lagging(Guidance):
+    """A slip: the quiet branch never hears of the committed tokens."""
+
+    def read(self, ctx: Context, state: tuple[int, int], tree: TokenTree, taps: object) -> Reading:
+        quiet = tree.rooted(ctx.on(state[0]).tokens[-1])
+        first, second = yield [Ask(tree, branch=ctx.branch), Ask(quiet, branch=state[0])]
+        return replace(first, logits=mix(first.logits, second.logits, self.scale))
+
+
+def test_a_branch_that_does_not_follow_the_text_is_caught() -> None:
+    for spec in ("plain", "draft:length=2"):
+        with pytest.raises(AssertionError, match="the law of the first"):
+            laws.check_law(laws.build(spec), source=Lagging(), drafts=spec != "plain")
+
+
+def greedy(spec: str, source: Source, engine: Engine) -> list[Live]:
+    strategy = laws.build(spec)
+    return [
+        engine.add(Request(prompt, strategy, Sampling(max_new_tokens=14), source=source))
+        for prompt in laws.prompts(6, 8)
+    ]
+
+
+def engine_for(spec: str, source: Source) -> Engine:
+    return Engine(laws.world(laws.build(spec), 8, copy=2.0, source=source), (7,))
+
+
+@pytest.mark.parametrize("spec", EXACT)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+def test_every_exact_drafter_gives_the_tokens_of_plain_decoding_with_it(
+    source: Source, spec: str
+) -> None:
+    engine = engine_for(spec, source)
+    plain = greedy("plain", source, engine_for(spec, source))
+    laws.finish(plain[0].ctx.engine, *plain)  # type: ignore[arg-type]
+    lives = greedy(spec, source, engine)
+    laws.finish(engine, *lives)
+    assert [live.ctx.output for live in lives] == [live.ctx.output for live in plain]
+    assert sum(live.ctx.stats.accepted for live in lives), "nothing was accepted"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+def test_alone_as_in_a_batch_and_closed_at_any_step(source: Source) -> None:
+    strategy = laws.build("draft:drafts=2")
+    models = laws.world(strategy, 8, copy=1.5, source=source)
+    requests = []
+    for i, prompt in enumerate(laws.prompts(8, 8)):
+        sampling = Sampling(temperature=float(i % 3 > 0), max_new_tokens=9, seed=i)
+        requests.append(
+            Request(prompt, strategy, sampling, source=source if i % 2 else laws.DIRECT)
+        )
+    alone = []
+    for request in requests:
+        engine = Engine(models)
+        live = engine.add(request)
+        laws.finish(engine, live)
+        alone.append(live.ctx.output)
+    engine = Engine(models)
+    lives = [engine.add(request) for request in requests]
+    laws.finish(engine, *lives)
+    assert [live.ctx.output for live in lives] == alone
+    for count in range(1, 20):
+        engine = Engine(models)
+        live = engine.add(requests[1])
+        for _ in range(count):
+            engine.step()
+        caches = dict(live.caches)
+        if not engine.live:
+            break
+        texts = {branch: list(text.tokens) for branch, text in live.ctx.branches.items()}
+        engine.end(live)
+        assert caches and not live.caches and not engine.live
+        for (name, branch), held in caches.items():
+            assert held.sharers == [0]
+            laws.check_cache(held, models[name], texts[branch])
+    assert count > 3
+
+
+def test_guidance_counts_its_quiet_branch_in_no_statistics() -> None:
+    engine = Engine({"target": Toy(8, copy=1.0)})
+    live = engine.add(Request([1, 2, 3], Plain(), Sampling(max_new_tokens=9), source=Guidance()))
+    events = [token for event in engine.run() for token in event.tokens]
+    stats = live.ctx.stats
+    assert events == live.ctx.output and len(events) == 9
+    assert stats.tokens == 9 and stats.steps == 8 and stats.mat == 1.0
+    assert stats.calls == {"target": 9}, "both branches share a forward"
+
+
+def test_a_source_without_its_model_is_refused() -> None:
+    with pytest.raises(Unsupported, match="'amateur' model"):
+        Engine({"target": Toy(8)}).add(Request([1], Plain(), source=Contrast()))

@@ -1,0 +1,233 @@
+"""Who takes part in the next forward: nobody waits for others' texts, and any plan gives the same
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.core.context import Context, Request
+from foretell.core.engine import Engine
+from foretell.core.live import Live
+from foretell.core.strategy import Strategy
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Open, Sampling, Steps
+from foretell.families.toy import Toy
+from foretell.memory.job import Job
+from foretell.policy import schedule
+from foretell.policy.costs import Costs
+from foretell.policy.schedule import FairPlan, Planned, Waiting
+from foretell.strategies.plain import Plain
+from tests import laws
+
+
+class Wide(Toy):
+    """Says that it can do everything, and counts the tokens it computes."""
+
+    caps = Toy.caps | {"taps", "layers"}
+    tokens = 0
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: Job,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self.tokens += ids.shape[1]
+        logits, _ = super().run(ids, positions, rows, first, ())
+        return logits, {tap: torch.zeros(ids.shape[1], 2) for tap in taps}
+
+
+@dataclass(frozen=True)
+class Special(Strategy):
+    """Asks for another kind of forward than everybody else."""
+
+    kind: str
+
+    def run(self, ctx: Context) -> Steps:
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            ask = Ask(tree)
+            if self.kind == "taps":
+                ask.taps = (0,)
+            elif self.kind == "layers":
+                ask.layers = (0,)
+            elif self.kind == "states":
+                ask.states = torch.zeros(1, 2)
+            reply = yield ask
+            kept = yield Commit([int(reply.logits[0].argmax())], reply.logits)
+            if kept.reason:
+                return
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 16 tokens."""
+    for name, size in (("CHUNK", 16), ("DRAFT_CHUNK", 8), ("LEAST", 2), ("STEP", 4)):
+        monkeypatch.setattr(schedule, name, size)
+    monkeypatch.setattr(FairPlan, "room", 8)
+
+
+LONG = [1, 2, 3, 4, 5, 6, 7, 0] * 20
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["taps", "layers", "states"])
+def test_a_long_prompt_does_not_starve_other_kinds_of_asks(kind: str) -> None:
+    engine = Engine({"target": Wide(8)})
+    long = engine.add(Request(LONG, Plain(), Sampling(max_new_tokens=2)))
+    other = engine.add(Request([1], Special(kind), Sampling(max_new_tokens=30)))
+    plain = engine.add(Request([1], Plain(), Sampling(max_new_tokens=30)))
+    while not long.ctx.output:
+        engine.step()
+        assert long.error is None and other.error is None
+    assert len(other.ctx.output) >= 4 and len(plain.ctx.output) >= 4
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_prompt_of_a_draft_model_lets_the_target_run() -> None:
+    draft = Wide(8, noise=0.3, name="draft")
+    engine = Engine({"target": Wide(8), "draft": draft})
+    running = engine.add(Request([1, 2], Plain(), Sampling(max_new_tokens=40)))
+    engine.step()
+    engine.add(Request(LONG, laws.build("draft"), Sampling(max_new_tokens=2)))
+    while draft.tokens < len(LONG):
+        engine.step()
+    assert len(running.ctx.output) >= len(LONG) // 8 - 2
+
+
+@pytest.mark.usefixtures("small")
+def test_no_draft_step_waits_for_a_text_of_the_target() -> None:
+    engine = Engine({"target": Wide(8), "draft": Wide(8, noise=0.3, name="draft")})
+    engine.add(Request(LONG, Plain(), Sampling(max_new_tokens=2)))
+    drafting = engine.add(Request([1, 2], laws.build("draft"), Sampling(max_new_tokens=60)))
+    long = engine.live[0]
+    while not long.ctx.output:
+        engine.step()
+    assert len(drafting.ctx.output) >= len(LONG) // 16 - 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_tree_larger_than_a_step_does_not_wait_for_texts() -> None:
+    engine = Engine({"target": Wide(8)})
+    engine.add(Request(LONG, Plain(), Sampling(max_new_tokens=2)))
+    running = engine.add(Request([1, 2], Big(), Sampling(max_new_tokens=60)))
+    long = engine.live[0]
+    while not long.ctx.output:
+        engine.step()
+    assert len(running.ctx.output) >= 8
+
+
+@dataclass(frozen=True)
+class Big(Strategy):
+    """Its trees have more nodes than a step may lack tokens."""
+
+    def run(self, ctx: Context) -> Steps:
+        while True:
+            reply = yield Ask(TokenTree(ctx.tokens[-1]).chain([1, 2, 3, 4, 5, 6, 7, 0, 1]))
+            kept = yield Commit([int(reply.logits[0].argmax())], reply.logits)
+            if kept.reason:
+                return
+
+
+@dataclass(frozen=True)
+class Reader(Strategy):
+    """Never asks the target: it reads long texts with another model for ever, or writes."""
+
+    text: int
+
+    def run(self, ctx: Context) -> Steps:
+        for _ in range(10):
+            branch = yield Open([1] * self.text, "draft")
+            for _ in range(1 if self.text > 9 else 40):
+                reply = yield Ask(TokenTree(ctx.branches[branch].tokens[-1]), "draft", branch)
+                yield Commit([int(reply.logits[0].argmax())], reply.logits, branch)
+
+
+@pytest.mark.usefixtures("small")
+def test_texts_get_through_where_others_take_steps_for_ever() -> None:
+    """Also where the steps are of another model's group, and the target is never asked."""
+    draft, judge = (Wide(8, noise=0.3, name=name) for name in ("draft", "judge"))
+    engine = Engine({"target": Wide(8), "draft": draft, "judge": judge})
+    reading = engine.add(Request([1], Reader(150), Sampling(max_new_tokens=2)))
+    writing = engine.add(Request([1], Judging(), Sampling(max_new_tokens=2)))
+    while writing.reason is None and reading.reason is None:
+        engine.step()
+    assert draft.tokens > 100
+
+
+@dataclass(frozen=True)
+class Judging(Strategy):
+    """Writes on a quiet branch of the model `judge`."""
+
+    def run(self, ctx: Context) -> Steps:
+        branch = yield Open([1, 2], "judge")
+        for _ in range(500):
+            reply = yield Ask(TokenTree(ctx.branches[branch].tokens[-1]), "judge", branch)
+            yield Commit([int(reply.logits[0].argmax())], reply.logits, branch)
+
+
+# --- a plan of the user's own
+
+
+@dataclass
+class ShortestFirst:
+    """Serves the ask with the fewest tokens to compute, alone; notes the costs it was given."""
+
+    keys: set[Any] = field(default_factory=set)
+
+    def __call__(self, waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
+        self.keys |= costs.keys()
+        shortest = min(waiting, key=lambda entry: entry.size)
+        return [(shortest, shortest.pending)]
+
+
+def in_pieces(waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
+    """The newest request first, three tokens of its text at a time."""
+    entry = waiting[-1]
+    return [(entry, 3)]
+
+
+PLANS: list[Callable[[], schedule.Plan]] = [ShortestFirst, lambda: in_pieces]
+
+
+@pytest.mark.parametrize("make", PLANS)
+def test_any_plan_gives_the_same_tokens(make: Callable[[], schedule.Plan]) -> None:
+    specs = ["plain", "ngram", "draft:drafts=2", "token-recycling"]
+    models = laws.world(laws.build("draft"), 8, copy=1.5)
+
+    def outputs(plan: schedule.Plan | None) -> list[list[int]]:
+        engine = Engine(models, (7,), plan)
+        lives: list[Live] = []
+        for i, prompt in enumerate(laws.prompts(12, 8)):
+            sampling = Sampling(max_new_tokens=12, temperature=float(i % 2), seed=i)
+            strategy = laws.build(specs[i % len(specs)])
+            lives.append(engine.add(Request(prompt, strategy, sampling, tenant=str(i))))
+        laws.finish(engine, *lives)
+        return [live.ctx.output for live in lives]
+
+    assert outputs(make()) == outputs(None)
+
+
+def test_costs_are_kept_by_model_executor_and_layers() -> None:
+    target, draft = Wide(8), Wide(8, noise=0.3, name="draft")
+    plan = ShortestFirst()
+    engine = Engine({"target": target, "draft": draft}, plan=plan)
+    lives = [
+        engine.add(Request([1, 2], strategy, Sampling(max_new_tokens=4)))
+        for strategy in (laws.build("draft"), Special("layers"))
+    ]
+    laws.finish(engine, *lives)
+    want = {(target, "torch", None), (draft, "torch", None), (target, "torch", (0,))}
+    assert engine.costs.keys() == want == plan.keys
+    for key in want:
+        assert engine.costs[key].seconds.keys() >= {1} or key[0] is target
+    assert engine.costs_of(target) is engine.costs[target, "torch", None]
+    assert engine.costs_of(target, "other") is not engine.costs_of(target)
