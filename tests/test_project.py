@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
 METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
-SUPPORT = {"errors", "ops", "text", "policy"}  # what the heart and methods may use besides it
+SUPPORT = {"errors", "ops", "text", "policy"}  # what methods may use besides the heart
+BESIDE_THE_HEART = SUPPORT | {"memory", "stats", "tracing"}  # what the heart itself uses
+README_LIMIT = 8192  # bytes
 
 
 def script(name: str) -> ModuleType:
@@ -130,7 +132,17 @@ def test_a_method_imports_only_the_heart(kind: str, name: str) -> None:
 
 def test_the_heart_imports_no_method() -> None:
     for path in (PACKAGE / size.HEART).glob("*.py"):
-        found = set(imports(path)) - {size.HEART} - SUPPORT
+        found = set(imports(path)) - {size.HEART} - BESIDE_THE_HEART
+        assert not found, f"{path.name} imports {sorted(found)}"
+
+
+@pytest.mark.parametrize("name", sorted(BESIDE_THE_HEART))
+def test_what_the_heart_uses_imports_no_method(name: str) -> None:
+    """Nor does it know families, executors or commands."""
+    folder = PACKAGE / name
+    paths = folder.glob("*.py") if folder.is_dir() else [PACKAGE / f"{name}.py"]
+    for path in paths:
+        found = set(imports(path)) - {size.HEART} - BESIDE_THE_HEART
         assert not found, f"{path.name} imports {sorted(found)}"
 
 
@@ -298,6 +310,10 @@ def test_versions_and_dependencies_agree() -> None:
 
 
 # --- documentation
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= README_LIMIT
 
 
 def test_generated_documentation_is_up_to_date() -> None:
