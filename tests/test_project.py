@@ -91,7 +91,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_listing_methods_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, foretell; foretell.methods(); print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys, foretell; foretell.methods(); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
     assert runs("-c", code).strip() == "[]"
 
 
@@ -336,7 +339,10 @@ def test_drift_is_noticed(
 
 
 def test_the_documentation_script_does_not_import_torch() -> None:
-    code = "import sys; sys.path.insert(0, 'scripts'); import docs; docs.pages(); print('torch' in sys.modules)"
+    code = (
+        "import sys; sys.path.insert(0, 'scripts'); import docs; docs.pages(); "
+        "print('torch' in sys.modules)"
+    )
     assert runs("-c", code).strip() == "False"
 
 
