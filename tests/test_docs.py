@@ -28,8 +28,10 @@ from tests.families.families import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-FOLDERS = sorted(path.parent.name for path in (ROOT / "foretell").glob("*/__init__.py"))
-NAME = re.compile(rf"`((?:{'|'.join(FOLDERS)})\.\w+(?:\.\w+)+)`")
+PACKAGE = ROOT / "foretell"
+FOLDERS = "|".join(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+MODULES = "|".join(path.stem for path in PACKAGE.glob("[!_]*.py"))
+NAME = re.compile(rf"`((?:(?:{FOLDERS})\.\w+|{MODULES})(?:\.(?!py\b)\w+)+)`")
 PAGES = sorted(path for path in DOCS.glob("*.md"))
 
 
@@ -167,3 +169,28 @@ def test_the_line_that_accepts_a_drafted_token_is_where_the_page_says() -> None:
         assert f"`core.verify.{name}`" in page and f"`{line}`" in page
         path = Path(str(inspect.getsourcefile(function))).relative_to(ROOT).as_posix()
         assert f"`{path}`" in page
+
+
+# --- docs/glossary.md
+
+TERMS = """branch tree node try row rule walk outcome source drafter law p q segment tap feature ask
+commit executor runtime family view tenant store MAT scratch job card head trace profile""".split()
+
+
+def terms() -> list[str]:
+    """Everything that the glossary explains; one entry may have several, with commas between."""
+    entries = re.findall(r"^\| \*\*(.+?)\*\* \|", text("glossary.md"), re.M)
+    return [term for entry in entries for term in entry.split(", ")]
+
+
+def test_the_glossary_has_every_term_once() -> None:
+    explained = terms()
+    assert len(explained) == len(set(explained))
+    assert set(TERMS) <= set(explained)
+    for group in ("cache policy", "policy of sizes", "plan of a cache", "plan of an engine"):
+        assert group in explained
+
+
+def test_a_term_is_explained_in_one_sentence() -> None:
+    for line in re.findall(r"^\| \*\*.+?\*\* \| (.+?) \|$", text("glossary.md"), re.M):
+        assert line.endswith(".") and ". " not in line, line
