@@ -1,10 +1,11 @@
-"""Writes everything in the documentation that the code already says: `python scripts/docs.py
-[--check]`.
+"""Writes everything in the documentation that the code already says.
 
-From the methods' cards: a page a method, the index of methods, the site's navigation and the
-README's table. From the modules' docstrings: the README's tree. From the command line: its options.
-From dev/measured: the tables of figures. `--check` writes nothing and fails where a file differs.
-Nothing here imports torch, so it is quick.
+    python scripts/docs.py [--check]
+
+From the methods' cards: a page a method, the index of methods and the site's navigation. From the
+modules' docstrings: the tree in docs/design.md. From the command line: its options. From
+dev/measured: the tables of figures in the README and in docs/choose.md. `--check` writes nothing
+and fails where a file differs. Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ TITLES = {
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
-SHOWN = [
+# The rows of the README's table; docs/choose.md has all.
+SHOWN = (
     "transformers prompt lookup",
-    "transformers assisted",
-    *(f"foretell {m}" for m in ("plain", "auto", "ngram", "token-recycling", "draft")),
-]
+    "foretell plain",
+    "foretell auto",
+    "foretell ngram",
+    "foretell draft",
+)
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 
 
@@ -141,19 +145,23 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def command(card: Card) -> str:
-    spec = card.name
-    if chosen := [f"{f.name}={f.default}" for f in fields(card)]:
-        spec += ":" + ",".join(chosen)
+    """A command line that tries the method."""
     if card.kind == "rule":
-        partner = (
-            "draft"
-            if "drawn" in card.needs and "not drawn" not in card.needs
-            else "token-recycling"
-        )
-        partner = "draft:drafts=3" if "independently" in card.needs else partner
-        glue = "," if ":" in partner else ":"
-        return f'foretell generate --method "{partner}{glue}rule={card.name}" --temperature 0.8 "def add(a, b):"'
+        spec = f"{partner(card)}rule={card.name}"
+        return f'foretell generate --method "{spec}" --temperature 0.8 "def add(a, b):"'
+    spec = card.name
+    chosen = [f"{field.name}={field.default}" for field in fields(card)]
+    if chosen:
+        spec += ":" + ",".join(chosen)
     return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
+
+
+def partner(rule: Card) -> str:
+    """The beginning of a spec whose drafts this rule can verify."""
+    if "independently" in rule.needs:
+        return "draft:drafts=3,"
+    drawn = "drawn" in rule.needs and "not drawn" not in rule.needs
+    return "draft:" if drawn else "token-recycling:"
 
 
 def runs() -> dict[str, Any]:
@@ -165,72 +173,62 @@ def runs() -> dict[str, Any]:
 
 
 def figures(names: Sequence[str] = ()) -> str:
-    """Ratio to transformers' generate with its range, and MAT, of these contenders (all of them) on
-    every set.
+    """Ratio to transformers' generate with its range, and MAT, on every set.
+
+    `names`: of the contenders to show; none: all of them.
     """
-    results = runs()["greedy"]["results"]
+    run = runs()["greedy"]
+    results = run["results"]
     contenders = names or [c for c in next(iter(results.values())) if c != "transformers"]
-    rows = [
-        [
-            "transformers `generate`",
-            *(f"{r['transformers']['tokens_per_s']:g} tokens/s" for r in results.values()),
-        ]
-    ]
+    baseline = ["transformers `generate`"]
+    for result in results.values():
+        baseline.append(f"{result['transformers']['tokens_per_s']:g} tokens/s")
+    rows = [baseline]
     for name in contenders:
         row = [re.sub(r"^foretell (\S+)", r"`\1`", name)]
         for result in results.values():
-            low, high = result[name]["range"]
-            row.append(
-                f"**{result[name]['ratio']:.2f}** ({low:.2f} to {high:.2f}), MAT {result[name]['MAT']:.2f}"
-            )
+            found = result[name]
+            low, high = found["range"]
+            ratio = f"**{found['ratio']:.2f}** ({low:.2f} to {high:.2f})"
+            row.append(f"{ratio}, MAT {found['MAT']:.2f}")
         rows.append(row)
-    return (
-        table(["greedy, bfloat16, one request", *results], rows)
-        + "\n\n"
-        + circumstances(runs()["greedy"])
-    )
+    head = ["greedy, bfloat16, one request", *results]
+    return f"{table(head, rows)}\n\n{circumstances(run)}"
 
 
 def circumstances(run: dict[str, Any]) -> str:
-    how = f"temperature {run['temperature']:g}" if run["temperature"] else "greedy"
+    """Model, machine, versions, date and command of a run of scripts/compare.py."""
+    temperature = run["temperature"]
+    how = f"temperature {temperature:g}" if temperature else "greedy"
+    command = f"scripts/compare.py --rounds {run['rounds']}"
+    if temperature:
+        command += f" --temperature {temperature:g}"
+    if "random" in run["results"]:
+        command += " --sets random"
     return (
-        f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, {run['threads']} threads of {run['cores']} "
-        f"cores ({run['machine']}), torch {run['torch'].partition('+')[0]}, transformers {run['transformers']}, "
-        f"steps by {run.get('executor', 'torch')}, {run['date']}, interleaved rounds of `scripts/compare.py`: "
-        f"{run['rounds']}."
+        f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, "
+        f"{run['threads']} threads of {run['cores']} cores ({run['machine']}), "
+        f"torch {run['torch'].partition('+')[0]}, transformers {run['transformers']}, "
+        f"steps by {run.get('executor', 'torch')}, {run['date']}, `python {command}`."
     )
 
 
 def measured(card: Card) -> list[str]:
     """What scripts/compare.py found for the method with its defaults."""
+    head = ["prompts", "tokens/s", "times transformers", "times plain", "MAT", "host ms a step"]
     parts = []
     for run in runs().values():
         rows = []
         for name, results in run["results"].items():
-            if found := results.get(f"foretell {card.name}"):
-                low, high = found["range"]
-                row = [
-                    name,
-                    f"{found['tokens_per_s']:g}",
-                    f"{found['ratio']:g} ({low:g} to {high:g})",
-                ]
-                rows.append(
-                    [
-                        *row,
-                        f"{found['ratio_to_plain']:g}",
-                        f"{found['MAT']:g}",
-                        f"{found['host_ms_per_step']:g}",
-                    ]
-                )
+            found = results.get(f"foretell {card.name}")
+            if found is None:
+                continue
+            low, high = found["range"]
+            row = [name, f"{found['tokens_per_s']:g}", f"{found['ratio']:g} ({low:g} to {high:g})"]
+            for key in ("ratio_to_plain", "MAT", "host_ms_per_step"):
+                row.append(f"{found[key]:g}")
+            rows.append(row)
         if rows:
-            head = [
-                "prompts",
-                "tokens/s",
-                "times transformers",
-                "times plain",
-                "MAT",
-                "host ms a step",
-            ]
             parts += [table(head, rows), circumstances(run)]
     return ["## Measured", *parts] if parts else []
 
@@ -244,32 +242,9 @@ def page(card: Card, every: list[Card]) -> str:
     parts.append(table(["", ""], [[f"**{name.title()}**", text] for name, text in labels.items()]))
     parts.append("## Departures from the paper")
     parts.append("\n".join(f"- {linked(item)}" for item in card.differs))
-    own = fields(card)
-    about = ast.get_docstring(method_class(card)) or ""
-    parts.append("## Fields")
-    parts.append(about)
-    if own:
-        parts.append(
-            table(
-                ["field", "type", "default", ""],
-                [[f"`{f.name}`", f"`{f.type}`", f"`{f.default}`", f.comment] for f in own],
-            )
-        )
+    parts += field_section(card)
     if card.kind == "drafter":
-        drawn = draws(card)
-        parts.append("## Rules")
-        parts.append(
-            "Its tokens are drawn, each node carrying the law it was drawn from"
-            if drawn
-            else "Its tokens are chosen by a rule, not drawn"
-        )
-        parts[-1] += ". At temperature 0 every rule is the walk; above it, `rule=` takes:"
-        rows = [
-            [f"[`{r.name}`](../rule/{r.name}.md)", suits(r, drawn), r.guarantee]
-            for r in every
-            if r.kind == "rule"
-        ]
-        parts.append(table(["rule", "verifies its trees", "guarantee"], rows))
+        parts += rule_section(card, every)
     parts += measured(card)
     parts.append("## Try it")
     parts.append(f"```bash\n{command(card)}\n```")
@@ -277,6 +252,30 @@ def page(card: Card, every: list[Card]) -> str:
         parts.append("What holds for it on your model and machine:")
         parts.append(f"```bash\nforetell audit --method {card.name}\n```")
     return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def field_section(card: Card) -> list[str]:
+    """The hyper-parameters."""
+    parts = ["## Fields", ast.get_docstring(method_class(card)) or ""]
+    rows = [[f"`{f.name}`", f"`{f.type}`", f"`{f.default}`", f.comment] for f in fields(card)]
+    if rows:
+        parts.append(table(["field", "type", "default", ""], rows))
+    return parts
+
+
+def rule_section(card: Card, every: list[Card]) -> list[str]:
+    """Which rules verify the drafter's trees."""
+    drawn = draws(card)
+    how = "Its tokens are chosen by a rule, not drawn"
+    if drawn:
+        how = "Its tokens are drawn, each node carrying the law it was drawn from"
+    text = f"{how}. At temperature 0 every rule is the walk; above it, `rule=` takes:"
+    rows = []
+    for rule in every:
+        if rule.kind == "rule":
+            link = f"[`{rule.name}`](../rule/{rule.name}.md)"
+            rows.append([link, suits(rule, drawn), rule.guarantee])
+    return ["## Rules", text, table(["rule", "verifies its trees", "guarantee"], rows)]
 
 
 def index(every: list[Card]) -> str:
@@ -303,14 +302,6 @@ def navigation(every: list[Card]) -> str:
             lines.append(f"      - {title}:")
             lines += [f"          - methods/{kind}/{c.name}.md" for c in chosen]
     return "\n".join(lines)
-
-
-def readme_table(every: list[Card]) -> str:
-    rows = [
-        [f"[`{c.name}`](docs/methods/{c.kind}/{c.name}.md)", c.kind, c.summary, c.guarantee]
-        for c in every
-    ]
-    return table(["method", "kind", "what it does", "guarantee"], rows)
 
 
 def phrase(path: Path) -> str:
@@ -396,12 +387,11 @@ def pages() -> dict[Path, str]:
     wanted = {folder / card.kind / f"{card.name}.md": page(card, every) for card in every}
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
-    wanted[readme] = between(
-        readme, "tree", tree(), between(readme, "methods", readme_table(every))
-    )
-    wanted[readme] = between(readme, "figures", figures(SHOWN), wanted[readme])
+    wanted[readme] = between(readme, "figures", figures(SHOWN))
     choose = ROOT / "docs" / "choose.md"
-    wanted[choose] = between(choose, "chosen", figures())
+    wanted[choose] = between(choose, "figures", figures())
+    design = ROOT / "docs" / "design.md"
+    wanted[design] = between(design, "tree", tree())
     line = ROOT / "docs" / "cli.md"
     wanted[line] = line.read_text("utf-8")
     for name, command in commands().items():
@@ -421,10 +411,9 @@ def main(arguments: list[str]) -> int:
     changed = [p for p, text in wanted.items() if not p.is_file() or p.read_text("utf-8") != text]
     if check:
         for path in changed + stale:
-            print(
-                f"error: {path.relative_to(ROOT)} differs from the code; run `python scripts/docs.py`",
-                file=sys.stderr,
-            )
+            name = path.relative_to(ROOT)
+            message = f"error: {name} differs from the code; run `python scripts/docs.py`"
+            print(message, file=sys.stderr)
         return 1 if changed or stale else 0
     for path in stale:
         path.unlink()

@@ -1,17 +1,23 @@
-"""What all tests share: one thread, and property tests that draw the same examples every time."""
+"""What all tests share.
+
+One thread, property tests that draw the same examples every time, a cache folder of their own, and
+a list of methods whose tests take too long.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.durations import Durations
+
 torch.set_num_threads(1)
-os.environ["FORETELL_CACHE"] = tempfile.mkdtemp(
-    prefix="foretell-tests-"
-)  # nothing of the user's is read or changed
+# Nothing of the user's is read or changed.
+os.environ["FORETELL_CACHE"] = tempfile.mkdtemp(prefix="foretell-tests-")
 settings.register_profile(
     "fixed",
     deadline=None,
@@ -21,3 +27,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("fixed")
+
+
+def pytest_configure(config: Any) -> None:
+    if not hasattr(config, "workerinput"):  # workers of xdist print nothing
+        config.pluginmanager.register(Durations())

@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
 METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
-SUPPORT = {"errors", "ops", "text", "policy"}  # what the heart and methods may use besides it
+SUPPORT = {"errors", "ops", "text", "policy"}  # what methods may use besides the heart
+BESIDE_THE_HEART = SUPPORT | {"memory", "stats", "tracing"}  # what the heart itself uses
+README_LIMIT = 8192  # bytes
 
 
 def script(name: str) -> ModuleType:
@@ -89,7 +91,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_listing_methods_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, foretell; foretell.methods(); print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys, foretell; foretell.methods(); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
     assert runs("-c", code).strip() == "[]"
 
 
@@ -130,7 +135,17 @@ def test_a_method_imports_only_the_heart(kind: str, name: str) -> None:
 
 def test_the_heart_imports_no_method() -> None:
     for path in (PACKAGE / size.HEART).glob("*.py"):
-        found = set(imports(path)) - {size.HEART} - SUPPORT
+        found = set(imports(path)) - {size.HEART} - BESIDE_THE_HEART
+        assert not found, f"{path.name} imports {sorted(found)}"
+
+
+@pytest.mark.parametrize("name", sorted(BESIDE_THE_HEART))
+def test_what_the_heart_uses_imports_no_method(name: str) -> None:
+    """Nor does it know families, executors or commands."""
+    folder = PACKAGE / name
+    paths = folder.glob("*.py") if folder.is_dir() else [PACKAGE / f"{name}.py"]
+    for path in paths:
+        found = set(imports(path)) - {size.HEART} - BESIDE_THE_HEART
         assert not found, f"{path.name} imports {sorted(found)}"
 
 
@@ -300,6 +315,10 @@ def test_versions_and_dependencies_agree() -> None:
 # --- documentation
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= README_LIMIT
+
+
 def test_generated_documentation_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True
@@ -320,7 +339,10 @@ def test_drift_is_noticed(
 
 
 def test_the_documentation_script_does_not_import_torch() -> None:
-    code = "import sys; sys.path.insert(0, 'scripts'); import docs; docs.pages(); print('torch' in sys.modules)"
+    code = (
+        "import sys; sys.path.insert(0, 'scripts'); import docs; docs.pages(); "
+        "print('torch' in sys.modules)"
+    )
     assert runs("-c", code).strip() == "False"
 
 
