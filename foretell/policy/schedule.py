@@ -39,7 +39,7 @@ class FairPlan:
 
     def __call__(self, waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
         if len(waiting) == 1:  # nobody else to be fair to
-            return self.share(list(waiting), CHUNK)
+            return [(waiting[0], CHUNK)]
         groups: dict[Any, list[OpenAsk]] = {}
         for entry in waiting:
             groups.setdefault(self.group(entry), []).append(entry)
@@ -72,8 +72,6 @@ class FairPlan:
     @staticmethod
     def share(group: list[OpenAsk], room: int) -> Planned:
         """All steps of the group, and of its texts, in order, about `room` tokens."""
-        if len(group) == 1:
-            return [(group[0], min(group[0].size, room))]
         planned: Planned = [(entry, entry.size) for entry in group if entry.pending <= STEP]
         texts = [entry for entry in group if entry.pending > STEP]
         for entry in texts:
