@@ -73,7 +73,7 @@ class Refusing:
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         output = ids[0, self.length :].tolist()
         if set(self.tokens) & set(output) or any(text in spell(output) for text in self.texts):
-            raise ValueError(f"asked for what follows {output}")
+            raise AssertionError(f"asked for what follows {output}")
         return scores
 
 
@@ -542,20 +542,29 @@ def check_cost(
 
 
 def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
-    """Nothing follows an end, whichever kind, and the reason is told. Returns how many ends fell
-    inside a draft.
+    """Nothing follows an end, whichever kind, nothing is asked behind it, and the reason is told.
+
+    Returns how many ends fell inside a draft.
     """
     inside = 0
     for seed in range(30):
-        sampling = Sampling(
-            temperature=temperature, seed=seed, max_new_tokens=8, stop=("bd",), stop_token_ids=(0,)
-        )
-        setting = Setting(sampling, (2,) if seed % 2 else ())
         prompt = [1, 3, 2, 1, 0, 1, 1, 3, 2, 1, seed % vocab]
+        eos = (2,) if seed % 2 else ()
+        refusing = Refusing(len(prompt), (0, *eos), ("bd",))
+        sampling = Sampling(
+            temperature=temperature,
+            seed=seed,
+            max_new_tokens=8,
+            stop=("bd",),
+            stop_token_ids=(0,),
+            logits_processors=(refusing,) if seed % 3 else (),
+        )
+        setting = Setting(sampling, eos)
         models = world(strategy, vocab, seed=seed, copy=1.0)
         engine = Engine(models, setting.eos)
         live = engine.add(Request(prompt, strategy, setting.sampling, text=setting.text))
         events = list(engine.run())
+        assert live.error is None, f"it ended by {live.error}"
         output = live.ctx.output
         firsts = [n for n in range(1, len(output) + 1) if ended(output[:n], setting)]
         assert firsts[:1] == [len(output)], f"{output} goes on after its end"

@@ -426,6 +426,19 @@ def test_tokens_committed_beyond_an_end(monkeypatch: pytest.MonkeyPatch) -> None
     caught(laws.check_greedy, [laws.build(TREE)], 40)
 
 
+def test_a_law_asked_for_behind_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification, or a drafter, goes on below a node that ends the text."""
+    sound = laws.build(TREE), laws.build("draft:length=3")
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "ends", lambda self, node: False)
+        for strategy in sound:
+            caught(laws.check_ends, strategy, 1.0)
+        caught(laws.check_law, laws.build(TREE), "end")
+    monkeypatch.setattr(Context, "ends", lambda self, tree, node: False)
+    laws.check_ends(sound[0], 1.0)
+    caught(laws.check_ends, sound[1], 1.0)
+
+
 def test_rows_that_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "drop", lambda self: None)
     caught(laws.check_close, laws.build("ngram"), 0.0)

@@ -107,28 +107,32 @@ class Cache(Rows):
             self.changes_at = self.length + max(1, self.policy.room(self.length))
 
     def share(self, tokens: Sequence[int]) -> Segment:
-        """The committed rows of the branch `tokens`, which stay whatever this cache does next."""
+        """A copy of the committed rows of the branch `tokens`, which outlives this cache."""
+        assert self.layout, "what this model keeps of a text is no rows"
         assert not self.segments and self.positions is None, "only whole, own rows are shared"
         self.sync(tokens)
-        self.sharers[0] += 1
         n = self.length
         states = {}
         if self.states is not None:
             states = {tap: rows[:n].clone() for tap, rows in self.states.committed.items()}
-        k = [None if rows is None else rows[:, :n] for rows in self.k]
-        v = [None if rows is None else rows[:, :n] for rows in self.v]
+        k = [None if rows is None else rows[:, :n].clone() for rows in self.k]
+        v = [None if rows is None else rows[:, :n].clone() for rows in self.v]
         return Segment(tuple(tokens[:n]), 0, k, v, states)
 
     def adopt(self, segment: Segment) -> bool:
-        """Begins an empty cache with shared rows; False: these lack states that it has to keep."""
+        """Begins an empty cache with shared rows.
+
+        False: it has to compute them, as they lack states that it keeps, or it has a policy.
+        """
         assert self.length == segment.start and self.base == 0, "only an empty cache adopts rows"
+        if self.policy is not None:
+            return False
         if self.states is not None:
             if not set(self.states.taps) <= segment.states.keys():
                 return False
             self.states.adopt(segment.states)
         self.segments = (*self.segments, segment)
         self.length = segment.end
-        self._plan_change()
         return True
 
     def compact(self, rows: Iterable[int]) -> None:

@@ -19,6 +19,7 @@ from foretell.tracing import TraceStep
 
 if TYPE_CHECKING:
     from foretell.core.strategy import Strategy
+    from foretell.core.tree import TokenTree
 
 T = TypeVar("T")
 TENANTS = 64  # whose stores are kept; beyond that those unused for longest are forgotten
@@ -119,7 +120,7 @@ class Context:
         self.kept_taps = tuple(sorted({tap for model in models.values() for tap in model.feeds}))
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
-        sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab)
+        sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab, request.text)
         limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
         prompt = list(request.prompt)
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
@@ -154,6 +155,10 @@ class Context:
         if self.request.policy is not None:  # drafts end where cached rows change
             depth = min(depth, self.request.policy.room(length - 1) - 1)
         return depth
+
+    def ends(self, tree: TokenTree, node: int) -> bool:
+        """Whether the text ends with this node of a tree below it: nothing is asked behind it."""
+        return self.sampler.ends(tree, node, self.output)
 
     def on(self, branch: int) -> Context:
         """The same request seen from another of its branches; its draws are that branch's own."""

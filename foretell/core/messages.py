@@ -15,7 +15,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
 from foretell.errors import PromptTooLong, Unsupported
 from foretell.stats import logprobs
-from foretell.text import stopped
 
 if TYPE_CHECKING:
     from foretell.core.engine import Engine
@@ -82,9 +81,7 @@ def on_commit(engine: Engine, live: Live, task: Task, commit: Commit) -> None:
         kept += 1
         if branch.quiet:
             continue
-        if token in branch.sampler.stops or stopped(
-            request.text, request.sampling.stop, branch.output
-        ):
+        if branch.sampler.ended(branch.output):
             reason = "stop"
         elif len(branch.tokens) >= branch.limit:
             reason = "length"
@@ -114,6 +111,7 @@ def stream(engine: Engine, live: Live, commit: Commit, kept: int) -> None:
 
 def on_open(engine: Engine, live: Live, task: Task, message: Open) -> None:
     ctx = live.ctx
+    request = ctx.request
     tokens = list(message.tokens)
     model = ctx.models[message.model]
     if not 0 < len(tokens) < model.context:
@@ -123,8 +121,9 @@ def on_open(engine: Engine, live: Live, task: Task, message: Open) -> None:
         )
     limit = model.context
     if not message.quiet:
-        limit = min(limit, len(tokens) + ctx.request.sampling.max_new_tokens)
-    sampler = Sampler(ctx.request.sampling, tokens, engine.eos, ctx.models["target"].vocab)
+        limit = min(limit, len(tokens) + request.sampling.max_new_tokens)
+    vocab = ctx.models["target"].vocab
+    sampler = Sampler(request.sampling, tokens, engine.eos, vocab, request.text)
     task.wake(live.new_branch(Branch(tokens, [], sampler, limit, message.quiet)))
 
 

@@ -22,10 +22,21 @@ Text = Callable[[Sequence[int]], str]
 
 
 class Sampler:
-    """The law of one branch. `prompt`: its token ids; `eos`: ids that end it."""
+    """The law of one branch, and where it ends.
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], eos: Sequence[int], vocab: int):
+    `prompt`: its token ids; `eos`: ids that end it; `text(tokens)` decodes, for stop strings.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        eos: Sequence[int],
+        vocab: int,
+        text: Text | None = None,
+    ):
         self.sampling = sampling
+        self.text = text
         self.prompt = list(prompt)
         self.vocab = vocab
         s = sampling
@@ -60,6 +71,21 @@ class Sampler:
             if not (isinstance(token, int) and 0 <= token < self.vocab):
                 known = f"the vocabulary (0 to {self.vocab - 1})"
                 raise BadConfig(f"{name}: token {token!r} is not in {known}")
+
+    def ended(self, output: Sequence[int]) -> bool:
+        """Whether the last of these output tokens ends the text."""
+        return output[-1] in self.stops or stopped(self.text, self.sampling.stop, output)
+
+    def ends(self, tree: TokenTree, node: int, output: Sequence[int]) -> bool:
+        """Whether the text ends with this node of a tree below `output`.
+
+        Nothing may be asked behind it: plain decoding would not, and a grammar may have no answer.
+        """
+        if node == 0:
+            return False
+        if tree.tokens[node] in self.stops or not self.sampling.stop:
+            return tree.tokens[node] in self.stops
+        return self.ended([*output, *tree.tokens_to(node)])
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Processed logits (V,) after the tokens `output`, before temperature and filters."""
@@ -130,22 +156,16 @@ class Sampler:
 class Target:
     """The target's laws at one tree's nodes, processed when a node is visited.
 
-    `rows` (N, V); the tree hangs below `output`; `text(tokens)` decodes, for stop strings.
+    `rows` (N, V); the tree hangs below `output`.
     """
 
     def __init__(
-        self,
-        rows: torch.Tensor,
-        sampler: Sampler,
-        output: Sequence[int],
-        tree: TokenTree,
-        text: Text | None = None,
+        self, rows: torch.Tensor, sampler: Sampler, output: Sequence[int], tree: TokenTree
     ):
         self.rows = rows
         self.sampler = sampler
         self.output = output
         self.tree = tree
-        self.text = text
 
     def path(self, node: int) -> Sequence[int]:
         """The output up to `node`, or nothing where no law looks at it."""
@@ -166,12 +186,5 @@ class Target:
         return self.sampler.fault(self.sampler.scores(row, self.path(node)), row)
 
     def ends(self, node: int) -> bool:
-        """Whether the text ends with this node, so that nothing may be asked behind it."""
-        if node == 0:
-            return False
-        if self.tree.tokens[node] in self.sampler.stops:
-            return True
-        strings = self.sampler.sampling.stop
-        if not strings or self.text is None:
-            return False
-        return stopped(self.text, strings, [*self.output, *self.tree.tokens_to(node)])
+        """Whether the text ends with this node."""
+        return self.sampler.ends(self.tree, node, self.output)

@@ -98,7 +98,7 @@ def settle(
     ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk
 ) -> Generator[Message, Any, tuple[Outcome, Kept]]:
     """Verifies `tree` by the rows of all its nodes and commits what was accepted."""
-    target = Target(reply.logits, ctx.sampler, ctx.output, tree, ctx.request.text)
+    target = Target(reply.logits, ctx.sampler, ctx.output, tree)
     outcome: Outcome = rule(tree, target, ctx.rng, len(ctx.output))
     tokens = [tree.tokens[node] for node in outcome.path]
     sources = [tree.sources[node] for node in outcome.path]

@@ -87,7 +87,7 @@ class Draft(Drafter):
                 if self.confidence and float(row.softmax(-1).max()) < self.confidence:
                     continue
                 for child in self._children(ctx, tree, node, row, count, draws):
-                    if tree.tokens[child] not in ctx.sampler.stops:
+                    if not ctx.ends(tree, child):
                         below[child] = below.get(child, 0) + 1
                 draws += count
             level = below

@@ -105,7 +105,7 @@ class Jacobi(Drafter):
             value = tree.values[node] * chance
             node = tree.add(node, token, law=law, value=value, source="jacobi")
             text.append(token)
-            if token in sampler.stops:
+            if ctx.ends(tree, node):
                 break
         state.proposed = tree.tokens[1:]
         return tree
@@ -142,7 +142,8 @@ class Jacobi(Drafter):
         for place in range(same, len(chain)):
             token = chain[place]
             scores = ctx.sampler.scores(state.rows[place], before + chain[:place])
-            if token in ctx.sampler.stops or scores[token] == -torch.inf:
+            ended = ctx.sampler.ended([*before, *chain[: place + 1]])
+            if ended or scores[token] == -torch.inf:
                 state.chain = chain[:place]
                 state.rows = state.rows[: place + 1]
                 return

@@ -138,7 +138,7 @@ class RetrievalFused(Drafter):
                     draws += count
             level = {}
             for child in children:
-                if tree.tokens[child] not in ctx.sampler.stops:
+                if not ctx.ends(tree, child):
                     level[child] = level.get(child, 0) + 1
         return laws
 
@@ -167,7 +167,7 @@ class RetrievalFused(Drafter):
                 parent, token = copies.parents[node], copies.tokens[node]
                 if parent in twins and (twin := tree.child(twins[parent], token)) >= 0:
                     twins[node] = twin
-                if token in ctx.sampler.stops:
+                if ctx.ends(copies, node):
                     return []
                 places[node] = [p for p in places[parent] if copied(p, depth - 1) == token]
             counts = Counter(copied(place, depth) for place in places[node])

@@ -118,7 +118,7 @@ class Stand(Drafter):
                     nodes = draw_children(ctx, tree, node, ids[row], q[row], keys)
                     draws += len(children)
                 below += zip(children, nodes, strict=True)
-            level = [pair for pair in below if tree.tokens[pair[1]] not in ctx.sampler.stops]
+            level = [pair for pair in below if not ctx.ends(tree, pair[1])]
         return tree
 
     def _rows(self, ctx: Context, state: State, tree: TokenTree, nodes: list[int]) -> Rows:

@@ -97,6 +97,11 @@ class Toy(Model):
         self.dtype = torch.float64
         self.device = torch.device("cpu")
 
+    @property
+    def stored(self) -> list[int]:
+        """The layers that keep rows."""
+        return [layer for layer, shape in enumerate(self.layout) if shape is not None]
+
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Logits (V,) of a node that sees these tokens at these positions, the newest last in
         position.
@@ -129,7 +134,7 @@ class Toy(Model):
             high = low + len(job.tokens)
             keys = ids[:, low:high, None].double()
             values = self._values(job, positions[:, low:high, None].double())
-            for layer in range(self.layers):
+            for layer in self.stored:
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             for node in range(len(job.tokens)):
@@ -226,9 +231,14 @@ class RecurrentCache(Cache):
 
     def __init__(self, start: np.uint64):
         super().__init__((), torch.float64, torch.device("cpu"))
+        self.start = start
         self.committed = start
         self.ahead = start
         self.next_state = start
+
+    def forget(self) -> None:
+        super().forget()
+        self.committed = self.start
 
     def keep(self, nodes: Sequence[int]) -> int:
         """Keeps the state after these scratch rows, a path; returns how many: all or none."""

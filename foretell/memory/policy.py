@@ -44,7 +44,10 @@ class CachePolicy:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of its own where `plain` is False: arguments of ops.attention.attend."""
+        """Attention of its own where `plain` is False.
+
+        Arguments are those of ops.attention.attend with `grouped=False`.
+        """
         raise NotImplementedError
 
 

@@ -158,7 +158,7 @@ class FixedCache(Cache):
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
         job, whole = super().prepare(ask, tokens, chunk)
         # Recorded now and not in the forward, whose seconds are taken for its cost.
-        self.owner.warm(job, ask.taps)
+        self.owner.warm(job, job.taps)
         return job, whole
 
 
@@ -285,7 +285,7 @@ class FixedStep:
             base = job.start
             seen = np.tri(new)
         else:
-            base = job.cache.length
+            base = job.cache.base
             seen = job.seen.numpy()
         scratch = slice(FIRST_SEEN, FIRST_SEEN + seen.shape[1])
         host[:new, TOKEN] = job.tokens
@@ -341,6 +341,7 @@ class GraphsExecutor(Executor):
         self.kept_counts: dict[int, int] = {}  # kept memories by their length
         self.free_memories: dict[int, list[FixedMemory]] = {}  # those that no cache holds
         self.kept_memories = weakref.WeakSet[FixedMemory]()
+        self.windowed = any(window is not None for window in loop.windows)
         for kind in self.rotation_kinds:
             self.rotation(1, *kind)
 
@@ -387,6 +388,8 @@ class GraphsExecutor(Executor):
         if not job.plain or not isinstance(cache, FixedCache) or cache.owner is not self:
             return None
         if cache.lease is None or new > SIZES[-1]:
+            return None
+        if self.windowed and job.compacted:  # a step takes the place of a row for its position
             return None
         memory = cache.lease.memory
         if not memory.kept:

@@ -70,9 +70,9 @@ def make(
 class OnnxRuntimeExecutor(Executor):
     """Computes one plain job in a forward, in the caches of its fallback.
 
-    It leaves to the fallback: several jobs at once, texts of more than TEXT_NODES nodes, and trees
-    that reach beyond a layer's sliding window. Raises LookupError with the reason where this model
-    or machine cannot have it.
+    It leaves to the fallback: several jobs at once, texts of more than TEXT_NODES nodes, and where
+    a layer has a sliding window, trees that reach beyond it and caches that have evicted rows.
+    Raises LookupError with the reason where this model or machine cannot have it.
     """
 
     name = "onnxruntime"
@@ -107,7 +107,7 @@ class OnnxRuntimeExecutor(Executor):
         self.fallback = fallback
         self.size = 0
         # The runtime counts windows in rows and not in positions, which is the same only where no
-        # node has siblings before it.
+        # node has siblings before it and no row was evicted.
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.width = loop.embedded(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
         self.row_names = row_names(layout)
@@ -145,7 +145,8 @@ class OnnxRuntimeExecutor(Executor):
         text = min(new, max(0, 1 - job.first))  # nodes that are no draft
         long_text = text > TEXT_NODES and self.fallback is not None
         beyond_window = job.seen is not None and 0 < self.window < job.start + new
-        if len(jobs) > 1 or beyond_window or (long_text and text == new):
+        evicted = job.compacted and (self.window > 0 or not job.start)
+        if len(jobs) > 1 or beyond_window or evicted or (long_text and text == new):
             return self._leave(jobs, threads, taps)
         if not self._ready(threads, taps):
             return self._leave(jobs, threads, taps)
@@ -286,9 +287,11 @@ class OnnxRuntimeExecutor(Executor):
         # A single node is computed twice: the runtime's products of one row round differently.
         nodes = max(2, new)
         end = job.start + nodes
-        job.cache.reserve(end)  # `Cache.reserve(end)` once the heart has it
+        job.cache.reserve(end)
         self._bind(job.cache)
-        for name, (_, value) in zip(("cos", "sin"), self._rotations(end), strict=True):
+        # Where rows were evicted, positions lie beyond the rows.
+        rotations = self._rotations(max(end, max(job.positions) + 1))
+        for name, (_, value) in zip(("cos", "sin"), rotations, strict=True):
             self._give(name, value)
         wanted = max(1, len(job.rows))
         self._input("ids", np.int64, 1, nodes)[:] = job.tokens

@@ -52,8 +52,9 @@ def make(
 class OpenVinoExecutor(Executor):
     """Computes plain jobs of any number of requests in one forward.
 
-    It leaves to torch: jobs whose caches are not its own, and trees that reach beyond a layer's
-    sliding window. Raises LookupError with the reason where this model or machine cannot have it.
+    It leaves to torch: jobs whose caches are not its own, and where a layer has a sliding window,
+    trees that reach beyond it and caches that have evicted rows. Raises LookupError with the reason
+    where this model or machine cannot have it.
     """
 
     name = "openvino"
@@ -62,7 +63,7 @@ class OpenVinoExecutor(Executor):
     def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab: int):
         self.recording = Recording(loop, layout, dtype, vocab)
         # The runtime counts windows in rows and not in positions, which is the same only where no
-        # node has siblings before it.
+        # node has siblings before it and no row was evicted.
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.pool = Pool(layout, dtype, spare=2 * BLOCK)
         self.size = 0
@@ -91,6 +92,8 @@ class OpenVinoExecutor(Executor):
             return None
         slices = [JobSlice(job) for job in jobs]
         if any(part.seen is not None and 0 < self.window < part.end for part in slices):
+            return None
+        if self.window and any(job.compacted for job in jobs):
             return None
         if not self._records(taps):
             return None

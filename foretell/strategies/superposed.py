@@ -42,7 +42,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Reply, Sampling, Steps
 from foretell.errors import BadConfig
 from foretell.ops.text_counts import TextCounts, count_in
-from foretell.text import stopped
 
 WEIGHTS = np.array([0.01, 0.04, 0.15, 0.18, 0.12])  # of the contexts of 1, 2, ... tokens
 PENALTY = 200.0  # of a draft none of whose continuations was ever counted
@@ -161,7 +160,7 @@ class Superposed(Strategy):
         ended = list(done)
         for rank, (score, place, token) in enumerate(options[: 2 * self.k]):
             draft = Draft(score, [*alive[place].tokens, token])
-            if not ended_by(ctx, draft.tokens):
+            if not ctx.sampler.ended(draft.tokens):
                 going.append(draft)
             elif rank < self.k:
                 # An end further back is none, or one draft would not be greedy decoding.
@@ -191,12 +190,6 @@ class Superposed(Strategy):
         if self.backoff:
             counted = np.logaddexp(counted, np.log1p(-known.sum()) + logs)
         return np.asarray((1 - self.alpha) * logs + self.alpha * counted)
-
-
-def ended_by(ctx: Context, tokens: Sequence[int]) -> bool:
-    """Whether the last of these output tokens ends the text."""
-    request = ctx.request
-    return tokens[-1] in ctx.sampler.stops or stopped(request.text, request.sampling.stop, tokens)
 
 
 def mixture(drafts: Sequence[Draft]) -> dict[int, float]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.tree import Law, TokenTree, ancestors
+from foretell.core.tree import NEXT, Law, TokenTree, ancestors
 
 Path = tuple[int, ...]
 paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=8)
@@ -122,3 +122,27 @@ def test_laws_dense_and_sparse_say_the_same(weights: list[float], shuffled: bool
     assert dense.dense(1).tolist() == pytest.approx(p[:1].tolist()), (
         "a draft vocabulary may be the larger one"
     )
+
+
+def test_a_node_without_an_estimate_inherits_one() -> None:
+    """With 0 the policy would cut a newcomer's drafts without a word."""
+    tree = TokenTree(0)
+    first = tree.add(0, 1)
+    second = tree.add(first, 2)
+    sure = tree.add(second, 3, value=0.5)
+    below = tree.add(sure, 4)
+    assert tree.values == [1.0, NEXT, NEXT**2, 0.5, 0.5 * NEXT]
+    assert tree.chain([5], at=below).values[-1] == 0.5 * NEXT**2
+
+
+def test_a_tree_shows_its_branches() -> None:
+    tree = TokenTree(5).chain([17, 3]).chain([17, 8]).chain([4])
+    assert repr(tree) == "TokenTree(5: 17 (3 8) 4)"
+    assert repr(TokenTree(5)) == "TokenTree(5: no drafts)"
+
+
+def test_a_tree_below_another_token_is_the_same_tree() -> None:
+    tree = TokenTree(5).chain([1, 2])
+    other = tree.rooted(6)
+    assert tree.rooted(5) is tree and other.tokens == [6, 1, 2] and tree.tokens == [5, 1, 2]
+    assert other.tries is tree.tries and other.parents is tree.parents
