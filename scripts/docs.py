@@ -313,13 +313,7 @@ def phrase(path: Path) -> str:
 
 def tree() -> str:
     """Every module with its phrase, the heart first."""
-    package = ROOT / "foretell"
-    rows: list[tuple[str, str]] = [("foretell/", phrase(package / "__init__.py"))]
-    rows += [(f"  {p.name}", phrase(p)) for p in sorted(package.glob("[!_]*.py"))]
-    folders = sorted(p.parent for p in package.glob("*/__init__.py"))
-    for folder in sorted(folders, key=lambda path: path.name != HEART):
-        rows.append((f"  {folder.name}/", phrase(folder / "__init__.py")))
-        rows += [(f"    {p.name}", phrase(p)) for p in sorted(folder.glob("[!_]*.py"))]
+    rows = [("foretell/", phrase(ROOT / "foretell" / "__init__.py")), *inside(ROOT / "foretell", 1)]
     rows.append(("  assets/", "The embedded pair of models, each with its model card"))
     rows.append(("scripts/", "What `make check` and `make docs` call"))
     rows += [(f"  {p.name}", phrase(p)) for p in sorted((ROOT / "scripts").glob("*.py"))]
@@ -329,9 +323,20 @@ def tree() -> str:
     lines = []
     for name, text in rows:
         wrapped = textwrap.wrap(text, 92) or [""]
-        lines.append(f"{name:<26} {wrapped[0]}".rstrip())
-        lines += [" " * 27 + more for more in wrapped[1:]]
+        lines.append(f"{name:<28} {wrapped[0]}".rstrip())
+        lines += [" " * 29 + more for more in wrapped[1:]]
     return "\n".join(["```", *lines, "```"])
+
+
+def inside(folder: Path, level: int) -> list[tuple[str, str]]:
+    """A package's modules and packages with their phrases; private modules are left out."""
+    indent = "  " * level
+    rows = [(f"{indent}{path.name}", phrase(path)) for path in sorted(folder.glob("[!_]*.py"))]
+    packages = [path.parent for path in folder.glob("*/__init__.py")]
+    for package in sorted(packages, key=lambda path: (path.name != HEART, path.name)):
+        rows.append((f"{indent}{package.name}/", phrase(package / "__init__.py")))
+        rows += inside(package, level + 1)
+    return rows
 
 
 def commands() -> dict[str, Any]:
