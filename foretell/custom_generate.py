@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from foretell.core.context import Request, Stores
+from foretell.core.context import Request
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.live import Live
@@ -40,6 +40,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, RequestFailed, Unsupported, first_line
 from foretell.families.decoder import Decoder
+from foretell.ops.tenants import Stores
 from foretell.spec import resolve
 
 # Fields of a GenerationConfig that cannot be honoured, with the values that ask for nothing.

@@ -24,7 +24,7 @@ import torch
 
 from foretell import cards, registry
 from foretell.core.cache import Cache
-from foretell.core.context import Request, Stores
+from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
@@ -35,6 +35,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
+from foretell.ops.tenants import Stores
 from foretell.spec import pieces, resolve
 from foretell.strategies.plain import Plain
 
@@ -604,7 +605,7 @@ def variants(name: str) -> list[str]:
                 for spec in ast.literal_eval(node.value)
             ]
     assert found, (
-        f"{name} cannot do without fields, and {test.name} lists no SPECS: no law would be put to it"
+        f"{name} cannot do without fields, and {test.name} lists no SPECS: no law would run"
     )
     return found
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.core.model import Model
 from foretell.core.rng import Door, Rng
@@ -13,16 +13,15 @@ from foretell.core.sampling import Sampler
 from foretell.core.source import Direct, Source
 from foretell.core.types import Sampling
 from foretell.memory.policy import CachePolicy, Segment
-from foretell.policy.costs import Costs
 from foretell.stats import Stats
 from foretell.tracing import TraceStep
 
 if TYPE_CHECKING:
+    from foretell.core.engine import Engine
     from foretell.core.strategy import Strategy
     from foretell.core.tree import TokenTree
 
 T = TypeVar("T")
-TENANTS = 64  # whose stores are kept; beyond that those unused for longest are forgotten
 
 
 @dataclass
@@ -72,41 +71,10 @@ class Branch:
         return twin
 
 
-class Stores(dict[tuple[str, Hashable, str], Any]):
-    """What requests of one (tenant, config) share, by name, of a bounded number of tenants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used: dict[str, None] = {}  # tenants, those used last at the end
-
-    def touch(self, tenant: str) -> None:
-        self.used.pop(tenant, None)
-        self.used[tenant] = None
-
-    def trim(self, in_flight: set[str]) -> None:
-        """Forgets tenants unused for longest, except those that have requests in flight."""
-        idle = [tenant for tenant in self.used if tenant not in in_flight]
-        for tenant in idle[: max(0, len(self.used) - TENANTS)]:
-            del self.used[tenant]
-            for key in [key for key in self if key[0] == tenant]:
-                del self[key]
-
-
-class Shared(Protocol):
-    """What a context uses of the engine."""
-
-    eos: tuple[int, ...]
-    models: dict[str, Model]
-    stores: Stores
-    live: list[Any]
-
-    def costs_of(self, model: Model) -> Costs: ...
-
-
 class Context:
     """One branch of a request as its strategy and drafter see it."""
 
-    def __init__(self, engine: Shared, request: Request, models: Mapping[str, Model] | None = None):
+    def __init__(self, engine: Engine, request: Request, models: Mapping[str, Model] | None = None):
         models = engine.models if models is None else models
         target = models["target"]
         self.engine = engine
@@ -117,7 +85,8 @@ class Context:
         self.live = engine.live
         self.owner: Any = request.strategy  # whose stores `shared` gives
         # Hidden states of the target that its caches keep, for models that feed on them.
-        self.kept_taps = tuple(sorted({tap for model in models.values() for tap in model.feeds}))
+        asked = {*request.strategy.models, *request.source.models}
+        self.kept_taps = tuple(sorted({tap for name in asked for tap in models[name].feeds}))
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
         sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab, request.text)

@@ -12,13 +12,14 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context, Event, Request, Stores
+from foretell.core.context import Context, Event, Request
 from foretell.core.forwards import answer
 from foretell.core.live import Live, Task
 from foretell.core.messages import handle
 from foretell.core.model import Model
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
 from foretell.memory.states import TappedStates
+from foretell.ops.tenants import Stores
 from foretell.ops.threads import steady
 from foretell.policy.costs import Costs
 from foretell.policy.schedule import FairPlan, Plan

@@ -82,22 +82,6 @@ class Computed:
         return Computed(logits, hidden, names, sum(part.width for part in parts))
 
 
-def interleave(jobs: Sequence[Job], *parts: tuple[Sequence[Job], Computed]) -> Computed:
-    """One result in the order of `jobs` from results of some of them each."""
-    pieces: dict[Job, Computed] = {}
-    for group, computed in parts:
-        row = node = 0
-        for job in group:
-            end_row, end_node = row + len(job.rows), node + len(job.tokens)
-            hidden = {tap: states[node:end_node] for tap, states in computed.hidden.items()}
-            pieces[job] = Computed(computed.logits[row:end_row], hidden)
-            row, node = end_row, end_node
-    whole = Computed.join([pieces[job] for job in jobs])
-    whole.computed_by = "+".join(computed.computed_by for _, computed in parts)
-    whole.width = sum(computed.width for _, computed in parts)
-    return whole
-
-
 class Model:
     """The base of every adapter, which sets these fields and overrides `run`."""
 

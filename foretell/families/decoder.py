@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from foretell.core.cache import Cache
-from foretell.core.model import STEP, Computed, Model, forest_attention, interleave
+from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported
@@ -30,7 +30,7 @@ from foretell.families.loop import Block, Loop, attending
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
-from foretell.runtimes.protocol import Executor
+from foretell.runtimes.protocol import Executor, interleave
 
 if TYPE_CHECKING:
     from foretell.core.context import Request

@@ -19,7 +19,8 @@ LEAST = 64  # tokens that a long text gets in any forward it takes part in
 STEP = 64  # committed tokens that an ask may lack and still be a step, which never waits for texts
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
 
-# (open asks, costs by model, executor and layers) -> (ask, most tokens of its text that it may compute now)
+# (open asks, costs by model, executor and layers) -> pairs of an ask that takes part in the next
+# forward and how many tokens of its text it may compute
 Waiting = Sequence["OpenAsk"]
 Planned = list[tuple["OpenAsk", int]]
 Plan = Callable[[Waiting, Mapping[Any, "Costs"]], Planned]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.context import TENANTS, Context, Request
+from foretell.core.context import Context, Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.strategy import Speculative, Strategy
@@ -19,6 +19,7 @@ from foretell.core.types import Ask, Sampling, Steps
 from foretell.errors import RequestFailed, Unsupported
 from foretell.families.toy import Toy
 from foretell.memory.job import Job
+from foretell.ops.tenants import TENANTS
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.core.users import Wise

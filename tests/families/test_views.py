@@ -271,9 +271,13 @@ def test_a_view_drafts_for_its_decoder() -> None:
     model = target("llama")
     plain = wrap(tiny("llama")).generate(PROMPT, "plain", max_new_tokens=24).tokens
     whole, half = Skipped(model, (0, 1, 2)), Skipped(model, (0, 2))
-    out = pair(model, None, {"draft": whole}, None, []).generate(PROMPT, "draft:nodes=4", max_new_tokens=24)
+    out = pair(model, None, {"draft": whole}, None, []).generate(
+        PROMPT, "draft:nodes=4", max_new_tokens=24
+    )
     assert out.tokens == plain and out.stats.accepted == out.stats.drafted > 0
-    out = pair(model, None, {"draft": half}, None, []).generate(PROMPT, "draft:nodes=4", max_new_tokens=24)
+    out = pair(model, None, {"draft": half}, None, []).generate(
+        PROMPT, "draft:nodes=4", max_new_tokens=24
+    )
     assert out.tokens == plain and out.stats.accepted < out.stats.drafted
     assert whole.calls > 0 and half.calls > 0
 

@@ -24,8 +24,8 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
 from foretell.ops.text_counts import TextCounts
-from foretell.strategies.plain import Plain
 from foretell.policy import schedule
+from foretell.strategies.plain import Plain
 from foretell.strategies.superposed import (
     MIXED,
     WEIGHTS,

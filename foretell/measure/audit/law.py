@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import torch
 
-from foretell.core.context import Request, Stores
+from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.sampling import Sampler
@@ -23,6 +23,7 @@ from foretell.families.toy import Toy
 from foretell.measure.audit.report import FAILED, NO_CLAIM, Check, Drafts
 from foretell.measure.outcomes import Enumerator, NotEnumerable
 from foretell.ops import datastore
+from foretell.ops.tenants import Stores
 from foretell.stats import Stats
 
 LARGEST_ERROR = 1e-9  # of a probability
