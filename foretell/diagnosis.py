@@ -77,7 +77,7 @@ def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> M
     if isinstance(model, GGUF):
         family = model.family
         executor = "llama.cpp"
-        layers = int(inner.lib.llama_model_n_layer(inner.file))
+        layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
     else:
         from foretell.families.decoder import Decoder
 

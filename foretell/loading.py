@@ -254,7 +254,7 @@ def _gguf(name: str) -> _Loaded:
     from foretell.runtimes.llama_cpp import GGUF  # llama.cpp is an optional package
 
     model: Any = GGUF(Path(name).expanduser())
-    return _Loaded(model, model.path, model.words, model.words.ends)
+    return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends)
 
 
 def _check_gguf(name: str, device: str | None, dtype: str, exact_bits: bool) -> None:

@@ -69,7 +69,8 @@ class Branch(Cache):
         """A copy that shares the committed rows, and the scratch rows where they are one chain."""
         twin = copy.copy(self)
         twin.sequences = []
-        twin.tokens, twin.parents, twin.synced = [], [], 0
+        twin._clear_scratch()
+        twin.synced = 0
         self.memory.branches.add(twin)
         if not self.sequences or self.changing:
             twin.length = twin.base = 0
@@ -78,7 +79,8 @@ class Branch(Cache):
         copied = SequenceId(self.memory.reserve(1, {self}, self)[0])
         copied.base = end = self.length
         if len(first.path) == len(self.tokens) == len(self.parents):
-            twin.tokens, twin.parents, twin.synced = [*self.tokens], [*self.parents], self.synced
+            twin.tokens, twin.parents = [*self.tokens], [*self.parents]
+            twin.done, twin.trusted, twin.synced = self.done, self.trusted, self.synced
             copied.path = [*first.path]
             end += len(first.path)
         self.memory.share(first.number, copied.number, 0, end)

@@ -50,7 +50,7 @@ def test_blocks_of_a_head_lie_where_the_runtime_looks_for_them() -> None:
 def test_a_cache_that_grows_keeps_its_rows_and_gives_the_old_ones_back() -> None:
     it = pool()
     cache = it.cache_type(LAYOUT, torch.float32, CPU, BLOCK)
-    cache.length = 5
+    cache.length = cache.base = 5
     cache.k[0][:, :5] = 3.0
     cache.reserve(BLOCK + 1)
     assert cache.capacity == 2 * BLOCK and bool((cache.k[0][:, :5] == 3).all())
