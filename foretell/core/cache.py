@@ -110,7 +110,7 @@ class Cache(Rows):
         """A copy of the committed rows of the branch `tokens`, which outlives this cache."""
         assert self.layout, "what this model keeps of a text is no rows"
         assert not self.segments and self.positions is None, "only whole, own rows are shared"
-        self.sync(tokens)
+        self.commit(tokens)
         n = self.length
         states = {}
         if self.states is not None:

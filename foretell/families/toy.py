@@ -137,6 +137,9 @@ class Toy(Model):
             for layer in self.stored:
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
+            if job.cache.segments:
+                all_keys, all_values, mask = self._with_prefix(job, all_keys, all_values, mask)
+            assert job.cache.policy is None or job.cache.policy.plain, "toys attend to nothing"
             for node in range(len(job.tokens)):
                 if low + node not in computed and not taps:
                     continue
@@ -151,6 +154,22 @@ class Toy(Model):
             low = high
         hidden = {tap: torch.from_numpy(np.stack(states[tap])) for tap in taps}
         return stacked([logits[i] for i in wanted], self.vocab), hidden
+
+    def _with_prefix(
+        self, job: Job, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows of shared prefixes and then these, and which of them the new nodes see."""
+        if mask is None:
+            mask = torch.zeros(len(job.tokens), keys.shape[1], dtype=torch.float64)
+        layer = self.stored[-1]
+        for segment in reversed(job.cache.segments):
+            before = job.prefix_mask(segment.start, segment.end, self.window, torch.float64, None)
+            if before is None:
+                before = mask.new_zeros(len(mask), len(segment.tokens))
+            keys = torch.cat([segment.k[layer], keys], 1)
+            values = torch.cat([segment.v[layer], values], 1)
+            mask = torch.cat([before, mask], 1)
+        return keys, values, mask
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
