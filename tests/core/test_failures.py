@@ -170,7 +170,8 @@ class Remembering(Strategy):
     """Shares a list with the requests of its tenant."""
 
     def run(self, ctx: Context) -> Steps:
-        ctx.shared(list).append(ctx.request.tenant)
+        seen: list[str] = ctx.shared(list)
+        seen.append(ctx.request.tenant)
         yield from Plain().run(ctx)
 
 
