@@ -169,7 +169,7 @@ class RawLeaf(Rule):
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         processed = target.p
-        target.p = lambda n: processed(n) if tree.tries[n] else target.rows[n].softmax(-1)  # type: ignore[method-assign]
+        target.p = lambda n: processed(n) if tree.tries[n] else target.rows[n].softmax(-1)  # type: ignore[method-assign, assignment]
         return sequential(tree, target, rng, position)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
-from foretell.core import messages
 from foretell.core.context import Context, Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
+from foretell.core.sampling import Sampler
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Open, Sampling, Steps
@@ -88,8 +89,11 @@ def test_the_law_of_a_branch_is_the_law_of_its_text() -> None:
 
 def test_penalties_of_the_requests_prompt_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slip: the branch's penalties count the request's prompt."""
-    real = messages.Sampler
-    monkeypatch.setattr(messages, "Sampler", lambda s, _, *rest: real(s, (0, 0), *rest))
+
+    def sampler(sampling: Sampling, prompt: object, *rest: Any) -> Sampler:
+        return Sampler(sampling, (0, 0), *rest)
+
+    monkeypatch.setattr("foretell.core.messages.Sampler", sampler)
     with pytest.raises(AssertionError):
         check_own_law("plain")
 

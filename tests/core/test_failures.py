@@ -128,7 +128,7 @@ def test_an_ask_the_model_cannot_answer_is_unsupported(change: Callable[[Ask], N
 
 
 def test_a_method_brings_its_models_once_for_each_engine_and_config() -> None:
-    made = []
+    made: list[int] = []
     wise = Wise(2, made=lambda: made.append(1))
     models = {"target": Toy(8, 3, copy=0.5)}
     first, second = Engine(models), Engine(models)
@@ -171,7 +171,8 @@ class Remembering(Strategy):
     """Shares a list with the requests of its tenant."""
 
     def run(self, ctx: Context) -> Steps:
-        ctx.shared(list).append(ctx.request.tenant)
+        seen: list[str] = ctx.shared(list)
+        seen.append(ctx.request.tenant)
         yield from Plain().run(ctx)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,7 +204,7 @@ class Consulting(Strategy):
     def run(self, ctx: Context) -> Steps:
         while True:
             text = list(ctx.tokens)
-            token = yield Call(lambda text=text: self.function(text))
+            token = yield Call(partial(self.function, text))
             kept: Kept = yield Commit([token], torch.zeros(1, 8), ctx.branch, ["tool"])
             if kept.reason:
                 return

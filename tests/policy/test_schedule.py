@@ -72,7 +72,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 tokens."""
     for name, size in (("CHUNK", 16), ("DRAFT_CHUNK", 8), ("LEAST", 2), ("STEP", 4)):
         monkeypatch.setattr(schedule, name, size)
-    monkeypatch.setattr(FairPlan, "room", 8)
 
 
 LONG = [1, 2, 3, 4, 5, 6, 7, 0] * 20
@@ -81,7 +80,7 @@ LONG = [1, 2, 3, 4, 5, 6, 7, 0] * 20
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["taps", "layers", "states"])
 def test_a_long_prompt_does_not_starve_other_kinds_of_asks(kind: str) -> None:
-    engine = Engine({"target": Wide(8)})
+    engine = Engine({"target": Wide(8)}, plan=FairPlan(8))
     long = engine.add(Request(LONG, Plain(), Sampling(max_new_tokens=2)))
     other = engine.add(Request([1], Special(kind), Sampling(max_new_tokens=30)))
     plain = engine.add(Request([1], Plain(), Sampling(max_new_tokens=30)))
@@ -94,7 +93,7 @@ def test_a_long_prompt_does_not_starve_other_kinds_of_asks(kind: str) -> None:
 @pytest.mark.usefixtures("small")
 def test_a_long_prompt_of_a_draft_model_lets_the_target_run() -> None:
     draft = Wide(8, noise=0.3, name="draft")
-    engine = Engine({"target": Wide(8), "draft": draft})
+    engine = Engine({"target": Wide(8), "draft": draft}, plan=FairPlan(8))
     running = engine.add(Request([1, 2], Plain(), Sampling(max_new_tokens=40)))
     engine.step()
     engine.add(Request(LONG, laws.build("draft"), Sampling(max_new_tokens=2)))
@@ -105,7 +104,9 @@ def test_a_long_prompt_of_a_draft_model_lets_the_target_run() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_no_draft_step_waits_for_a_text_of_the_target() -> None:
-    engine = Engine({"target": Wide(8), "draft": Wide(8, noise=0.3, name="draft")})
+    engine = Engine(
+        {"target": Wide(8), "draft": Wide(8, noise=0.3, name="draft")}, plan=FairPlan(8)
+    )
     engine.add(Request(LONG, Plain(), Sampling(max_new_tokens=2)))
     drafting = engine.add(Request([1, 2], laws.build("draft"), Sampling(max_new_tokens=60)))
     long = engine.live[0]
@@ -116,7 +117,7 @@ def test_no_draft_step_waits_for_a_text_of_the_target() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_tree_larger_than_a_step_does_not_wait_for_texts() -> None:
-    engine = Engine({"target": Wide(8)})
+    engine = Engine({"target": Wide(8)}, plan=FairPlan(8))
     engine.add(Request(LONG, Plain(), Sampling(max_new_tokens=2)))
     running = engine.add(Request([1, 2], Big(), Sampling(max_new_tokens=60)))
     long = engine.live[0]
@@ -155,7 +156,7 @@ class Reader(Strategy):
 def test_texts_get_through_where_others_take_steps_for_ever() -> None:
     """Also where the steps are of another model's group, and the target is never asked."""
     draft, judge = (Wide(8, noise=0.3, name=name) for name in ("draft", "judge"))
-    engine = Engine({"target": Wide(8), "draft": draft, "judge": judge})
+    engine = Engine({"target": Wide(8), "draft": draft, "judge": judge}, plan=FairPlan(8))
     reading = engine.add(Request([1], Reader(150), Sampling(max_new_tokens=2)))
     writing = engine.add(Request([1], Judging(), Sampling(max_new_tokens=2)))
     while writing.reason is None and reading.reason is None:

@@ -54,7 +54,7 @@ def test_only_the_generators_own_time_and_its_share_of_forwards_count(clock: lis
 
 
 def test_what_is_thrown_in_reaches_the_generator_and_closing_closes_it(clock: list[float]) -> None:
-    heard = []
+    heard: list[object] = []
 
     def steps() -> Steps:
         try:
