@@ -266,3 +266,27 @@ def test_the_example_of_a_runtime_is_found_and_computes(written: Path) -> None:
         assert live.error is None and model.computed_by == "eager"
         texts.append(live.ctx.output)
     assert texts[0] == texts[1]
+
+
+# --- dev/LOG.md
+
+
+def test_the_log_s_index_leads_to_every_entry() -> None:
+    log = (ROOT / "dev" / "LOG.md").read_text("utf-8")
+    headings = re.findall(r"^## (.+)$", log, re.M)
+    anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    assert re.findall(r"\]\(#([\w-]+)\)", log) == anchors
+    dates = [heading[:10] for heading in headings]
+    assert dates == sorted(dates, reverse=True), "the newest entry stands first"
+
+
+def test_every_anchor_of_a_link_exists() -> None:
+    broken = []
+    for page in (ROOT / "README.md", *PAGES):
+        for target, anchor in re.findall(r"\]\(([\w/.-]*)#([\w-]+)\)", page.read_text("utf-8")):
+            file = page.parent / target if target else page
+            titles = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M)
+            known = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
+            if anchor not in known:
+                broken.append(f"{page.name}: {target}#{anchor}")
+    assert broken == []
