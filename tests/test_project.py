@@ -346,6 +346,12 @@ def test_the_documentation_script_does_not_import_torch() -> None:
     assert runs("-c", code).strip() == "False"
 
 
+def test_an_entry_of_the_log_without_a_verdict_is_noticed() -> None:
+    assert "| kept |" in docs.log_index("## 2026-11-22: a try (kept)\n")
+    with pytest.raises(SystemExit, match="write '2026-11-22: a try' as"):
+        docs.log_index("## 2026-11-22: a try\n")
+
+
 def test_fields_are_read_with_their_comments() -> None:
     fields = {f.name: f for f in docs.fields(cards.card("ngram"))}
     assert (fields["n"].type, fields["n"].default, fields["n"].comment) == (
