@@ -4,8 +4,9 @@
 
 From the methods' cards: a page a method, the index of methods and the site's navigation. From the
 modules' docstrings: the tree in docs/design.md. From the command line: its options. From
-dev/measured: the tables of figures in the README and in docs/choose.md. `--check` writes nothing
-and fails where a file differs. Nothing here imports torch, so it is quick.
+dev/measured: the tables of figures in the README and in docs/choose.md. From the headings of
+dev/LOG.md: its index. `--check` writes nothing and fails where a file differs. Nothing here imports
+torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -368,6 +369,18 @@ def options(command: Any) -> str:
     return table(["option", "default", "meaning"], rows)
 
 
+def log_index(text: str) -> str:
+    """The entries of dev/LOG.md, from their headings: date, subject and verdict."""
+    rows = []
+    for heading in re.findall(r"^## (.+)$", text, re.M):
+        entry = re.fullmatch(r"(\d{4}-\d\d-\d\d): (.+) \((kept|dropped|open)\)", heading)
+        if not entry:
+            raise SystemExit(f"dev/LOG.md: write {heading!r} as 'DATE: SUBJECT (VERDICT)'")
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        rows.append([entry[1], f"[{entry[2]}](#{anchor})", entry[3]])
+    return table(["date", "subject", "verdict"], rows)
+
+
 def between(path: Path, name: str, text: str, current: str | None = None) -> str:
     """The file's text with what stands between the markers `name` and `/name` replaced."""
     whole = path.read_text("utf-8") if current is None else current
@@ -401,6 +414,8 @@ def pages() -> dict[Path, str]:
     wanted[line] = line.read_text("utf-8")
     for name, command in commands().items():
         wanted[line] = between(line, f"options of {name}", options(command), wanted[line])
+    log = ROOT / "dev" / "LOG.md"
+    wanted[log] = between(log, "index", log_index(log.read_text("utf-8")))
     site = ROOT / "mkdocs.yml"
     wanted[site] = between(site, "methods", navigation(every))
     return wanted

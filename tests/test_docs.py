@@ -4,6 +4,7 @@ their examples run.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from foretell.core import verify
+from foretell.core import types, verify
 from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.types import Sampling
@@ -33,7 +34,7 @@ PACKAGE = ROOT / "foretell"
 FOLDERS = "|".join(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 MODULES = "|".join(path.stem for path in PACKAGE.glob("[!_]*.py"))
 NAME = re.compile(rf"`((?:(?:{FOLDERS})\.\w+|{MODULES})(?:\.(?!py\b)\w+)+)`")
-PAGES = sorted(path for path in DOCS.glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 
 def text(name: str) -> str:
@@ -65,6 +66,22 @@ def test_every_name_of_a_page_exists(page: Path) -> None:
 @pytest.mark.parametrize("name", ["core.verify.wlak", "core.nothing.walk", "core.engine.Engine.x"])
 def test_a_name_that_does_not_exist_is_noticed(name: str) -> None:
     assert NAME.findall(f"see `{name}` there") == [name] and not exists(name)
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_python_on_a_page_is_python_and_imports_what_exists(page: Path) -> None:
+    for block in python_blocks(page):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("foretell."):
+                module = str(node.module).removeprefix("foretell.")
+                if module == "drafters.echo":  # the example that a reader writes
+                    continue
+                missing = [a.name for a in node.names if not exists(f"{module}.{a.name}")]
+                assert missing == [], f"{node.module} has no {missing}"
 
 
 # --- docs/step.md
@@ -192,6 +209,12 @@ def test_the_glossary_has_every_term_once() -> None:
         assert group in explained
 
 
+def test_the_letters_of_shapes_are_those_of_the_code() -> None:
+    in_code = re.findall(r"\b([A-Z])  (\S+(?: \S+)*)", str(types.__doc__))
+    on_page = re.findall(r"^\| `([A-Z])` \| (.+?) \|$", text("glossary.md"), re.M)
+    assert sorted(in_code) == sorted(on_page) and len(on_page) == 8
+
+
 def test_a_term_is_explained_in_one_sentence() -> None:
     for line in re.findall(r"^\| \*\*.+?\*\* \| (.+?) \|$", text("glossary.md"), re.M):
         assert line.endswith(".") and ". " not in line, line
@@ -266,3 +289,27 @@ def test_the_example_of_a_runtime_is_found_and_computes(written: Path) -> None:
         assert live.error is None and model.computed_by == "eager"
         texts.append(live.ctx.output)
     assert texts[0] == texts[1]
+
+
+# --- dev/LOG.md
+
+
+def test_the_log_s_index_leads_to_every_entry() -> None:
+    log = (ROOT / "dev" / "LOG.md").read_text("utf-8")
+    headings = re.findall(r"^## (.+)$", log, re.M)
+    anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    assert re.findall(r"\]\(#([\w-]+)\)", log) == anchors
+    dates = [heading[:10] for heading in headings]
+    assert dates == sorted(dates, reverse=True), "the newest entry stands first"
+
+
+def test_every_anchor_of_a_link_exists() -> None:
+    broken = []
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([\w/.-]*)#([\w-]+)\)", page.read_text("utf-8")):
+            file = page.parent / target if target else page
+            titles = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M)
+            known = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
+            if anchor not in known:
+                broken.append(f"{page.name}: {target}#{anchor}")
+    assert broken == []

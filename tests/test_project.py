@@ -242,6 +242,13 @@ def test_a_broken_budget_is_noticed(tmp_path: Path) -> None:
     assert "wide.py:1 is wider than 100 columns" in wide
 
 
+def test_the_budgets_are_written_down_as_they_are_checked() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    files = [size.FILE_LIMITS[size.HEART], size.FILE_LIMITS["drafters"], size.FILE_LIMIT]
+    for number in (size.HEART_LIMIT, *files, size.COLUMNS):
+        assert re.search(rf"\b{number:,}\b", page), f"CONTRIBUTING.md lacks the budget {number:,}"
+
+
 def forbidden(source: str) -> list[str]:
     """Uses of what can run code that stands in a file, or that reads files which can."""
     found = []
@@ -344,6 +351,12 @@ def test_the_documentation_script_does_not_import_torch() -> None:
         "print('torch' in sys.modules)"
     )
     assert runs("-c", code).strip() == "False"
+
+
+def test_an_entry_of_the_log_without_a_verdict_is_noticed() -> None:
+    assert "| kept |" in docs.log_index("## 2026-11-22: a try (kept)\n")
+    with pytest.raises(SystemExit, match="write '2026-11-22: a try' as"):
+        docs.log_index("## 2026-11-22: a try\n")
 
 
 def test_fields_are_read_with_their_comments() -> None:

@@ -146,7 +146,7 @@ class Model:
             logits, hidden = self.run(
                 torch.tensor([ids], device=self.device),
                 torch.tensor([positions], device=self.device),
-                torch.tensor(rows, device=self.device),
+                torch.tensor(rows, dtype=torch.long, device=self.device),
                 jobs[0],
                 taps,
             )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from foretell.api import LM, wrap
 from foretell.core.model import Model
-from foretell.families.decoder import Decoder, Executor
+from foretell.families.decoder import Decoder
+from foretell.runtimes import registry
+from foretell.runtimes.protocol import Executor
 
 
 @dataclass
@@ -23,24 +24,13 @@ class Copy:
     executor: str  # what computes their steps, in words
 
 
-def fallback_of(executor: Executor) -> Executor | None:
-    """The executor that computes what this one leaves; None: torch does.
-
-    With `hand_over` the only place that knows how executors are composed.
-    """
-    return getattr(executor, "others", None)
-
-
 def hand_over(model: Decoder, served: Executor) -> None:
-    """Gives `model` executors of the same kinds in the same order as `served`, which may have one
-    to fall back on. Raises LookupError, with the reason, where one of them refuses the model.
+    """Gives `model` executors of the same kinds in the same order as `served` and its fallbacks.
+
+    Raises LookupError, with the reason, where one of them refuses the model.
     """
-    fallback = fallback_of(served)
-    make: Any = type(served)
-    if fallback is not None:
-        hand_over(model, fallback)
-        make = partial(make, others=model.executor)
-    model.use(make)
+    for name in registry.lineage(served):
+        model.use(partial(registry.load(name).make, fallback=model.executor))
 
 
 def executor_names(model: Model) -> str:
@@ -49,7 +39,7 @@ def executor_names(model: Model) -> str:
     executor: Executor | None = getattr(model, "executor", None)
     while executor is not None:
         names.append(executor.name)
-        executor = fallback_of(executor)
+        executor = executor.fallback
     if isinstance(model, Decoder):
         names.append("torch")
     return ", else ".join(names) or model.name
