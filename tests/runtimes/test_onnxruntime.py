@@ -463,11 +463,11 @@ def test_a_refusal_leaves_the_executor_that_was_there(monkeypatch: pytest.Monkey
 
 @here
 def test_an_audit_is_of_the_executor() -> None:
-    from foretell.measure.audit import _in_float32
+    from foretell.measure.audit.copies import in_float32
 
     lm = wrap(llama(), tokenizer(), name="tiny")
     lm.models["target"].use(OnnxRuntimeExecutor)  # type: ignore[attr-defined]
-    assert isinstance(_in_float32(lm)["target"].executor, OnnxRuntimeExecutor)  # type: ignore[attr-defined]
+    assert isinstance(in_float32(lm).models["target"].executor, OnnxRuntimeExecutor)  # type: ignore[attr-defined]
 
 
 @here

@@ -396,12 +396,12 @@ def test_what_it_has_no_rule_for_is_named() -> None:
 
 @here
 def test_an_audit_is_of_the_executor() -> None:
-    from foretell.measure.audit import _in_float32
+    from foretell.measure.audit.copies import in_float32
 
     lm = wrap(llama().bfloat16(), tokenizer(), name="tiny")
-    assert _in_float32(lm)["target"].executor is None  # type: ignore[attr-defined]
+    assert in_float32(lm).models["target"].executor is None  # type: ignore[attr-defined]
     lm.models["target"].use(OpenVinoExecutor)  # type: ignore[attr-defined]
-    wide = _in_float32(lm)["target"]
+    wide = in_float32(lm).models["target"]
     assert isinstance(wide.executor, OpenVinoExecutor) and wide.dtype == torch.float32  # type: ignore[attr-defined]
 
 
