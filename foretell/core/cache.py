@@ -218,6 +218,8 @@ class Cache(Rows):
         False beside it: it only takes in pending tokens, at most `chunk`, and the ask stays open.
         """
         pending = self.sync(tokens)
+        if self.beside is not None:
+            self.beside.commit(tokens)  # with the states that its last forward found
         room = self.changes_at - self.length
         if pending > chunk or pending >= room:
             piece = tokens[self.length : self.length + min(chunk, room)]

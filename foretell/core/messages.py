@@ -60,7 +60,7 @@ def states_first(engine: Engine, live: Live, branch: int) -> OpenAsk | None:
     cache = engine.cache_of(live, "target", branch)
     cache.commit(tokens)
     lacking = len(tokens) - 1 - cache.length
-    if not lacking:
+    if not lacking and cache.states is not None and cache.states.none:
         return None
     ask = Ask(TokenTree(tokens[-1]), "target", branch, rows=())
     model = live.ctx.models["target"]

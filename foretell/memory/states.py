@@ -18,11 +18,13 @@ class TappedStates:
         self.length = 0
         self.committed: dict[int, torch.Tensor] = {}  # (capacity, E)
         self.scratch: dict[int, torch.Tensor] = {}  # (scratch rows, E)
+        self.none: dict[int, torch.Tensor] = {}  # (0, E), from the first forward on
         self.shared = False  # whether a fork reads `committed` too
 
     def write(self, first: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """States of the scratch rows from `first` on; what stood there is forgotten."""
         for tap in self.taps:
+            self.none[tap] = hidden[tap][:0]
             before = self.scratch.get(tap, hidden[tap][:0])[:first]
             self.scratch[tap] = torch.cat([before, hidden[tap]])
 
@@ -45,6 +47,7 @@ class TappedStates:
     def adopt(self, states: Mapping[int, torch.Tensor]) -> None:
         """Takes the first tokens' states, of all its taps, from a segment."""
         self.committed = {tap: states[tap] for tap in self.taps}
+        self.none = {tap: states[tap][:0] for tap in self.taps}
         self.length = len(next(iter(self.committed.values()), ()))
         self.shared = True
 
@@ -53,10 +56,10 @@ class TappedStates:
 
         What stands before the first token is zeros.
         """
-        assert end <= self.length, "the states of these tokens are not there yet"
+        assert end <= max(start, self.length), "the states of these tokens are not there yet"
         parts = []
         for tap in taps:
-            rows = self.committed[tap][max(0, start) : end]
+            rows = self.committed.get(tap, self.none[tap])[max(0, start) : max(0, end)]
             before = rows.new_zeros(max(0, min(end, 0) - start), rows.shape[1])
             parts.append(torch.cat([before, rows]))
         return torch.cat(parts, 1)
@@ -66,5 +69,6 @@ class TappedStates:
         twin.length = self.length
         twin.committed = dict(self.committed)
         twin.scratch = dict(self.scratch)
+        twin.none = dict(self.none)
         self.shared = twin.shared = True
         return twin
