@@ -82,9 +82,10 @@ class Engine:
                 raise Unsupported.missing(
                     request.name, target.name, f"the capability {need!r}", "choose another method"
                 )
-            if part not in self.brought:
-                self.brought[part] = part.bring(self.models)
-            models |= self.brought[part]
+            brought = self.brought.get(part) or part.bring(self.models)
+            if brought:
+                self.brought[part] = brought
+            models |= brought
             for name in {*part.models} - {*models}:
                 cure = f'load one: load(..., models={{"{name}": ...}})'
                 raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
@@ -120,6 +121,9 @@ class Engine:
         if not all(cache.recomputable for cache in live.caches.values()):
             return False
         live.free()
+        for entry in live.asks:
+            cache = self.cache_of(live, entry.ask.model, entry.ask.branch)
+            entry.pending = cache.sync(live.ctx.branches[entry.ask.branch].tokens)
         return True
 
     def fail(self, live: Live, error: BaseException) -> None:
