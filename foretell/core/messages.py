@@ -47,6 +47,12 @@ def on_asks(engine: Engine, live: Live, task: Task, asks: list[Ask]) -> None:
             what, given = lacking
             name = f"{live.ctx.request.name} ({given})"
             raise Unsupported.missing(name, model.name, what, "use another method or model")
+        end = len(tokens) + len(ask.tree)
+        if end > model.context and len(tokens) + max(ask.tree.depths) > model.context:
+            raise PromptTooLong(
+                f"branch {ask.branch} has {len(tokens)} tokens and {model.name} holds "
+                f"{model.context}, drafts included; shorten its prompt"
+            )
         cache = engine.cache_of(live, ask.model, ask.branch)
         entry = OpenAsk(live, model, ask, task, place, engine.forwards, cache.sync(tokens))
         if cache.beside is not None:

@@ -46,12 +46,12 @@ def test_forwards_are_measured_after_the_rows_they_are_named_by(
     seen = set()
     run = model.forward
 
-    def forward(jobs: Any, taps: Any = ()) -> Any:
+    def forward(jobs: Any) -> Any:
         (job,) = jobs
         assert job.cache.length == job.start
         if len(job.rows) == len(job.tokens):  # not a chunk of the text before
             seen.add((len(job.tokens), job.start))
-        return run(jobs, taps)
+        return run(jobs)
 
     monkeypatch.setattr(model, "forward", forward)
     if not layout:

@@ -107,12 +107,12 @@ def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatc
 def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny.lm()
     lm.measure()
-    step = lm.engine.costs["target"].single()
+    step = lm.engine.costs_of(lm.models["target"]).single()
     for limit, later, expected in ((step / 2, step / 9, AUTO), (step * 2, step * 9, QUICK)):
         monkeypatch.setattr("foretell.api.STEP", limit)
         lm = tiny.lm()
         assert lm.auto == lm.default == expected
-        costs = lm.engine.costs["target"]
+        costs = lm.engine.costs_of(lm.models["target"])
         for _ in range(99):
             costs.note(1, later)
         assert (costs.single() < limit) != (expected == QUICK) and lm.default == expected, (
