@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,7 +66,8 @@ class Computed:
     """What a forward of some jobs gave, in their order."""
 
     logits: torch.Tensor  # (all wanted rows, V)
-    hidden: dict[int, torch.Tensor]  # of each tap (all new nodes, E)
+    # of each tap (all new nodes, E)
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     computed_by: str = "torch"
     width: int = 0  # tokens computed, with those that only fill a forward up
 
