@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foretell import profiles, stores
-from foretell.core.context import Request
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.driver import Driver
 from foretell.errors import BadConfig, ForetellError

@@ -31,11 +31,11 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from foretell.core.context import Request
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, RequestFailed, Unsupported, first_line

@@ -32,9 +32,9 @@ from typing import TypeVar
 
 import torch
 
-from foretell.core.context import Event, Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
+from foretell.core.request import Event, Request
 from foretell.errors import BadConfig, ForetellError, RequestFailed
 from foretell.ops.threads import threads_here
 

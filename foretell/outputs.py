@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretell.core.context import Event
 from foretell.core.live import Live
+from foretell.core.request import Event
 from foretell.errors import ForetellError
 from foretell.stats import Stats
 from foretell.text import Detokenizer

@@ -22,9 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from foretell import registry
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.errors import BadFile, ForetellError, first_line
 

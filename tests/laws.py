@@ -24,10 +24,10 @@ import torch
 
 from foretell import cards, registry
 from foretell.core.cache import Cache
-from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.source import Direct, Source
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from foretell.core import types, verify
-from foretell.core.context import Request
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy

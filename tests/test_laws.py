@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from foretell import cards, registry
-from foretell.core.context import Request
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported

@@ -12,7 +12,7 @@ import pytest
 
 from foretell import registry
 from foretell.cards import card
-from foretell.core.context import Request
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.spec import resolve

@@ -1,55 +1,24 @@
-"""A request, its branches, and what its strategy and drafter may see of it."""
+"""The branches of a request, and what its strategy and drafter may see of them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Sampler
-from foretell.core.source import Direct, Source
-from foretell.core.types import Sampling
-from foretell.memory.policy import CachePolicy, Segment
+from foretell.ops.tenants import Stores
 from foretell.stats import Stats
-from foretell.tracing import TraceStep
 
 if TYPE_CHECKING:
-    from foretell.core.engine import Engine
-    from foretell.core.strategy import Strategy
     from foretell.core.tree import TokenTree
+    from foretell.policy.costs import Costs
 
 T = TypeVar("T")
-
-
-@dataclass
-class Request:
-    """What to generate. `text(tokens)` decodes, for stop strings."""
-
-    prompt: Sequence[int]
-    strategy: Strategy
-    sampling: Sampling = field(default_factory=Sampling)
-    name: str = "method"
-    text: Callable[[Sequence[int]], str] | None = None
-    tenant: str = ""  # separates what requests share
-    rng: Door | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: encoder states, images
-    source: Source = field(default_factory=Direct)  # where the target's rows come from
-    policy: CachePolicy | None = None  # of the target's caches
-    prefix: Segment | None = None  # rows of the prompt's first tokens, made before
-    trace: Callable[[TraceStep], None] | None = None  # told of every step
-
-
-@dataclass
-class Event:
-    """Tokens that became final, `sources` beside them; `done`: the request's reason, once."""
-
-    request: int
-    tokens: list[int]
-    sources: list[str]
-    done: str | None = None
 
 
 @dataclass
@@ -71,10 +40,21 @@ class Branch:
         return twin
 
 
+class Shared(Protocol):
+    """What all requests of an engine share."""
+
+    eos: tuple[int, ...]
+    models: dict[str, Model]
+    stores: Stores
+    live: list[Any]
+
+    def costs_of(self, model: Model) -> Costs: ...
+
+
 class Context:
     """One branch of a request as its strategy and drafter see it."""
 
-    def __init__(self, engine: Engine, request: Request, models: Mapping[str, Model] | None = None):
+    def __init__(self, engine: Shared, request: Request, models: Mapping[str, Model] | None = None):
         models = engine.models if models is None else models
         target = models["target"]
         self.engine = engine
@@ -85,7 +65,7 @@ class Context:
         self.live = engine.live
         self.owner: Any = request.strategy  # whose stores `shared` gives
         # Hidden states of the target that its caches keep, for models that feed on them.
-        asked = {*request.strategy.models, *request.source.models}
+        asked = {name for part in request.parts for name in part.models}
         self.kept_taps = tuple(sorted({tap for name in asked for tap in models[name].feeds}))
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0

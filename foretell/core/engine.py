@@ -12,11 +12,12 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context, Event, Request
+from foretell.core.context import Context
 from foretell.core.forwards import answer
 from foretell.core.live import Live, Task
 from foretell.core.messages import handle
 from foretell.core.model import Model
+from foretell.core.request import Event, Request
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
@@ -77,7 +78,7 @@ class Engine:
         if request.sampling.stop and request.text is None:
             raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
         models = dict(self.models)
-        for part in (request.source, request.strategy):
+        for part in request.parts:
             for need in {*part.needs} - target.caps:
                 raise Unsupported.missing(
                     request.name, target.name, f"the capability {need!r}", "choose another method"

@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from foretell.core.live import Live, OpenAsk
+from foretell.core.live import Host, Live, OpenAsk
 from foretell.core.types import Reply
 from foretell.memory.job import Job
-
-if TYPE_CHECKING:
-    from foretell.core.engine import Engine
 
 
 @dataclass(slots=True)
@@ -27,7 +23,7 @@ class Prepared:
     whole: bool
 
 
-def answer(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> None:
+def answer(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
     """One forward for these asks of one model; a long text takes part with a piece."""
     prepared = prepare(engine, planned)
     if not prepared:
@@ -59,7 +55,7 @@ def answer(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> None:
             part.entry.since = engine.forwards
 
 
-def prepare(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepared]:
+def prepare(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepared]:
     """The jobs of these asks, at most one a cache. A request whose job cannot be made ends."""
     prepared: list[Prepared] = []
     taken = set()
@@ -80,7 +76,7 @@ def prepare(engine: Engine, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prep
     return [part for part in prepared if part.entry.live in engine.live]
 
 
-def note(engine: Engine, prepared: Sequence[Prepared], seconds: float) -> None:
+def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
     """Takes note of a forward's time, for its model's costs and the requests' statistics."""
     first = prepared[0].entry
     rows = sum(part.job.start for part in prepared) // len(prepared)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from foretell.core.cache import Cache
-from foretell.core.context import Branch, Context
+from foretell.core.context import Branch, Context, Shared
 from foretell.core.model import Model
+from foretell.core.request import Event
 from foretell.core.types import Ask, Reply, Steps
+from foretell.policy.costs import Costs
 
 
 @dataclass(eq=False)
@@ -109,3 +111,17 @@ class Live:
         """Lets go of all rows."""
         while self.caches:
             self.caches.popitem()[1].drop()
+
+
+class Host(Shared, Protocol):
+    """What messages and forwards use of the engine."""
+
+    events: list[Event]
+    forwards: int
+    pool: ThreadPoolExecutor | None
+
+    def cache_of(self, live: Live, name: str, branch: int) -> Cache: ...
+
+    def costs_of(self, model: Model, executor: str = "", layers: Any = None) -> Costs: ...
+
+    def fail(self, live: Live, error: BaseException) -> None: ...

@@ -5,24 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foretell.core.context import Branch, Event
-from foretell.core.live import Live, OpenAsk, Task
+from foretell.core.context import Branch
+from foretell.core.live import Host, Live, OpenAsk, Task
 from foretell.core.model import lacks
+from foretell.core.request import Event
 from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
 from foretell.errors import PromptTooLong, Unsupported
 from foretell.stats import logprobs
 
-if TYPE_CHECKING:
-    from foretell.core.engine import Engine
-
 CALLS = 8  # outside calls that run at once
 
 
-def handle(engine: Engine, live: Live, task: Task, message: Any) -> None:
+def handle(engine: Host, live: Live, task: Task, message: Any) -> None:
     """Answers the task at once, or leaves it waiting for what it asked."""
     if isinstance(message, list):
         on_asks(engine, live, task, message)
@@ -33,7 +31,7 @@ def handle(engine: Engine, live: Live, task: Task, message: Any) -> None:
         HANDLERS[type(message)](engine, live, task, message)
 
 
-def on_asks(engine: Engine, live: Live, task: Task, asks: list[Ask]) -> None:
+def on_asks(engine: Host, live: Live, task: Task, asks: list[Ask]) -> None:
     task.single = False
     task.replies = [None] * len(asks)
     if not asks:
@@ -60,7 +58,7 @@ def on_asks(engine: Engine, live: Live, task: Task, asks: list[Ask]) -> None:
         live.asks.append(entry)
 
 
-def states_first(engine: Engine, live: Live, branch: int) -> OpenAsk | None:
+def states_first(engine: Host, live: Live, branch: int) -> OpenAsk | None:
     """An ask that makes the target take in the text whose states another model feeds on."""
     tokens = live.ctx.branches[branch].tokens
     cache = engine.cache_of(live, "target", branch)
@@ -75,7 +73,7 @@ def states_first(engine: Engine, live: Live, branch: int) -> OpenAsk | None:
     return entry
 
 
-def on_commit(engine: Engine, live: Live, task: Task, commit: Commit) -> None:
+def on_commit(engine: Host, live: Live, task: Task, commit: Commit) -> None:
     """Cuts the tokens at the first end, stop or limit, before anything learns of them."""
     ctx, request = live.ctx, live.ctx.request
     branch = ctx.branches[commit.branch]
@@ -104,7 +102,7 @@ def on_commit(engine: Engine, live: Live, task: Task, commit: Commit) -> None:
     task.wake(Kept(commit.tokens[:kept], reason))
 
 
-def stream(engine: Engine, live: Live, commit: Commit, kept: int) -> None:
+def stream(engine: Host, live: Live, commit: Commit, kept: int) -> None:
     """Tells of new tokens. Of several texts it is known at the end only which is the answer."""
     texts = [branch for branch in live.ctx.branches.values() if not branch.quiet]
     if len(texts) > 1:
@@ -115,7 +113,7 @@ def stream(engine: Engine, live: Live, commit: Commit, kept: int) -> None:
     engine.events.append(Event(live.index, fresh, sources))
 
 
-def on_open(engine: Engine, live: Live, task: Task, message: Open) -> None:
+def on_open(engine: Host, live: Live, task: Task, message: Open) -> None:
     ctx = live.ctx
     request = ctx.request
     tokens = list(message.tokens)
@@ -133,7 +131,7 @@ def on_open(engine: Engine, live: Live, task: Task, message: Open) -> None:
     task.wake(live.new_branch(Branch(tokens, [], sampler, limit, message.quiet)))
 
 
-def on_fork(engine: Engine, live: Live, task: Task, message: Fork) -> None:
+def on_fork(engine: Host, live: Live, task: Task, message: Fork) -> None:
     handles = []
     for _ in range(message.n):
         handle = live.new_branch(live.ctx.branches[message.branch].fork())
@@ -149,14 +147,14 @@ def on_fork(engine: Engine, live: Live, task: Task, message: Fork) -> None:
     task.wake(handles)
 
 
-def on_drop(engine: Engine, live: Live, task: Task, message: Drop) -> None:
+def on_drop(engine: Host, live: Live, task: Task, message: Drop) -> None:
     del live.ctx.branches[message.branch]
     for key in [key for key in live.caches if key[1] == message.branch]:
         live.caches.pop(key).drop()
     task.wake()
 
 
-def on_together(engine: Engine, live: Live, task: Task, message: Together) -> None:
+def on_together(engine: Host, live: Live, task: Task, message: Together) -> None:
     task.children = [Task(steps, task, place) for place, steps in enumerate(message.steps)]
     task.results = [None] * len(task.children)
     task.running = len(task.children)
@@ -166,19 +164,19 @@ def on_together(engine: Engine, live: Live, task: Task, message: Together) -> No
         task.wake([])
 
 
-def on_call(engine: Engine, live: Live, task: Task, message: Call) -> None:
+def on_call(engine: Host, live: Live, task: Task, message: Call) -> None:
     if engine.pool is None:
         engine.pool = ThreadPoolExecutor(CALLS, thread_name_prefix="foretell-call")
     task.call = engine.pool.submit(message.function)
 
 
-def on_finish(engine: Engine, live: Live, task: Task, message: Finish) -> None:
+def on_finish(engine: Host, live: Live, task: Task, message: Finish) -> None:
     live.result = message.branch
     live.reason = message.reason
     live.answers = message.answers
 
 
-HANDLERS: dict[type, Callable[[Engine, Live, Task, Any], None]] = {
+HANDLERS: dict[type, Callable[[Host, Live, Task, Any], None]] = {
     Commit: on_commit,
     Open: on_open,
     Fork: on_fork,

@@ -26,7 +26,7 @@ from foretell.memory.job import Job
 from foretell.ops.attention import Bias
 
 if TYPE_CHECKING:
-    from foretell.core.context import Request
+    from foretell.core.request import Request
 
 STEP: ContextVar[Sequence[Job]] = ContextVar("foretell_step")  # the jobs of the running forward
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell.core.request import Request, RowSource
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Message, Reply
 
@@ -50,6 +51,11 @@ class Direct(Source):
     def read(self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int]) -> Reading:
         reply: Reply = yield Ask(tree, branch=ctx.branch, taps=tuple(taps))
         return reply
+
+
+def source_of(request: Request) -> RowSource:
+    """Where the request's target rows come from."""
+    return request.source or Direct()
 
 
 def follow(ctx: Context, branch: int, start: int) -> Generator[Message, Any, None]:

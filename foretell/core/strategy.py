@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.sampling import Target
+from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Outcome, Reply, Steps
 from foretell.core.verify import Rule, default, walk
@@ -73,7 +74,7 @@ class Speculative(Strategy):
         # Where another draft would mean other samples, measured time decides nothing: a seed gives
         # its tokens again.
         ctx.timed = not self.nodes and (ctx.sampler.greedy or not (self.drafter.draws or self.rule))
-        source = ctx.request.source
+        source = source_of(ctx.request)
         target_state = yield from source.start(ctx)
         state = self.drafter.start(ctx)
         sizes = sizes_for(ctx, self.nodes, self.drafter)

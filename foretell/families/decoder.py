@@ -33,7 +33,7 @@ from foretell.ops.threads import torch_threads
 from foretell.runtimes.protocol import Executor, interleave
 
 if TYPE_CHECKING:
-    from foretell.core.context import Request
+    from foretell.core.request import Request
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
 # tested when loaded.

@@ -22,7 +22,7 @@ from foretell.errors import Unsupported
 from foretell.memory.job import Job
 
 if TYPE_CHECKING:
-    from foretell.core.context import Request
+    from foretell.core.request import Request
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FEATURES = 2  # numbers of a hidden state

@@ -26,7 +26,7 @@ from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
-    from foretell.core.context import Request
+    from foretell.core.request import Request
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 

@@ -18,9 +18,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 import foretell
-from foretell.core.context import Request
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported

@@ -7,14 +7,11 @@ A job knows the new nodes, where their cache rows go, and who sees whom. Models 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from foretell.ops.attention import Bias, attend, merge, partial_attention
-
-if TYPE_CHECKING:
-    from foretell.core.cache import Cache
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +22,7 @@ class Job:
     `seen` says, bool (n, scratch rows); None: a chain, each node sees all rows before it.
     """
 
-    cache: Cache
+    cache: Any  # the core.cache.Cache whose rows these are
     tokens: list[int]
     scratch_positions: list[int]  # of all scratch rows in the text, the new nodes at the end
     start: int

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from foretell.core.cache import Cache
-    from foretell.memory.job import Job
 
 NEVER = 1 << 62  # more tokens than any text has
 
@@ -29,12 +25,12 @@ class CachePolicy:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
         return NEVER
 
-    def change(self, cache: Cache) -> None:
+    def change(self, cache: Any) -> None:
         """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
 
     def attend(
         self,
-        job: Job,
+        job: Any,
         layer: int,
         q: torch.Tensor,
         keys: torch.Tensor,

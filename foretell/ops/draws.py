@@ -13,7 +13,6 @@ import torch
 from foretell.ops.rows import firsts
 
 if TYPE_CHECKING:
-    from foretell.core.rng import Door
     from foretell.core.sampling import Target
 
 
@@ -48,7 +47,7 @@ def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
     return drawn
 
 
-def ahead(target: Target, door: Door, position: int, depths: Sequence[int]) -> list[int] | None:
+def ahead(target: Target, door: object, position: int, depths: Sequence[int]) -> list[int] | None:
     """The tokens after all nodes of a tree, where finding all at once is faster; None: they are to
     be found one by one, as they are needed. -1 stands for a node that has no law.
 

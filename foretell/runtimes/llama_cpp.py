@@ -29,7 +29,7 @@ from foretell.runtimes.llama_library import Log, check, library, open_model
 from foretell.runtimes.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from foretell.core.context import Request
+    from foretell.core.request import Request
 
 START_ROWS = 4096
 START_IDS = 64

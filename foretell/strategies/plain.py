@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.core.context import Context
+from foretell.core.source import source_of
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import Steps
@@ -25,7 +26,7 @@ class Plain(Strategy):
     """Nothing to set."""
 
     def run(self, ctx: Context) -> Steps:
-        source = ctx.request.source
+        source = source_of(ctx.request)
         state = yield from source.start(ctx)
         while True:
             tree = TokenTree(ctx.tokens[-1])

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.live import Live
+from foretell.core.request import Request
 from foretell.core.sampling import Sampler
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree

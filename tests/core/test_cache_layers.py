@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.model import lacks
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.live import Live
+from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Kept, Sampling, Steps

@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import STEP, Model, forest_attention
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Sampling

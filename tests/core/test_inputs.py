@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from foretell.core.cache import Cache
-from foretell.core.context import Request
 from foretell.core.model import STEP, Model, forest_attention
+from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.families.toy import Toy

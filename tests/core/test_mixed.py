@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.source import Source
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling

@@ -14,8 +14,8 @@ import transformers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.context import Request
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.rng import Rng
 from foretell.core.sampling import Sampler, Target
 from foretell.core.tree import TokenTree

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.live import Live
+from foretell.core.request import Request
 from foretell.core.source import Reading, Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling

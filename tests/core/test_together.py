@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.rng import Rng
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Reply, Sampling

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell import cli
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.input_guided import AHEAD, InputGuided

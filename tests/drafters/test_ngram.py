@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.types import Sampling
 from foretell.drafters.ngram import Ngram

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling

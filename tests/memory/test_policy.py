@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Sampling, Steps

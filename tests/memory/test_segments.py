@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.context import Request
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder

@@ -18,11 +18,12 @@ import torch
 from transformers import PreTrainedModel
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.families.toy import Toy
 from foretell.memory.job import Job

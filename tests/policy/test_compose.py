@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Reply, Sampling

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretell.core.context import Request
 from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling, Steps
 from foretell.families.toy import Toy

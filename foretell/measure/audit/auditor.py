@@ -8,7 +8,7 @@ import torch
 
 from foretell.api import LM
 from foretell.cards import guarantee
-from foretell.core.context import Request
+from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig

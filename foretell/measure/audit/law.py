@@ -12,9 +12,9 @@ from typing import Any, get_type_hints
 
 import torch
 
-from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.sampling import Sampler
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling

@@ -9,10 +9,10 @@ import torch
 
 from foretell.api import LM
 from foretell.core.cache import Cache
-from foretell.core.context import Request
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
 from foretell.families.decoder import Decoder

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from foretell.api import LM
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.live import Live
+from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Kept, Sampling, Steps
 from foretell.measure.peers import Peer, Run

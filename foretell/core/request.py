@@ -1,0 +1,74 @@
+"""What is asked of the engine, and what it tells while it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from foretell.core.rng import Door
+from foretell.core.tree import TokenTree
+from foretell.core.types import Message, Reply, Sampling, Steps
+from foretell.memory.policy import CachePolicy, Segment
+from foretell.tracing import TraceStep
+
+
+class Part(Protocol):
+    """What a strategy and a source of rows have in common; see strategy.py and source.py."""
+
+    @property
+    def models(self) -> tuple[str, ...]: ...
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+    def bring(self, models: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+
+class Method(Part, Protocol):
+    """What decides how tokens come about: a strategy.Strategy."""
+
+    def run(self, ctx: Any) -> Steps: ...
+
+
+class RowSource(Part, Protocol):
+    """A source.Source."""
+
+    def start(self, ctx: Any) -> Generator[Message, Any, Any]: ...
+
+    def read(
+        self, ctx: Any, state: Any, tree: TokenTree, taps: Sequence[int]
+    ) -> Generator[Message, Any, Reply]: ...
+
+
+@dataclass
+class Request:
+    """What to generate. `text(tokens)` decodes, for stop strings."""
+
+    prompt: Sequence[int]
+    strategy: Method
+    sampling: Sampling = field(default_factory=Sampling)
+    name: str = "method"
+    text: Callable[[Sequence[int]], str] | None = None
+    tenant: str = ""  # separates what requests share
+    rng: Door | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: encoder states, images
+    source: RowSource | None = None  # where the target's rows come from; None: from the target
+    policy: CachePolicy | None = None  # of the target's caches
+    prefix: Segment | None = None  # rows of the prompt's first tokens, made before
+    trace: Callable[[TraceStep], None] | None = None  # told of every step
+
+    @property
+    def parts(self) -> list[Part]:
+        """What may need models and capabilities."""
+        return [self.strategy] if self.source is None else [self.source, self.strategy]
+
+
+@dataclass
+class Event:
+    """Tokens that became final, `sources` beside them; `done`: the request's reason, once."""
+
+    request: int
+    tokens: list[int]
+    sources: list[str]
+    done: str | None = None
