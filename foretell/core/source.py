@@ -49,7 +49,9 @@ class Direct(Source):
     """The target's own rows."""
 
     def read(self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int]) -> Reading:
-        reply: Reply = yield Ask(tree, branch=ctx.branch, taps=tuple(taps))
+        # All rows by name: a drafter that asks the target may have computed some nodes before.
+        nodes = range(len(tree))
+        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps))
         return reply
 
 
