@@ -150,7 +150,7 @@ def test_what_the_heart_uses_imports_no_method(name: str) -> None:
 
 
 def modules() -> dict[str, set[str]]:
-    """Of every module of the package the modules it imports, at its top or inside its functions."""
+    """Of every module of the package the modules it imports, for type hints too."""
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in PACKAGE.rglob("*.py")
@@ -162,11 +162,6 @@ def modules() -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and node.module in files:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & files.keys()
                 found[name] |= inner or {str(node.module)}
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-                for inside in ast.walk(node):
-                    if isinstance(inside, ast.ImportFrom):
-                        found[name].discard(str(inside.module))
     return found
 
 
