@@ -249,16 +249,7 @@ def cases(module: Any) -> list[Any]:
     return [value for name, value in vars(module).items() if name.startswith("test_")]
 
 
-HINTED = pytest.param(
-    "test_hinted",
-    1,
-    marks=pytest.mark.xfail(
-        strict=True, reason="the target's states are not committed when a head first asks"
-    ),
-)
-
-
-@pytest.mark.parametrize(("name", "count"), [("test_one_layer", 2), HINTED])
+@pytest.mark.parametrize(("name", "count"), [("test_one_layer", 2), ("test_hinted", 1)])
 def test_the_examples_of_models_hold(name: str, count: int, written: Path) -> None:
     own = cases(importlib.import_module(name))
     assert len(own) == count

@@ -162,6 +162,7 @@ def modules() -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and node.module in files:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & files.keys()
                 found[name] |= inner or {str(node.module)}
+    found["foretell"] = set()  # its names are imported when they are used
     return found
 
 
@@ -226,13 +227,13 @@ def test_the_heart_and_every_method_keep_their_budgets() -> None:
 
 def test_a_broken_budget_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "foretell" / "core").mkdir(parents=True)
-    for name in "abcdefgh":
-        (tmp_path / "foretell" / "core" / f"{name}.py").write_text("x = 1\n" * 276)
+    for name in "abcdefghi":
+        (tmp_path / "foretell" / "core" / f"{name}.py").write_text("x = 1\n" * 279)
     (tmp_path / "foretell" / "drafters").mkdir()
     (tmp_path / "foretell" / "drafters" / "long.py").write_text("x = 1\n" * 221)
     (tmp_path / "foretell" / "wide.py").write_text("#" * 101)
     heart, method, wide = size.over(tmp_path)
-    assert "the heart has 2208 lines, 8 over" in heart
+    assert "the heart has 2511 lines, 11 over" in heart
     assert "long.py has 221 lines" in method
     assert "wide.py:1 is wider than 100 columns" in wide
 
