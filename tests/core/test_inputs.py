@@ -98,6 +98,17 @@ def test_inputs_reach_every_cache_of_the_request(spec: str) -> None:
         assert texts[0] == texts[1]
 
 
+def test_lost_inputs_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slip: a model that makes its cache without asking what the request brings."""
+
+    def bare(self: Model, request: Any = None, beside: Any = None) -> Cache:
+        return Cache(self.layout, self.dtype, self.device)
+
+    monkeypatch.setattr(Model, "cache", bare)
+    request = Request(PROMPT, Plain(), SAMPLINGS[0], inputs={"source": [4, 5]})
+    assert run(translators(), request)[0].ctx.output != translate(PROMPT, [4, 5], 20)
+
+
 def test_forks_and_forgotten_caches_keep_their_inputs() -> None:
     inputs = {"source": [4, 5]}
     held = translators()["target"].cache(Request(PROMPT, Plain(), inputs=inputs))
