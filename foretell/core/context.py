@@ -101,8 +101,10 @@ class Context:
         """How deep a draft may be: one more token always follows it."""
         length = len(self.tokens)
         depth = self.limit - length - 1
-        if self.request.policy is not None:  # drafts end where cached rows change
-            depth = min(depth, self.request.policy.room(length - 1) - 1)
+        if self.request.policy is not None:
+            # Drafts end where cached rows change, those of branches that mirror this one included.
+            for branch in self.branches.values():
+                depth = min(depth, self.request.policy.room(len(branch.tokens) - 1) - 1)
         return depth
 
     def ends(self, tree: TokenTree, node: int) -> bool:

@@ -15,7 +15,7 @@ from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.forwards import answer
 from foretell.core.live import Live, Task
-from foretell.core.messages import handle
+from foretell.core.messages import handle, states_first
 from foretell.core.model import Model
 from foretell.core.request import Event, Request
 from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
@@ -87,6 +87,10 @@ class Engine:
             if brought:
                 self.brought[part] = brought
             models |= brought
+            if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
+                raise Unsupported.missing(
+                    request.name, target.name, "hidden states", "use another method or model"
+                )
             for name in {*part.models} - {*models}:
                 cure = f'load one: load(..., models={{"{name}": ...}})'
                 raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
@@ -122,9 +126,12 @@ class Engine:
         if not all(cache.recomputable for cache in live.caches.values()):
             return False
         live.free()
-        for entry in live.asks:
-            cache = self.cache_of(live, entry.ask.model, entry.ask.branch)
-            entry.pending = cache.sync(live.ctx.branches[entry.ask.branch].tokens)
+        for entry in list(live.asks):
+            branch = entry.ask.branch
+            cache = self.cache_of(live, entry.ask.model, branch)
+            entry.pending = cache.sync(live.ctx.branches[branch].tokens)
+            if cache.beside is not None and entry.after is None:
+                entry.after = states_first(self, live, branch)
         return True
 
     def fail(self, live: Live, error: BaseException) -> None:

@@ -5,7 +5,7 @@ it likes; attention is here: each job's keys and values go to its own cache, and
 cache's rows under the job's mask. What a model can do is asked of `caps`:
 
     tree    branching jobs          rows      logits that a drafter can learn from
-    taps    hidden states           layers    taps, layer subsets, entry with states
+    taps    hidden states           layers    layer subsets, entry with given states
     rollback  any scratch rows can be forgotten; else (recurrent states) chains only
 """
 
@@ -194,7 +194,7 @@ class Model:
 
 def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
     """The capability that `ask` needs and `model` has not, with what needs it."""
-    if ask.taps and not {"taps", "layers"} & model.caps:
+    if ask.taps and "taps" not in model.caps:
         return "hidden states", ask.taps
     if ask.layers is not None and "layers" not in model.caps:
         return "running a part of its layers", ask.layers

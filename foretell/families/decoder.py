@@ -184,7 +184,7 @@ class Decoder(Model):
             raise
         except Exception as error:  # the forward of an unknown family may raise anything
             raise self._refusal(f"the usual forward of a decoder ({first_line(error)})") from error
-        self.caps = Model.caps | {"layers"} if self.loop else Model.caps
+        self.caps = Model.caps | {"layers", "taps"} if self.loop else Model.caps
 
     # --- what a model with another head does in its own way
 

@@ -27,9 +27,10 @@ from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Sampling
+from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.families.toy import Toy, ToyHead, feature_hash
+from foretell.families.toy import Toy, ToyHead, ToyRecurrent, feature_hash
 from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
 from foretell.ops.trees import add_drawn
@@ -500,3 +501,25 @@ def test_a_draft_without_features_of_its_nodes_is_an_error() -> None:
         held = head.cache(None, above)
         with pytest.raises(AssertionError, match=r"states of these tokens|need `features`"):
             held.prepare(Ask(TokenTree(2).chain([1, 2])), PROMPT, 99)
+
+
+@worlds
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 8])
+def test_preempted_heads_wait_for_their_targets_states(world: str, at: int) -> None:
+    """Among others, so that some of their asks are open when their rows are given up."""
+    make, prompt, kind = WORLDS[world]
+    requests = []
+    for i in range(4):
+        strategy = Speculative(Eagle(1 + i, True, kind), nodes=8)
+        text = prompt[: 5 - i]
+        requests.append(Request(text, strategy, SAMPLINGS[i % 2], tenant=str(i)))
+    alone = [run(make(), request)[0].ctx.output for request in requests]
+    for chunk in (2, 512):
+        lives = run(make(), *requests, preempt=at, chunk=chunk)
+        assert [live.ctx.output for live in lives] == alone
+
+
+def test_a_head_on_a_model_without_states_is_refused() -> None:
+    request = Request(PROMPT, Speculative(Eagle(), nodes=8), SAMPLINGS[0], name="eagle")
+    with pytest.raises(Unsupported, match=r"eagle cannot run on recurrent: it needs hidden states"):
+        Engine({"target": ToyRecurrent(8)}).add(request)
