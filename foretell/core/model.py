@@ -71,17 +71,6 @@ class Computed:
     computed_by: str = "torch"
     width: int = 0  # tokens computed, with those that only fill a forward up
 
-    @staticmethod
-    def join(parts: Sequence[Computed]) -> Computed:
-        """Several forwards, one below the other; hidden states that all of them have."""
-        if len(parts) == 1:
-            return parts[0]
-        taps = set.intersection(*(set(part.hidden) for part in parts))
-        hidden = {tap: torch.cat([part.hidden[tap] for part in parts]) for tap in taps}
-        names = "+".join(dict.fromkeys(part.computed_by for part in parts))
-        logits = torch.cat([part.logits for part in parts])
-        return Computed(logits, hidden, names, sum(part.width for part in parts))
-
 
 class Model:
     """The base of every adapter, which sets these fields and overrides `run`."""

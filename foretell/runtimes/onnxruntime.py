@@ -34,7 +34,7 @@ from foretell.runtimes.onnxruntime_graph import (
     row_names,
     tap_name,
 )
-from foretell.runtimes.protocol import Executor
+from foretell.runtimes.protocol import Executor, join
 
 DEVICE = "cpu"
 PRIORITY = 2
@@ -161,7 +161,7 @@ class OnnxRuntimeExecutor(Executor):
         above = self._leave([first], threads, taps) if long_text else self._run(first)
         if above is None:
             return None
-        both = Computed.join([above, self._run(rest)])
+        both = join([above, self._run(rest)])
         self.size = new
         order = [row for row in job.rows if row < text] + [row for row in job.rows if row >= text]
         if order != job.rows:

@@ -22,7 +22,7 @@ from foretell.memory.job import Job
 from foretell.runtimes.openvino_compiled import PIECE, CompiledGraph, JobSlice
 from foretell.runtimes.openvino_graph import Recording
 from foretell.runtimes.pool import BLOCK, Pool, PooledCache
-from foretell.runtimes.protocol import Executor
+from foretell.runtimes.protocol import Executor, join
 
 DEVICE = "cpu"
 PRIORITY = 1
@@ -104,7 +104,7 @@ class OpenVinoExecutor(Executor):
         results = []
         for group in self._groups(slices):
             results += self._run(group)
-        return Computed.join(results)
+        return join(results)
 
     def _records(self, taps: Sequence[int]) -> bool:
         """Makes the graph give these hidden states, from now on; False if it cannot."""

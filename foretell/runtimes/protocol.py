@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
+
 from foretell.core.cache import Cache
 from foretell.core.model import Computed
 from foretell.memory.job import Job
@@ -44,6 +46,17 @@ class Executor(Protocol):
         """One forward of these jobs; None: torch is to compute them."""
 
 
+def join(parts: Sequence[Computed]) -> Computed:
+    """Several forwards, one below the other; hidden states that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    taps = set.intersection(*(set(part.hidden) for part in parts))
+    hidden = {tap: torch.cat([part.hidden[tap] for part in parts]) for tap in taps}
+    names = "+".join(dict.fromkeys(part.computed_by for part in parts))
+    logits = torch.cat([part.logits for part in parts])
+    return Computed(logits, hidden, names, sum(part.width for part in parts))
+
+
 def interleave(jobs: Sequence[Job], *parts: tuple[Sequence[Job], Computed]) -> Computed:
     """One result in the order of `jobs` from results of some of them each."""
     pieces: dict[Job, Computed] = {}
@@ -54,7 +67,7 @@ def interleave(jobs: Sequence[Job], *parts: tuple[Sequence[Job], Computed]) -> C
             hidden = {tap: states[node:end_node] for tap, states in computed.hidden.items()}
             pieces[job] = Computed(computed.logits[row:end_row], hidden)
             row, node = end_row, end_node
-    whole = Computed.join([pieces[job] for job in jobs])
+    whole = join([pieces[job] for job in jobs])
     whole.computed_by = "+".join(computed.computed_by for _, computed in parts)
     whole.width = sum(computed.width for _, computed in parts)
     return whole

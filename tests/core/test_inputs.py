@@ -6,7 +6,7 @@ same without it for a canvas of tokens that all see each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from foretell.core.cache import Cache
+from foretell.core.cache import NO_STATES, Cache
 from foretell.core.model import STEP, Model, forest_attention
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
@@ -301,10 +301,12 @@ class Canvas(Cache):
             job.seen = seen
         return job, whole
 
-    def finish(self, job: Job, *hidden: Any) -> None:
-        super().finish(job, *hidden)
-        if job.first <= 0 and job.rows:
-            self.trusted = -job.first
+    def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
+        plan = self.plan
+        assert plan is not None
+        super().finish(hidden)
+        if not plan.part:
+            self.trusted = plan.pending
 
 
 class Diffusing(Small):

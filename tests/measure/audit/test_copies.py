@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
 from foretell.measure.audit.copies import as_served, executor_names, in_float32
 from foretell.memory.job import Job
+from foretell.runtimes import registry
 from tests import tiny
 
 
@@ -23,15 +25,25 @@ class Plain:
 
     name = "plain"
     size = 0
+    sizes: tuple[int, ...] = ()
 
-    def __init__(self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int):
+    def __init__(
+        self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None
+    ):
         self.layout = layout
         self.dtype = dtype
+        self.fallback = fallback
 
     def cache(self) -> Cache:
         return Cache(self.layout, self.dtype, torch.device("cpu"))
 
-    def __call__(self, jobs: Sequence[Job], threads: int) -> torch.Tensor | None:
+    def warm(self, job: Job, taps: Sequence[int] = ()) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def __call__(self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()) -> None:
         return None
 
 
@@ -40,8 +52,10 @@ class Narrow(Plain):
 
     name = "narrow"
 
-    def __init__(self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int):
-        super().__init__(loop, layout, dtype, vocab)
+    def __init__(
+        self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None
+    ):
+        super().__init__(loop, layout, dtype, vocab, fallback)
         if dtype != torch.bfloat16:
             raise LookupError(f"it does not compute in {dtype}")
 
@@ -51,9 +65,12 @@ class First(Plain):
 
     name = "first"
 
-    def __init__(self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, others: Any = None):
-        super().__init__(loop, layout, dtype, vocab)
-        self.others = others
+
+@pytest.fixture(autouse=True)
+def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry knows these executors."""
+    makers = {kind.name: SimpleNamespace(make=kind) for kind in (Plain, Narrow, First)}
+    monkeypatch.setattr(registry, "load", makers.__getitem__)
 
 
 def served(*, fallback: bool, draft: bool = False) -> LM:
@@ -65,7 +82,7 @@ def served(*, fallback: bool, draft: bool = False) -> LM:
         if fallback:
             model.use(Plain)
         make: Any = First
-        model.use(partial(make, others=model.executor))
+        model.use(partial(make, fallback=model.executor))
     return lm
 
 
@@ -79,7 +96,7 @@ def test_the_copy_has_the_executors_and_their_fallback(fallback: bool) -> None:
         executor: Any = model.executor
         assert type(executor) is First and executor.dtype == torch.float32
         assert executor is not lm.models[name].executor  # type: ignore[attr-defined]
-        assert type(executor.others) is (Plain if fallback else type(None))
+        assert type(executor.fallback) is (Plain if fallback else type(None))
     names = "first, else plain, else torch" if fallback else "first, else torch"
     assert copy.executor == as_served(lm).executor == names
 

@@ -24,7 +24,7 @@ def runs(samples: int) -> Runs:
     """A toy model and a draft model that agrees with it in part."""
     target = Toy(8, seed=3, copy=0.5, sharpness=6.0)
     draft = Toy(8, seed=3, copy=0.5, sharpness=6.0, noise=0.5, name="toy-draft")
-    lm = LM(target, draft=draft)
+    lm = LM(target, models={"draft": draft} if draft else {})
     prompts = [[1, 2, 3, 1, 2], [4, 4, 0, 1], [5, 3, 5, 3, 5], [0, 1, 2, 3, 4, 5]]
     return Runs(lm, prompts, [as_served(lm)], 4, samples)
 
