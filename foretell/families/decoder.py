@@ -27,6 +27,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
+from foretell.families.packed import WHOLE_NUMBERS, PackedLinear
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -164,7 +165,10 @@ class Decoder(Model):
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
         # Whether it has weights of 8 bits: executors round their activations in different ways.
-        self.narrow = any(p.dtype == torch.int8 for p in hf.parameters())
+        self.narrow = any(
+            isinstance(module, PackedLinear) and module.packed.format in WHOLE_NUMBERS
+            for module in hf.modules()
+        )
         head = self._find_head()
         if head is None or hf.config.is_encoder_decoder:
             raise self._refusal(f"a decoder with {self._head_in_words}")
@@ -195,7 +199,7 @@ class Decoder(Model):
 
     def _sizes(self) -> tuple[int, int]:
         """How many token ids there are, and how many numbers a row has."""
-        vocab = int(self.head.weight.shape[0])
+        vocab = getattr(self.head, "out_features", 0) or int(self.head.weight.shape[0])
         return vocab, vocab
 
     def _stock_rows(

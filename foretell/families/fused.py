@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.core.model import forest_attention
-from foretell.families.int8 import Linear8
+from foretell.families.packed import PackedLinear
 from foretell.families.loop import Block, Loop
 from foretell.ops.memory import release
 
@@ -57,7 +57,7 @@ def fits(layer: nn.Module) -> bool:
         return False
     if {name for name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
         return False
-    if {type(modules[name]) for name in LINEARS} not in ({nn.Linear}, {Linear8}):
+    if {type(modules[name]) for name in LINEARS} not in ({nn.Linear}, {PackedLinear}):
         return False
     if len({modules[name].bias is None for name in INPUTS}) > 1:
         return False
@@ -66,14 +66,15 @@ def fits(layer: nn.Module) -> bool:
     return ("self_attn.q_norm.weight" in parameters) == ("self_attn.k_norm.weight" in parameters)
 
 
-def _join(linears: Sequence[nn.Linear | Linear8]) -> Product:
+def _join(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
     """One product for several layers with the same input, side by side; their own matrices become
     views of the joined one.
     """
-    if isinstance(linears[0], Linear8):
-        if len(linears) == 1:
-            return linears[0].forward
-        return Linear8.join([m for m in linears if isinstance(m, Linear8)]).forward
+    packed = [m for m in linears if isinstance(m, PackedLinear)]
+    if packed:
+        if len(packed) == 1:
+            return packed[0]
+        return PackedLinear.join(packed) or (lambda x: torch.cat([m(x) for m in packed], -1))
     if len(linears) == 1:
         return partial(F.linear, weight=linears[0].weight, bias=linears[0].bias)
     sizes = [m.out_features for m in linears]

@@ -1,0 +1,223 @@
+"""How matrices lie in memory for the C library, and how their numbers are found.
+
+16 outputs lie beside each other: for whole numbers a vector of 64 bytes holds 4 inputs of each,
+for bfloat16 2 inputs of each. Numbers of 8 and 4 bits stand in groups of 32 inputs with a scale
+each, of 4 bits also with a least value each, as in the formats Q8_0, Q4_0 and Q4_1 of .gguf files:
+
+    int8      w = scale * n, n from -127 to 127, stored with 128 added
+    int4      w = scale * n + least, n from 0 to 15; without `minima` w = scale * (n - 8)
+    bfloat16  as it is
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+BLOCK = 16  # outputs beside each other
+GROUP = 32  # inputs that share a scale
+FORMATS = ("int8", "int4", "bfloat16")  # in the order of the library's numbers
+CHUNK = 1 << 22  # weights that are quantized at a time
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a group's range, tried for 4 bits
+
+
+@dataclass
+class Packed:
+    """A matrix (outputs, inputs) as the library reads it.
+
+    `weights` uint8, flat; `scales` and `minima` float16 (blocks, groups, 16), None where the format
+    has none. `inputs` is a multiple of 32: what it exceeds the matrix by is zero.
+    """
+
+    format: str
+    outputs: int
+    inputs: int
+    weights: torch.Tensor
+    scales: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.outputs // BLOCK)
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.weights, self.scales, self.minima)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def split(self, sizes: list[int]) -> list[Packed]:
+        """Matrices of so many outputs each, which share this one's memory; multiples of 16."""
+        parts = []
+        block = 0
+        row_bytes = len(self.weights) // self.blocks
+        for size in sizes:
+            assert size % BLOCK == 0, "blocks of outputs cannot be divided"
+            end = block + size // BLOCK
+            part = Packed(self.format, size, self.inputs, self.weights[block * row_bytes :][: 0])
+            part.weights = self.weights[block * row_bytes : end * row_bytes]
+            if self.scales is not None:
+                part.scales = self.scales[block:end]
+            if self.minima is not None:
+                part.minima = self.minima[block:end]
+            parts.append(part)
+            block = end
+        return parts
+
+    @staticmethod
+    def join(parts: list[Packed]) -> Packed:
+        """One matrix for several with the same inputs; all but the last have multiples of 16."""
+        assert all(part.outputs % BLOCK == 0 for part in parts[:-1])
+        first = parts[0]
+        joined = Packed(
+            first.format,
+            sum(part.outputs for part in parts),
+            first.inputs,
+            torch.cat([part.weights for part in parts]),
+        )
+        if first.scales is not None:
+            joined.scales = torch.cat([part.scales for part in parts if part.scales is not None])
+        if first.minima is not None:
+            joined.minima = torch.cat([part.minima for part in parts if part.minima is not None])
+        return joined
+
+
+# --- numbers of a matrix
+
+
+def quantize(weight: torch.Tensor, format: str) -> Packed:
+    """Packs a matrix (outputs, inputs) of floats, rounded to the format."""
+    outputs, inputs = weight.shape
+    weight = F.pad(weight, (0, -inputs % GROUP))
+    if format == "bfloat16":
+        return pack_bfloat16(weight.to(torch.bfloat16))
+    find = _numbers8 if format == "int8" else _numbers4
+    step = max(BLOCK, CHUNK // weight.shape[1] // BLOCK * BLOCK)
+    parts = []
+    for rows in weight.split(step):
+        groups = rows.float().view(len(rows), -1, GROUP)
+        parts.append(pack(format, *find(groups)))
+    return parts[0] if len(parts) == 1 else Packed.join(parts)
+
+
+def _numbers8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The largest of each group (N, G, 32) becomes 127 or -127."""
+    scale = (groups.abs().amax(-1) / 127).half()
+    wide = scale.float().clamp_min(1e-30)[..., None]
+    numbers = (groups / wide).round_().clamp_(-127, 127)
+    return numbers.to(torch.int8), scale, None
+
+
+def _numbers4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of several ranges of each group (N, G, 32) the one whose numbers are nearest to it.
+
+    For the numbers of a range, scale and least value are those of the least squares.
+    """
+    least, most = groups.amin(-1), groups.amax(-1)
+    middle = (least + most) / 2
+    best: list[torch.Tensor] = []
+    for shrink in SHRINKS:
+        low = middle + (least - middle) * shrink
+        scale = (most - least) * (shrink / 15)
+        numbers = ((groups - low[..., None]) / scale.clamp_min(1e-30)[..., None]).round_()
+        numbers.clamp_(0, 15)
+        for fitted in (False, True):
+            if fitted:
+                scale, low = _fit(groups, numbers, scale, low)
+            candidate = [numbers, scale.half(), low.half()]
+            rounded = numbers * candidate[1].float()[..., None] + candidate[2].float()[..., None]
+            error = (rounded - groups).square().sum(-1)
+            if not best:
+                best = [*candidate, error]
+                continue
+            better = error < best[3]
+            best[0] = torch.where(better[..., None], numbers, best[0])
+            for i, value in ((1, candidate[1]), (2, candidate[2]), (3, error)):
+                best[i] = torch.where(better, value, best[i])
+    return best[0].to(torch.uint8), best[1], best[2]
+
+
+def _fit(
+    groups: torch.Tensor, numbers: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale and the least value (N, G) that bring these numbers nearest to the group."""
+    mean_n, mean_w = numbers.mean(-1), groups.mean(-1)
+    spread = (numbers - mean_n[..., None]).square().sum(-1)
+    shared = ((numbers - mean_n[..., None]) * (groups - mean_w[..., None])).sum(-1)
+    fits = spread > 0
+    scale = torch.where(fits, shared / spread.clamp_min(1e-30), scale)
+    return scale, torch.where(fits, mean_w - scale * mean_n, low)
+
+
+# --- their places
+
+
+def pack(
+    format: str, numbers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None
+) -> Packed:
+    """Whole numbers (N, G, 32), scales and minima (N, G) as the library reads them.
+
+    Numbers of int8 are signed; those of int4 are 0 to 15.
+    """
+    outputs, groups, _ = numbers.shape
+    missing = -outputs % BLOCK
+    numbers = F.pad(numbers, (0, 0, 0, 0, 0, missing))
+    if format == "int8":
+        blocks = numbers.view(-1, BLOCK, groups * 8, 4).transpose(1, 2)
+        weights = (blocks.to(torch.int16) + 128).to(torch.uint8)
+    else:
+        # (block, output, group, half, four, input) -> (block, group, four, output, input)
+        parts = numbers.view(-1, BLOCK, groups, 2, 4, 4).permute(3, 0, 2, 4, 1, 5)
+        weights = parts[0] | parts[1] << 4
+    packed = Packed(format, outputs, groups * GROUP, weights.reshape(-1))
+    packed.scales = _beside(scales, missing)
+    packed.minima = None if minima is None else _beside(minima, missing)
+    return packed
+
+
+def _beside(values: torch.Tensor, missing: int) -> torch.Tensor:
+    """(N, G) -> (blocks, G, 16)."""
+    padded = F.pad(values.half(), (0, 0, 0, missing))
+    return padded.view(-1, BLOCK, values.shape[1]).transpose(1, 2).contiguous()
+
+
+def pack_bfloat16(weight: torch.Tensor) -> Packed:
+    outputs, inputs = weight.shape
+    padded = F.pad(weight, (0, 0, 0, -outputs % BLOCK))
+    pairs = padded.view(-1, BLOCK, inputs // 2, 2).transpose(1, 2).contiguous()
+    return Packed("bfloat16", outputs, inputs, pairs.view(torch.uint8).reshape(-1))
+
+
+def numbers(packed: Packed) -> torch.Tensor:
+    """The whole numbers (N, G, 32) of a packed matrix: int8 signed, int4 from 0 to 15."""
+    groups = packed.inputs // GROUP
+    if packed.format == "int8":
+        blocks = packed.weights.view(-1, groups * 8, BLOCK, 4).transpose(1, 2)
+        whole = (blocks.to(torch.int16) - 128).to(torch.int8)
+    else:
+        pairs = packed.weights.view(-1, groups, 4, BLOCK, 4)
+        halves = torch.stack([pairs & 15, pairs >> 4])
+        whole = halves.permute(1, 4, 2, 0, 3, 5)
+    return whole.reshape(-1, groups, GROUP)[: packed.outputs]
+
+
+def by_group(packed: Packed, values: torch.Tensor) -> torch.Tensor:
+    """Scales or minima (blocks, G, 16) as (N, G), float16."""
+    groups = packed.inputs // GROUP
+    return values.transpose(1, 2).reshape(-1, groups)[: packed.outputs]
+
+
+def unpack(packed: Packed) -> torch.Tensor:
+    """The matrix (N, inputs): bfloat16 as it was, else float32."""
+    if packed.format == "bfloat16":
+        pairs = packed.weights.view(torch.bfloat16).view(-1, packed.inputs // 2, BLOCK, 2)
+        return pairs.transpose(1, 2).reshape(-1, packed.inputs)[: packed.outputs]
+    assert packed.scales is not None
+    scale = by_group(packed, packed.scales).float()[..., None]
+    whole = numbers(packed).float()
+    if packed.format == "int8":
+        return (whole * scale).flatten(1)
+    if packed.minima is None:
+        return ((whole - 8) * scale).flatten(1)
+    return (whole * scale + by_group(packed, packed.minima).float()[..., None]).flatten(1)

@@ -1,0 +1,115 @@
+/* What Python hands to the library (foretell/native/library.py has the same structures), and the
+   kernels that every kind of processor has its own build of. */
+
+#ifndef FORETELL_NATIVE_H
+#define FORETELL_NATIVE_H
+
+#include <stdint.h>
+
+#define FT_VERSION 1
+#define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
+#define GROUP 32      /* inputs that share a scale */
+#define STRIP 4       /* blocks of outputs that one task computes */
+#define TILE 8        /* rows that share each weight that is read */
+
+enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
+enum { FT_SILU, FT_GELU_TANH };
+
+/* y = x W^T + bias, W (outputs, inputs), packed in blocks of 16 outputs; see packing.py.
+   `inputs` is a multiple of 32, `blocks` is outputs / 16, rounded up. */
+typedef struct {
+    int32_t format, outputs, inputs, blocks;
+    const uint8_t *weights;
+    const uint16_t *scales; /* half precision, (blocks, inputs / 32, 16) */
+    const uint16_t *minima; /* the same, or NULL: added for each input */
+    const float *bias;      /* (outputs,) or NULL */
+} ft_matrix;
+
+/* Rows of activations as a product reads them, each (inputs,). */
+typedef struct {
+    int8_t *numbers;   /* whole numbers of 8 bits, or bfloat16, 2 bytes each */
+    float *scales;     /* (rows, inputs / 32) */
+    int32_t *sums;     /* of the whole numbers of each group */
+    int32_t inputs;
+} ft_rows;
+
+typedef struct {
+    const float *before, *after;   /* weights of the norms (hidden,) */
+    const float *query_norm, *key_norm; /* (width,) or NULL */
+    float before_eps, after_eps, head_eps;
+    int32_t window;                /* positions a node sees, itself included; 0: all */
+    ft_matrix qkv, out, gate_up, down;
+} ft_layer;
+
+typedef struct {
+    int32_t layers, hidden, heads, kv_heads, width, inner, activation, format;
+    float scale, norm_eps, logit_scale;
+    const float *norm;             /* before the head */
+    const ft_layer *layer;
+    ft_matrix head;
+} ft_model;
+
+/* Committed rows that several caches share. Row i of head h of layer l lies at
+   keys + l * layer_stride + h * head_stride + i * width; all are bfloat16. */
+typedef struct {
+    const uint16_t *keys, *values;
+    int64_t layer_stride, head_stride;
+    int32_t start, rows;           /* position of its first row; how many */
+} ft_segment;
+
+typedef struct {
+    int32_t nodes, start, base;    /* new nodes; rows before them; rows that are committed */
+    const int32_t *positions;      /* (nodes,) in the text */
+    const uint8_t *seen;           /* (nodes, start - base + nodes) or NULL: a chain */
+    const int32_t *row_positions;  /* (start + nodes,) or NULL: where no layer has a window */
+    uint16_t *keys, *values;
+    int64_t layer_stride, head_stride;
+    int32_t segments;
+    const ft_segment *segment;
+} ft_job;
+
+typedef struct {
+    const ft_job *jobs;
+    int32_t job_count, nodes;      /* of all jobs */
+    const float *states;           /* (nodes, hidden) what enters the first layer that runs */
+    const float *cosines, *sines;  /* (positions, width / 2) */
+    const int32_t *layers;         /* that run, in order */
+    int32_t layer_count;
+    const int32_t *rows;           /* nodes whose logits are wanted */
+    int32_t row_count;
+    float *logits;                 /* (row_count, outputs of the head) */
+    const int32_t *taps;           /* layers whose entering states are wanted */
+    int32_t tap_count;
+    float *tapped;                 /* (tap_count, nodes, hidden) */
+} ft_step;
+
+/* One query's part of attention: what the kernel needs to know of its head and its nodes. */
+typedef struct {
+    int32_t width, group;          /* of a head; query heads that share keys */
+    float scale;
+    int32_t window;
+} ft_heads;
+
+/* The kernels of one kind of processor. */
+typedef struct {
+    const char *name;
+    void (*prepare)(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
+                    const float *x, int32_t format);
+    void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
+                    const ft_rows *rows, int32_t first, int32_t height, float *out);
+    void (*norm)(const float *x, const float *weight, float eps, int32_t count, float *out);
+    void (*rotate)(float *head, const float *cosines, const float *sines, int32_t width);
+    void (*gate)(const float *gate, const float *up, int32_t count, int32_t activation,
+                 float *out);
+    void (*store)(const float *x, int32_t count, uint16_t *out);
+    void (*halves)(const uint16_t *from, float *out); /* 16 of them */
+    int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
+    void (*attend)(const ft_heads *heads, const ft_job *job, int64_t layer_offset,
+                   int32_t kv_head, int32_t layer, int32_t first, int32_t nodes,
+                   const float *queries, int64_t query_stride, float *work, float *out,
+                   int64_t out_stride);
+} ft_kernels;
+
+extern const ft_kernels ft_portable, ft_avx2, ft_avx512, ft_avx512_bf16;
+
+#endif

@@ -1,0 +1,490 @@
+/* The kernels, written once; a file for each kind of processor includes this one.
+
+   What a row's result is depends on that row alone: every sum over its inputs, or over the rows
+   of a cache that it sees, is taken in one order, however many rows are computed beside it. */
+
+#include "foretell_native.h"
+#include "simd.h"
+
+#if defined(FT_AVX512)
+#define UNROLL _Pragma("GCC unroll 8")
+#define HIGHEST TILE /* rows of a tile */
+#elif defined(FT_AVX2)
+#define UNROLL _Pragma("GCC unroll 8")
+#define HIGHEST 2
+#define WIDTHS {1, 1}
+#else
+#define UNROLL
+#define HIGHEST 1 /* plain C: one row and one block at a time */
+#define WIDTHS {1}
+#endif
+
+/* --- activations */
+
+/* Inputs `first` to `first + count - 1` of a row as a product reads them. Whole numbers have one
+   scale for each group of 32: the largest becomes 127. */
+static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
+                    const float *x, int32_t format) {
+    int64_t place = (int64_t)row * rows->inputs + first;
+    if (format == FT_BFLOAT16) {
+        uint16_t *out = (uint16_t *)rows->numbers + place;
+        for (int32_t i = 0; i < count; i++)
+            out[i] = ft_to_bfloat(x[i]);
+        return;
+    }
+    for (int32_t i = 0; i < count; i += GROUP) {
+        vec low = v_load(x + i), high = v_load(x + i + 16);
+        float top = v_top(v_max(v_abs(low), v_abs(high)));
+        float scale = top / 127.0f;
+        vec inverse = v_set(top > 0.0f ? 127.0f / top : 0.0f);
+        veci a = v_int(v_mul(low, inverse)), b = v_int(v_mul(high, inverse));
+        i_store_bytes(rows->numbers + place + i, a);
+        i_store_bytes(rows->numbers + place + i + 16, b);
+        int64_t group = ((int64_t)row * rows->inputs + first + i) / GROUP;
+        rows->scales[group] = scale;
+        rows->sums[group] = i_sum(i_add(a, b));
+    }
+}
+
+static void store(const float *x, int32_t count, uint16_t *out) {
+    for (int32_t i = 0; i < count; i++)
+        out[i] = ft_to_bfloat(x[i]);
+}
+
+static void norm(const float *x, const float *weight, float eps, int32_t count, float *out) {
+    vec squares = v_set(0.0f);
+    for (int32_t i = 0; i < count; i += 16) {
+        vec part = v_load(x + i);
+        squares = v_fma(part, part, squares);
+    }
+    vec factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)count + eps));
+    for (int32_t i = 0; i < count; i += 16)
+        v_store(out + i, v_mul(v_mul(v_load(x + i), factor), v_load(weight + i)));
+}
+
+static void halves(const uint16_t *from, float *out) { v_store(out, v_half(from)); }
+
+/* Turns a head: its first half with its second. */
+static void rotate(float *head, const float *cosines, const float *sines, int32_t width) {
+    int32_t half = width / 2;
+    for (int32_t i = 0; i < half; i += 16) {
+        vec a = v_load(head + i), b = v_load(head + half + i);
+        vec c = v_load(cosines + i), s = v_load(sines + i);
+        v_store(head + i, v_sub(v_mul(a, c), v_mul(b, s)));
+        v_store(head + half + i, v_add(v_mul(b, c), v_mul(a, s)));
+    }
+}
+
+/* out = activation(gate) * up. Both activations are x times a logistic function. */
+static void gate(const float *gate_x, const float *up, int32_t count, int32_t activation,
+                 float *out) {
+    for (int32_t i = 0; i < count; i += 16) {
+        vec x = v_load(gate_x + i), z = x;
+        if (activation == FT_GELU_TANH) {
+            vec cube = v_mul(v_mul(x, x), x);
+            z = v_mul(v_set(1.5957691216f), v_fma(v_set(0.044715f), cube, x));
+        }
+        vec one = v_set(1.0f);
+        vec y = v_div(x, v_add(one, v_exp(v_sub(v_set(0.0f), z))));
+        v_store(out + i, v_mul(y, v_load(up + i)));
+    }
+}
+
+/* --- products: `height` rows by `count` blocks of 16 outputs, out (height, count * 16) */
+
+INLINE void tile_int(const ft_matrix *matrix, const int32_t *blocks, const int count,
+                     const ft_rows *rows, int32_t first, const int height, const int narrow,
+                     const int has_minima, float *out) {
+    const int32_t inputs = matrix->inputs, groups = inputs / GROUP;
+    const int32_t offset = narrow ? (has_minima ? 0 : 8) : WIDE_OFFSET;
+    const int64_t block_bytes = (int64_t)inputs * BLOCK >> narrow;
+    const int8_t *x = rows->numbers + (int64_t)first * inputs;
+    const float *scales = rows->scales + (int64_t)first * groups;
+    const int32_t *sums = rows->sums + (int64_t)first * groups;
+    const uint8_t *weights[STRIP];
+    int64_t scale_place[STRIP];
+    vec total[TILE * STRIP];
+    UNROLL for (int n = 0; n < count; n++) {
+        weights[n] = matrix->weights + blocks[n] * block_bytes;
+        scale_place[n] = (int64_t)blocks[n] * groups * BLOCK;
+    }
+    UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
+    for (int32_t group = 0; group < groups; group++) {
+        veci dots[TILE * STRIP];
+        UNROLL for (int m = 0; m < height; m++) {
+            veci start = i_set(-offset * sums[m * groups + group]);
+            UNROLL for (int n = 0; n < count; n++) dots[m * count + n] = start;
+        }
+        const int8_t *inputs_here = x + group * GROUP;
+        if (narrow) {
+            UNROLL for (int j = 0; j < 4; j++) {
+                UNROLL for (int n = 0; n < count; n++) {
+                    bytes both = b_load(weights[n] + (group * 4 + j) * 64);
+                    bytes low = b_low(both), high = b_high(both);
+                    UNROLL for (int m = 0; m < height; m++) {
+                        const int8_t *four = inputs_here + (int64_t)m * inputs + 4 * j;
+                        veci sum = i_dot(dots[m * count + n], low, four);
+                        dots[m * count + n] = i_dot(sum, high, four + 16);
+                    }
+                }
+            }
+        } else {
+            UNROLL for (int j = 0; j < 8; j++) {
+                bytes w[STRIP];
+                UNROLL for (int n = 0; n < count; n++)
+                    w[n] = b_load(weights[n] + (group * 8 + j) * 64);
+                UNROLL for (int m = 0; m < height; m++) {
+                    const int8_t *four = inputs_here + (int64_t)m * inputs + 4 * j;
+                    UNROLL for (int n = 0; n < count; n++)
+                        dots[m * count + n] = I_DOT_WIDE(dots[m * count + n], w[n], four);
+                }
+            }
+        }
+        UNROLL for (int n = 0; n < count; n++) {
+            vec scale = v_half(matrix->scales + scale_place[n] + group * BLOCK);
+            UNROLL for (int m = 0; m < height; m++) {
+                vec both = v_mul(scale, v_set(scales[m * groups + group]));
+                vec dot = v_float(dots[m * count + n]);
+                total[m * count + n] = v_fma(dot, both, total[m * count + n]);
+            }
+            if (has_minima) {
+                vec least = v_half(matrix->minima + scale_place[n] + group * BLOCK);
+                UNROLL for (int m = 0; m < height; m++) {
+                    float sum = scales[m * groups + group] * (float)sums[m * groups + group];
+                    total[m * count + n] = v_fma(least, v_set(sum), total[m * count + n]);
+                }
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
+}
+
+INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const int count,
+                        const ft_rows *rows, int32_t first, const int height, float *out) {
+    const int32_t inputs = matrix->inputs;
+    const uint16_t *x = (const uint16_t *)rows->numbers + (int64_t)first * inputs;
+    const uint8_t *weights[STRIP];
+    vec total[TILE * STRIP];
+    UNROLL for (int n = 0; n < count; n++)
+        weights[n] = matrix->weights + (int64_t)blocks[n] * inputs * BLOCK * 2;
+    UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
+    for (int32_t k = 0; k < inputs; k += 16) {
+        UNROLL for (int j = 0; j < 8; j++) {
+            bytes w[STRIP];
+            UNROLL for (int n = 0; n < count; n++) w[n] = b_load(weights[n] + (k / 2 + j) * 64);
+            UNROLL for (int m = 0; m < height; m++) {
+                const uint16_t *pair = x + (int64_t)m * inputs + k + 2 * j;
+#ifdef FT_BFLOAT_DOTS
+                int32_t two;
+                memcpy(&two, pair, 4);
+                __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+                UNROLL for (int n = 0; n < count; n++)
+                    total[m * count + n] =
+                        _mm512_dpbf16_ps(total[m * count + n], (__m512bh)w[n], both);
+#else
+                vec one = v_set(ft_bfloat(pair[0])), two = v_set(ft_bfloat(pair[1]));
+                UNROLL for (int n = 0; n < count; n++) {
+                    vec sum = v_fma(v_first(w[n]), one, total[m * count + n]);
+                    total[m * count + n] = v_fma(v_second(w[n]), two, sum);
+                }
+#endif
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
+}
+
+#define TILE_OF(HEIGHT, COUNT)                                                                   \
+    static __attribute__((noinline)) void tile_##HEIGHT##_##COUNT(                               \
+        const ft_matrix *matrix, const int32_t *blocks, const ft_rows *rows, int32_t first,      \
+        float *out) {                                                                            \
+        if (matrix->format == FT_BFLOAT16)                                                       \
+            tile_bfloat(matrix, blocks, COUNT, rows, first, HEIGHT, out);                        \
+        else if (matrix->format == FT_INT8)                                                      \
+            tile_int(matrix, blocks, COUNT, rows, first, HEIGHT, 0, 0, out);                     \
+        else if (matrix->minima)                                                                 \
+            tile_int(matrix, blocks, COUNT, rows, first, HEIGHT, 1, 1, out);                     \
+        else                                                                                     \
+            tile_int(matrix, blocks, COUNT, rows, first, HEIGHT, 1, 0, out);                     \
+    }
+typedef void (*tile_function)(const ft_matrix *, const int32_t *, const ft_rows *, int32_t,
+                              float *);
+#if HIGHEST == 1
+TILE_OF(1, 1)
+static const tile_function tiles[1][3] = {{tile_1_1}};
+#elif HIGHEST == 2
+TILE_OF(1, 1) TILE_OF(2, 1)
+static const tile_function tiles[2][3] = {{tile_1_1}, {tile_2_1}};
+#else
+#define TILES_OF(HEIGHT) TILE_OF(HEIGHT, 1) TILE_OF(HEIGHT, 2) TILE_OF(HEIGHT, 4)
+#define NAMES_OF(HEIGHT) {tile_##HEIGHT##_1, tile_##HEIGHT##_2, tile_##HEIGHT##_4}
+TILES_OF(1) TILES_OF(2) TILES_OF(3) TILES_OF(4) TILES_OF(5) TILES_OF(6) TILES_OF(7) TILES_OF(8)
+static const tile_function tiles[TILE][3] = {NAMES_OF(1), NAMES_OF(2), NAMES_OF(3), NAMES_OF(4),
+                                             NAMES_OF(5), NAMES_OF(6), NAMES_OF(7), NAMES_OF(8)};
+#endif
+
+/* How many blocks at once, by the number of rows: so many sums that none waits for the one
+   before, and no more than there are registers. */
+#ifndef WIDTHS
+#define WIDTHS {4, 4, 4, 2, 2, 2, 2, 1}
+#endif
+static const int widths[HIGHEST] = WIDTHS;
+
+/* Up to STRIP blocks by up to TILE rows; out (height, count * 16). */
+static void product(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
+                    const ft_rows *rows, int32_t first, int32_t height, float *out) {
+    float part[TILE * STRIP * BLOCK];
+    for (int32_t row = 0; row < height;) {
+        int32_t rows_here = height - row < HIGHEST ? height - row : HIGHEST;
+        for (int32_t done = 0; done < count;) {
+            int width = widths[rows_here - 1];
+            while (width > count - done)
+                width /= 2;
+            tiles[rows_here - 1][width / 2](matrix, blocks + done, rows, first + row, part);
+            for (int m = 0; m < rows_here; m++)
+                memcpy(out + ((row + m) * count + done) * BLOCK, part + m * width * BLOCK,
+                       (size_t)width * BLOCK * sizeof(float));
+            done += width;
+        }
+        row += rows_here;
+    }
+}
+
+/* --- attention of some nodes' query heads that share one key head, over the rows they see
+
+   A node's rows are put in the order of their positions: shared segments, committed rows, its own
+   path. Scores are computed for all rows, those of the path moved together, and the sums run over
+   that list; so a chain, a tree and a piece of a prompt give the same bits. */
+
+typedef struct {
+    const uint16_t *keys, *values;
+    int32_t rows, begin; /* how many, and the place of the first in the list */
+} span;
+
+#define MOST_SPANS 33
+#define QUERIES 24 /* query heads of one call, about */
+
+static int64_t attention_floats(int32_t longest, int32_t width, int32_t queries) {
+    return 16 * width + (int64_t)queries * (width + 2 * longest + 64);
+}
+
+INLINE void score_tile(const float *keys, const float *queries, int32_t width, const int count,
+                       float *scores, int64_t stride) {
+    vec sums[8];
+    UNROLL for (int q = 0; q < count; q++) sums[q] = v_set(0.0f);
+    for (int32_t d = 0; d < width; d++) {
+        vec column = v_load(keys + 16 * d);
+        UNROLL for (int q = 0; q < count; q++)
+            sums[q] = v_fma(v_set(queries[q * width + d]), column, sums[q]);
+    }
+    UNROLL for (int q = 0; q < count; q++) v_store(scores + q * stride, sums[q]);
+}
+
+static void score(const span *part, int32_t from, int32_t to, int32_t width,
+                  const float *queries, int32_t count, float *keys, float *scores,
+                  int64_t stride) {
+    for (int32_t row = from; row < to; row += 16) {
+        const uint16_t *rows[16];
+        for (int32_t d = 0; d < width; d += 16) {
+            for (int32_t i = 0; i < 16; i++) {
+                int32_t valid = row + i < to ? row + i : row; /* what is beyond nobody reads */
+                rows[i] = part->keys + (int64_t)valid * width + d;
+            }
+            v_transpose(rows, keys + 16 * d);
+        }
+        float *place = scores + part->begin + row;
+        int32_t q = 0;
+        for (; q + 6 <= count; q += 6)
+            score_tile(keys, queries + q * width, width, 6, place + q * stride, stride);
+        for (; q + 3 <= count; q += 3)
+            score_tile(keys, queries + q * width, width, 3, place + q * stride, stride);
+        for (; q < count; q++)
+            score_tile(keys, queries + q * width, width, 1, place + q * stride, stride);
+    }
+}
+
+/* The powers of `count` scores, in place; returns their sum. */
+static float soften(float *scores, int32_t count) {
+    int32_t whole = (count + 15) / 16 * 16;
+    for (int32_t i = count; i < whole; i++)
+        scores[i] = scores[0];
+    vec top = v_load(scores);
+    for (int32_t i = 16; i < whole; i += 16)
+        top = v_max(top, v_load(scores + i));
+    vec highest = v_set(v_top(top)), sum = v_set(0.0f);
+    for (int32_t i = 0; i < whole; i += 16) {
+        v_store(scores + i, v_exp(v_sub(v_load(scores + i), highest)));
+        if (i + 16 > count)
+            for (int32_t j = count; j < whole; j++)
+                scores[j] = 0.0f;
+        sum = v_add(sum, v_load(scores + i));
+    }
+    return v_sum(sum);
+}
+
+/* Adds weights[q][i] * values[i] for rows `from` to `to - 1`, in that order, to out[q]. */
+INLINE void mix_tile(const uint16_t *values, int32_t width, int32_t from, int32_t to,
+                     const float *weights, int64_t stride, const int count, const int vectors,
+                     float *out, int64_t out_stride) {
+    vec sums[6 * 4];
+    UNROLL for (int q = 0; q < count; q++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            sums[q * vectors + v] = v_load(out + q * out_stride + 16 * v);
+    for (int32_t row = from; row < to; row++) {
+        vec value[4];
+        UNROLL for (int v = 0; v < vectors; v++)
+            value[v] = v_bfloat(values + (int64_t)row * width + 16 * v);
+        UNROLL for (int q = 0; q < count; q++) {
+            vec weight = v_set(weights[q * stride + row]);
+            UNROLL for (int v = 0; v < vectors; v++)
+                sums[q * vectors + v] = v_fma(weight, value[v], sums[q * vectors + v]);
+        }
+    }
+    UNROLL for (int q = 0; q < count; q++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            v_store(out + q * out_stride + 16 * v, sums[q * vectors + v]);
+}
+
+#define MIX(COUNT)                                                                               \
+    for (; q + COUNT <= count; q += COUNT) {                                                     \
+        int32_t d = 0;                                                                           \
+        for (; d + 64 <= width; d += 64)                                                         \
+            mix_tile(values + d, width, from, to, weights + q * stride, stride, COUNT, 4,        \
+                     out + q * width + d, width);                                                \
+        for (; d < width; d += 16)                                                               \
+            mix_tile(values + d, width, from, to, weights + q * stride, stride, COUNT, 1,        \
+                     out + q * width + d, width);                                                \
+    }
+
+static void mix(const uint16_t *values, int32_t width, int32_t from, int32_t to,
+                const float *weights, int64_t stride, int32_t count, float *out) {
+    int32_t q = 0;
+    if (from >= to)
+        return;
+    MIX(6) MIX(3) MIX(1)
+}
+
+/* The first row of the own ones whose position is at least `position`. */
+static int32_t first_from(const int32_t *positions, int32_t count, int32_t position) {
+    int32_t low = 0, high = count;
+    while (low < high) {
+        int32_t middle = (low + high) / 2;
+        if (positions[middle] < position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void attend(const ft_heads *heads, const ft_job *job, int64_t layer_offset,
+                   int32_t kv_head, int32_t layer, int32_t first, int32_t nodes,
+                   const float *queries, int64_t query_stride, float *work, float *out,
+                   int64_t out_stride) {
+    const int32_t width = heads->width, group = heads->group, count = nodes * group;
+    const int32_t window = job->row_positions ? heads->window : 0;
+    span spans[MOST_SPANS];
+    int32_t parts = 0, before = 0;
+    for (; parts < job->segments; parts++) {
+        const ft_segment *segment = job->segment + parts;
+        int64_t place = layer * segment->layer_stride + kv_head * segment->head_stride;
+        spans[parts] =
+            (span){segment->keys + place, segment->values + place, segment->rows, before};
+        before += segment->rows;
+    }
+    int64_t place = layer_offset + kv_head * job->head_stride;
+    int32_t end = job->start + first + nodes;
+    /* Own rows that every node of this call sees, windows aside. */
+    int32_t common = job->seen ? job->base : job->start + first + 1;
+    spans[parts++] = (span){job->keys + place, job->values + place, end, before};
+    const span *own = &spans[parts - 1];
+
+    int64_t stride = before + end + 32;
+    float *keys = work, *scaled = keys + 16 * width, *mixed = scaled + count * width;
+    float *scores = mixed + count * width;
+    for (int32_t i = 0; i < nodes; i++)
+        for (int32_t d = 0; d < group * width; d++)
+            scaled[i * group * width + d] = queries[i * query_stride + d] * heads->scale;
+    for (int32_t i = 0; i < count * width; i++)
+        mixed[i] = 0.0f;
+
+    /* `lowest`: the first place of the list that some node sees. */
+    int32_t lowest = before + end, begins[QUERIES + 16];
+    for (int32_t i = 0; i < nodes; i++) {
+        int32_t least = window ? job->positions[first + i] - window + 1 : 0;
+        int32_t begin = least;
+        if (least <= 0)
+            begin = 0;
+        else if (least >= before)
+            begin = before + first_from(job->row_positions, job->base, least);
+        begins[i] = begin;
+        lowest = begin < lowest ? begin : lowest;
+    }
+    for (int32_t p = 0; p < parts; p++) {
+        int32_t from = lowest > spans[p].begin ? lowest - spans[p].begin : 0;
+        score(&spans[p], from, spans[p].rows, width, scaled, count, keys, scores, stride);
+    }
+    /* Where all nodes' lists have begun, and how long each is. */
+    int32_t highest = 0, lengths[QUERIES + 16];
+    for (int32_t i = 0; i < nodes; i++) {
+        int32_t node = first + i, scratch = job->start - job->base + job->nodes;
+        highest = begins[i] > highest ? begins[i] : highest;
+        int32_t length = before + common;
+        for (int32_t row = common; row < job->start + node + 1; row++) {
+            if (job->seen && !job->seen[(int64_t)node * scratch + row - job->base])
+                continue;
+            if (window &&
+                job->row_positions[row] <= job->positions[node] - window)
+                continue;
+            for (int32_t h = 0; h < group; h++) {
+                float *list = scores + (i * group + h) * stride;
+                list[length] = list[before + row];
+            }
+            length++;
+        }
+        lengths[i] = length;
+    }
+    float sums[4 * (QUERIES + 16)];
+    for (int32_t q = 0; q < count; q++) {
+        int32_t i = q / group, begin = begins[i];
+        sums[q] = soften(scores + q * stride + begin, lengths[i] - begin);
+    }
+    highest = highest < before + common ? highest : before + common;
+    for (int32_t p = 0; p < parts; p++) {
+        int32_t begin = spans[p].begin;
+        int32_t to = (spans + p == own ? common : spans[p].rows);
+        int32_t middle = highest > begin ? highest - begin : 0;
+        middle = middle < to ? middle : to;
+        const float *weights = scores + begin;
+        if (window)
+            for (int32_t q = 0; q < count; q++) {
+                int32_t from = begins[q / group] > begin ? begins[q / group] - begin : 0;
+                mix(spans[p].values, width, from, middle, weights + q * stride, stride, 1,
+                    mixed + q * width);
+            }
+        mix(spans[p].values, width, middle, to, weights, stride, count, mixed);
+    }
+    for (int32_t i = 0; i < nodes; i++) {
+        int32_t node = first + i, scratch = job->start - job->base + job->nodes;
+        int32_t length = before + common;
+        for (int32_t row = common; row < job->start + node + 1; row++) {
+            if (job->seen && !job->seen[(int64_t)node * scratch + row - job->base])
+                continue;
+            if (window &&
+                job->row_positions[row] <= job->positions[node] - window)
+                continue;
+            /* The weight stands at `length`, and the row's values at `row`. */
+            mix(own->values + (int64_t)(row - length) * width, width, length, length + 1,
+                scores + (int64_t)i * group * stride, stride, group, mixed + i * group * width);
+            length++;
+        }
+    }
+    for (int32_t i = 0; i < nodes; i++)
+        for (int32_t h = 0; h < group; h++) {
+            int32_t q = i * group + h;
+            vec sum = v_set(sums[q]);
+            for (int32_t d = 0; d < width; d += 16)
+                v_store(out + i * out_stride + h * width + d,
+                        v_div(v_load(mixed + q * width + d), sum));
+        }
+}

@@ -1,0 +1,17 @@
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#define FT_AVX2
+#include "kernels.h"
+
+const ft_kernels ft_avx2 = {
+    "avx2", prepare, product, norm, rotate, gate, store, halves,
+    attention_floats, attend,
+};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,509 @@
+/* One forward of a model over the new nodes of any number of requests, and the single operations
+   that Python calls. All sums are those of kernels.h: a node's result is its own. */
+
+#define _GNU_SOURCE
+#include "foretell_native.h"
+#include "pool.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
+#define QUERIES 24
+
+static const ft_kernels *kernels = &ft_portable;
+
+/* --- the processor */
+
+EXPORT int32_t ft_version(void) { return FT_VERSION; }
+
+EXPORT const char *ft_kind(void) { return kernels->name; }
+
+static const ft_kernels *find(const char *name) {
+    if (!strcmp(name, "portable"))
+        return &ft_portable;
+#if defined(__x86_64__)
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                 __builtin_cpu_supports("avx512vnni");
+    if (!strcmp(name, "avx512_bf16") && avx512 && __builtin_cpu_supports("avx512bf16"))
+        return &ft_avx512_bf16;
+    if (!strcmp(name, "avx512") && avx512)
+        return &ft_avx512;
+    if (!strcmp(name, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+        return &ft_avx2;
+#endif
+    return NULL;
+}
+
+/* Chooses the kernels of this kind from now on; 0: this processor cannot run them. */
+EXPORT int32_t ft_choose(const char *name) {
+    const ft_kernels *found = find(name);
+    if (found)
+        kernels = found;
+    return found != NULL;
+}
+
+/* --- rows of activations, laid out in one piece of memory */
+
+static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static int64_t rows_bytes(int64_t count, int64_t inputs) {
+    return aligned(2 * count * inputs) + 2 * aligned(4 * count * inputs / GROUP);
+}
+
+static ft_rows rows_at(char *memory, int64_t count, int32_t inputs) {
+    ft_rows rows = {.inputs = inputs, .numbers = (int8_t *)memory};
+    memory += aligned(2 * count * inputs);
+    rows.scales = (float *)memory;
+    rows.sums = (int32_t *)(memory + aligned(4 * count * inputs / GROUP));
+    return rows;
+}
+
+static void *memory_of(int64_t bytes) {
+    void *memory = NULL;
+    return posix_memalign(&memory, 64, (size_t)aligned(bytes)) ? NULL : memory;
+}
+
+/* --- a product by itself */
+
+typedef struct {
+    const ft_matrix *matrix;
+    const float *x;
+    int32_t rows;
+    float *y;
+    ft_rows prepared;
+} product_job;
+
+static int32_t strips(const ft_matrix *matrix) { return (matrix->blocks + STRIP - 1) / STRIP; }
+
+/* Blocks of strip `index`; returns how many. */
+static int32_t strip_blocks(const ft_matrix *matrix, int32_t index, int32_t *blocks) {
+    int32_t count = matrix->blocks - index * STRIP;
+    count = count < STRIP ? count : STRIP;
+    for (int32_t i = 0; i < count; i++)
+        blocks[i] = index * STRIP + i;
+    return count;
+}
+
+/* Writes, or adds, a tile's outputs to rows of y; outputs that only fill a block up are left out.
+   `first_block`: the place in y of the tile's first output. */
+static void deliver(const ft_matrix *matrix, const float *tile, int32_t count, int32_t height,
+                    int32_t first_block, float *y, int64_t stride, int add) {
+    int32_t begin = first_block * BLOCK, width = count * BLOCK;
+    if (begin + width > matrix->outputs)
+        width = matrix->outputs - begin;
+    const float *bias = matrix->bias ? matrix->bias + begin : NULL;
+    for (int32_t m = 0; m < height; m++) {
+        const float *from = tile + m * count * BLOCK;
+        float *to = y + m * stride + begin;
+        if (add && bias)
+            for (int32_t i = 0; i < width; i++)
+                to[i] += from[i] + bias[i];
+        else if (add)
+            for (int32_t i = 0; i < width; i++)
+                to[i] += from[i];
+        else if (bias)
+            for (int32_t i = 0; i < width; i++)
+                to[i] = from[i] + bias[i];
+        else
+            memcpy(to, from, (size_t)width * sizeof(float));
+    }
+}
+
+/* The team's part of y (+)= rows W^T. */
+static void multiply(ft_team *team, const ft_matrix *matrix, const ft_rows *rows, int32_t count,
+                     float *y, int64_t stride, int add) {
+    float tile[TILE * STRIP * BLOCK];
+    int32_t blocks[STRIP], total = strips(matrix);
+    for (int32_t strip; (strip = ft_next(team)) < total;) {
+        int32_t width = strip_blocks(matrix, strip, blocks);
+        for (int32_t row = 0; row < count; row += TILE) {
+            int32_t height = count - row < TILE ? count - row : TILE;
+            kernels->product(matrix, blocks, width, rows, row, height, tile);
+            deliver(matrix, tile, width, height, blocks[0], y + row * stride, stride, add);
+        }
+    }
+}
+
+static void product_work(ft_team *team, int thread, void *argument) {
+    (void)thread;
+    product_job *job = argument;
+    int32_t inputs = job->matrix->inputs;
+    for (int32_t row; (row = ft_next(team)) < job->rows;)
+        kernels->prepare(&job->prepared, row, 0, inputs, job->x + (int64_t)row * inputs,
+                         job->matrix->format);
+    ft_barrier(team);
+    multiply(team, job->matrix, &job->prepared, job->rows, job->y, job->matrix->outputs, 0);
+}
+
+/* y (rows, outputs) = x (rows, inputs) W^T + bias. 0: no memory. */
+EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows, float *y,
+                          int32_t threads) {
+    char *memory = memory_of(rows_bytes(rows, matrix->inputs));
+    if (!memory)
+        return 0;
+    product_job job = {matrix, x, rows, y, rows_at(memory, rows, matrix->inputs)};
+    ft_run(product_work, &job, threads);
+    free(memory);
+    return 1;
+}
+
+/* --- a whole step */
+
+typedef struct {
+    const ft_model *model;
+    const ft_step *step;
+    float *hidden;            /* (nodes, hidden): the residual stream */
+    float *qkv;               /* (nodes, outputs of qkv) */
+    ft_rows shared;           /* normed states, or what attention gave */
+    ft_rows inner;            /* what the gates gave */
+    char *private_memory;     /* of each thread */
+    int64_t private_bytes, attention_floats;
+    int32_t *first_node;      /* of each job in the forward */
+    int32_t node_block;       /* nodes of one task of attention */
+    int32_t attention_tasks;
+} step_job;
+
+typedef struct {
+    float *normed;            /* (hidden,) */
+    float *attended;          /* (heads of a task * width) */
+    ft_rows few;              /* rows of its own, where there are few */
+    float *attention;
+} private;
+
+static private private_of(const step_job *job, int thread) {
+    char *memory = job->private_memory + thread * job->private_bytes;
+    const ft_model *model = job->model;
+    private own;
+    own.normed = (float *)memory;
+    memory += aligned(4 * (int64_t)model->hidden);
+    own.attended = (float *)memory;
+    memory += aligned(4 * (int64_t)(QUERIES + 16) * model->width);
+    own.few = rows_at(memory, FEW, model->hidden);
+    memory += rows_bytes(FEW, model->hidden);
+    own.attention = (float *)memory;
+    return own;
+}
+
+/* Normed rows as a product reads them: each thread's own where they are few, else shared. */
+static const ft_rows *normed_rows(ft_team *team, step_job *job, private *own,
+                                  const float *weight, float eps) {
+    const ft_model *model = job->model;
+    int32_t nodes = job->step->nodes, few = nodes <= FEW;
+    ft_rows *rows = few ? &own->few : &job->shared;
+    for (int32_t next = 0, row; (row = few ? next++ : ft_next(team)) < nodes;) {
+        kernels->norm(job->hidden + (int64_t)row * model->hidden, weight, eps, model->hidden,
+                      own->normed);
+        rows->inputs = model->hidden;
+        kernels->prepare(rows, row, 0, model->hidden, own->normed, model->format);
+    }
+    if (!few)
+        ft_barrier(team);
+    return rows;
+}
+
+/* Norms and turns a key head's queries and its key, and stores key and value. */
+static void store_node(const step_job *job, const ft_layer *layer, int64_t layer_offset,
+                       const ft_job *part, int32_t node, int32_t kv_head, float *row) {
+    const ft_model *model = job->model;
+    const int32_t width = model->width, group = model->heads / model->kv_heads;
+    float *queries = row + (int64_t)kv_head * group * width;
+    float *key = row + (int64_t)(model->heads + kv_head) * width;
+    float *value = key + (int64_t)model->kv_heads * width;
+    if (layer->query_norm) {
+        for (int32_t h = 0; h < group; h++)
+            kernels->norm(queries + h * width, layer->query_norm, layer->head_eps, width,
+                          queries + h * width);
+        kernels->norm(key, layer->key_norm, layer->head_eps, width, key);
+    }
+    int64_t place = (int64_t)part->positions[node] * (width / 2);
+    const float *cosines = job->step->cosines + place, *sines = job->step->sines + place;
+    for (int32_t h = 0; h < group; h++)
+        kernels->rotate(queries + h * width, cosines, sines, width);
+    kernels->rotate(key, cosines, sines, width);
+    int64_t to = layer_offset + kv_head * part->head_stride +
+                 (int64_t)(part->start + node) * width;
+    kernels->store(key, width, part->keys + to);
+    kernels->store(value, width, part->values + to);
+}
+
+/* Attention of some nodes and one key head, whose result becomes inputs of the next product. */
+static void attend_nodes(step_job *job, private *own, const ft_layer *layer, int32_t index,
+                         int32_t which, int32_t first, int32_t nodes, int32_t kv_head) {
+    const ft_model *model = job->model;
+    const ft_job *part = job->step->jobs + which;
+    const int32_t width = model->width, group = model->heads / model->kv_heads;
+    const int32_t outputs = layer->qkv.outputs, wide = group * width;
+    ft_heads heads = {width, group, model->scale, layer->window};
+    int64_t row = job->first_node[which] + first;
+    kernels->attend(&heads, part, index * part->layer_stride, kv_head, index, first, nodes,
+                    job->qkv + row * outputs + (int64_t)kv_head * wide, outputs, own->attention,
+                    own->attended, wide);
+    for (int32_t i = 0; i < nodes; i++)
+        kernels->prepare(&job->shared, (int32_t)row + i, kv_head * wide, wide,
+                         own->attended + i * wide, model->format);
+}
+
+static void attention(ft_team *team, step_job *job, private *own, const ft_layer *layer,
+                      int32_t index) {
+    const ft_model *model = job->model;
+    const ft_step *step = job->step;
+    const int32_t kv_heads = model->kv_heads, block = job->node_block;
+    job->shared.inputs = model->heads * model->width;
+    for (int32_t task; (task = ft_next(team)) < step->job_count * kv_heads;) {
+        int32_t which = task / kv_heads, kv_head = task % kv_heads;
+        const ft_job *part = step->jobs + which;
+        for (int32_t node = 0; node < part->nodes; node++)
+            store_node(job, layer, index * part->layer_stride, part, node, kv_head,
+                       job->qkv + (int64_t)(job->first_node[which] + node) * layer->qkv.outputs);
+        if (part->nodes <= block)
+            attend_nodes(job, own, layer, index, which, 0, part->nodes, kv_head);
+    }
+    ft_barrier(team);
+    if (!job->attention_tasks)
+        return;
+    /* Longer parts wait until all of their keys are stored. */
+    for (int32_t task, before = 0, which = 0; (task = ft_next(team)) < job->attention_tasks;) {
+        for (;; which++) {
+            int32_t nodes = step->jobs[which].nodes;
+            int32_t tasks = nodes <= block ? 0 : (nodes + block - 1) / block * kv_heads;
+            if (task < before + tasks)
+                break;
+            before += tasks;
+        }
+        int32_t first = (task - before) / kv_heads * block;
+        int32_t left = step->jobs[which].nodes - first;
+        attend_nodes(job, own, layer, index, which, first, left < block ? left : block,
+                     (task - before) % kv_heads);
+    }
+    ft_barrier(team);
+}
+
+/* Gates and what they let through, as inputs of the last product. */
+static void gates(ft_team *team, step_job *job, const ft_layer *layer, const ft_rows *rows) {
+    const ft_model *model = job->model;
+    const int32_t pairs = model->inner / GROUP, half = model->inner / BLOCK;
+    const int32_t nodes = job->step->nodes;
+    const float *bias = layer->gate_up.bias;
+    float tile[TILE * STRIP * BLOCK], through[GROUP];
+    for (int32_t pair; (pair = ft_next(team)) < pairs;) {
+        int32_t blocks[STRIP] = {2 * pair, 2 * pair + 1, half + 2 * pair, half + 2 * pair + 1};
+        for (int32_t row = 0; row < nodes; row += TILE) {
+            int32_t height = nodes - row < TILE ? nodes - row : TILE;
+            kernels->product(&layer->gate_up, blocks, STRIP, rows, row, height, tile);
+            for (int32_t m = 0; m < height; m++) {
+                float *both = tile + m * STRIP * BLOCK;
+                if (bias)
+                    for (int32_t i = 0; i < GROUP; i++) {
+                        both[i] += bias[pair * GROUP + i];
+                        both[GROUP + i] += bias[model->inner + pair * GROUP + i];
+                    }
+                kernels->gate(both, both + GROUP, GROUP, model->activation, through);
+                kernels->prepare(&job->inner, row + m, pair * GROUP, GROUP, through,
+                                 model->format);
+            }
+        }
+    }
+    ft_barrier(team);
+}
+
+static void tap(ft_team *team, step_job *job, int32_t layer) {
+    const ft_step *step = job->step;
+    int64_t bytes = 4 * (int64_t)step->nodes * job->model->hidden;
+    for (int32_t i; (i = ft_next(team)) < step->tap_count;)
+        if (step->taps[i] == layer)
+            memcpy((char *)step->tapped + i * bytes, job->hidden, (size_t)bytes);
+    ft_barrier(team);
+}
+
+static void head(ft_team *team, step_job *job, private *own) {
+    const ft_model *model = job->model;
+    const ft_step *step = job->step;
+    const ft_matrix *matrix = &model->head;
+    int32_t few = step->row_count <= FEW;
+    ft_rows *rows = few ? &own->few : &job->shared;
+    rows->inputs = model->hidden;
+    for (int32_t next = 0, i; (i = few ? next++ : ft_next(team)) < step->row_count;) {
+        const float *state = job->hidden + (int64_t)step->rows[i] * model->hidden;
+        kernels->norm(state, model->norm, model->norm_eps, model->hidden, own->normed);
+        kernels->prepare(rows, i, 0, model->hidden, own->normed, matrix->format);
+    }
+    if (!few)
+        ft_barrier(team);
+    multiply(team, matrix, rows, step->row_count, step->logits, matrix->outputs, 0);
+    ft_barrier(team);
+    if (model->logit_scale == 1.0f)
+        return;
+    for (int32_t i; (i = ft_next(team)) < step->row_count;)
+        for (int32_t v = 0; v < matrix->outputs; v++)
+            step->logits[(int64_t)i * matrix->outputs + v] *= model->logit_scale;
+}
+
+static void step_work(ft_team *team, int thread, void *argument) {
+    step_job *job = argument;
+    const ft_model *model = job->model;
+    const ft_step *step = job->step;
+    private own = private_of(job, thread);
+    int32_t last = -1;
+    for (int32_t i = 0; i < step->layer_count; i++) {
+        int32_t index = step->layers[i];
+        const ft_layer *layer = model->layer + index;
+        if (step->tap_count)
+            for (int32_t skipped = last + 1; skipped <= index; skipped++)
+                tap(team, job, skipped);
+        last = index;
+        const ft_rows *rows = normed_rows(team, job, &own, layer->before, layer->before_eps);
+        multiply(team, &layer->qkv, rows, step->nodes, job->qkv, layer->qkv.outputs, 0);
+        ft_barrier(team);
+        attention(team, job, &own, layer, index);
+        multiply(team, &layer->out, &job->shared, step->nodes, job->hidden, model->hidden, 1);
+        ft_barrier(team);
+        rows = normed_rows(team, job, &own, layer->after, layer->after_eps);
+        gates(team, job, layer, rows);
+        multiply(team, &layer->down, &job->inner, step->nodes, job->hidden, model->hidden, 1);
+        ft_barrier(team);
+    }
+    if (step->tap_count)
+        for (int32_t after = last + 1; after <= model->layers; after++)
+            tap(team, job, after);
+    if (step->row_count)
+        head(team, job, &own);
+}
+
+/* One forward. 0: no memory. */
+EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads) {
+    const int32_t group = model->heads / model->kv_heads;
+    const int64_t nodes = step->nodes > step->row_count ? step->nodes : step->row_count;
+    int32_t widest = model->heads * model->width;
+    widest = widest > model->hidden ? widest : model->hidden;
+    step_job job = {.model = model, .step = step};
+    job.node_block = group > QUERIES ? 1 : QUERIES / group;
+    int32_t longest = 0;
+    for (int32_t i = 0; i < step->job_count; i++) {
+        const ft_job *part = step->jobs + i;
+        int32_t rows = part->start + part->nodes;
+        for (int32_t s = 0; s < part->segments; s++)
+            rows += part->segment[s].rows;
+        longest = rows > longest ? rows : longest;
+        if (part->nodes > job.node_block)
+            job.attention_tasks +=
+                (part->nodes + job.node_block - 1) / job.node_block * model->kv_heads;
+    }
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    int32_t queries = job.node_block * group;
+    job.attention_floats = kernels->attention_floats(longest + 32, model->width, queries);
+    job.private_bytes = aligned(4 * (int64_t)model->hidden) +
+                        aligned(4 * (int64_t)(QUERIES + 16) * model->width) +
+                        rows_bytes(FEW, model->hidden) + aligned(4 * job.attention_floats);
+    int64_t hidden = aligned(4 * nodes * model->hidden);
+    int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
+    int64_t shared = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
+    int64_t firsts = aligned(4 * (int64_t)step->job_count);
+    char *memory =
+        memory_of(hidden + qkv + shared + inner + firsts + threads * job.private_bytes);
+    if (!memory)
+        return 0;
+    char *place = memory;
+    job.hidden = (float *)place;
+    job.qkv = (float *)(place += hidden);
+    job.shared = rows_at(place += qkv, nodes, widest);
+    job.inner = rows_at(place += shared, nodes, model->inner);
+    job.first_node = (int32_t *)(place += inner);
+    job.private_memory = place + firsts;
+    for (int32_t i = 0, first = 0; i < step->job_count; first += step->jobs[i++].nodes)
+        job.first_node[i] = first;
+    memcpy(job.hidden, step->states, 4 * (size_t)step->nodes * (size_t)model->hidden);
+    ft_run(step_work, &job, threads);
+    free(memory);
+    return 1;
+}
+
+/* --- what a matrix holds */
+
+/* Row `output` of a matrix, (inputs,) in single precision. */
+static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
+    int32_t inputs = matrix->inputs, lane = output % BLOCK, narrow = matrix->format == FT_INT4;
+    int64_t block = output / BLOCK, groups = inputs / GROUP;
+    if (matrix->format == FT_BFLOAT16) {
+        const uint16_t *from = (const uint16_t *)matrix->weights + block * inputs * BLOCK;
+        for (int32_t k = 0; k < inputs; k++) {
+            uint32_t bits = (uint32_t)from[k / 2 * 2 * BLOCK + lane * 2 + k % 2] << 16;
+            memcpy(out + k, &bits, 4);
+        }
+        return;
+    }
+    const uint8_t *from = matrix->weights + (block * inputs * BLOCK >> narrow) + lane * 4;
+    for (int32_t group = 0; group < groups; group++) {
+        int64_t place = (block * groups + group) * BLOCK + lane;
+        float scale = 0.0f, least = 0.0f, both[16];
+        uint16_t halves[16] = {matrix->scales[place]};
+        kernels->halves(halves, both);
+        scale = both[0];
+        if (matrix->minima) {
+            halves[0] = matrix->minima[place];
+            kernels->halves(halves, both);
+            least = both[0];
+        }
+        for (int32_t k = 0; k < GROUP; k++) {
+            int32_t number;
+            if (narrow) {
+                uint8_t pair = from[(group * 4 + k % 16 / 4) * 64 + k % 4];
+                number = (k < 16 ? pair & 15 : pair >> 4) - (matrix->minima ? 0 : 8);
+            } else {
+                number = from[(group * 8 + k / 4) * 64 + k % 4] - 128;
+            }
+            out[group * GROUP + k] = scale * (float)number + least;
+        }
+    }
+}
+
+/* Rows of a matrix by number, out (count, inputs). */
+EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
+                       float *out) {
+    for (int32_t i = 0; i < count; i++)
+        unpack_row(matrix, (int32_t)outputs[i], out + (int64_t)i * matrix->inputs);
+}
+
+/* --- the memory's rate */
+
+typedef struct {
+    const uint64_t *memory;
+    int64_t words;
+    atomic_ullong sum;
+} reading;
+
+static void read_work(ft_team *team, int thread, void *argument) {
+    reading *job = argument;
+    int64_t share = job->words / ft_team_size(team) / 64 * 64;
+    const uint64_t *from = job->memory + thread * share;
+    uint64_t sums[32] = {0};
+    for (int64_t i = 0; i < share; i += 32)
+        for (int64_t j = 0; j < 32; j++)
+            sums[j] += from[i + j];
+    for (int j = 1; j < 32; j++)
+        sums[0] += sums[j];
+    atomic_fetch_add(&job->sum, sums[0]);
+}
+
+/* Bytes a second that this many threads read of memory (bytes,). */
+EXPORT double ft_read_rate(const void *memory, int64_t bytes, int32_t threads) {
+    reading job = {memory, bytes / 8, 0};
+    struct timespec before, after;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    ft_run(read_work, &job, threads);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    double seconds = (double)(after.tv_sec - before.tv_sec) +
+                     1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    return seconds > 0 ? (double)bytes / seconds : 0.0;
+}

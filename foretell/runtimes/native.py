@@ -1,0 +1,261 @@
+"""The forward in the C library: a whole step in one call, each row by itself to the last bit.
+
+It takes the llama family with weights of bfloat16, 8 or 4 bits (families/packed.py): any number of
+requests, trees, windows, parts of the layers. Caches are the ordinary ones, in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from foretell.core.cache import Cache
+from foretell.core.model import Computed
+from foretell.families.fused import Fused, fits
+from foretell.families.loop import Loop
+from foretell.families.packed import PackedEmbedding, PackedLinear
+from foretell.memory.buffers import Layout
+from foretell.memory.job import Job
+from foretell.native import library
+from foretell.native.packing import FORMATS, GROUP
+from foretell.runtimes.protocol import Executor
+
+DEVICE = "cpu"
+PRIORITY = 3
+DTYPE = None
+WHOLE = True
+HEAD_MULTIPLE = 32  # of which the width of a head must be a multiple
+WIDEST_GROUP = 40  # query heads that share a key head
+
+
+def suits(hf: Any, named: bool = False) -> bool:
+    """Whether a model is of a build and of number formats that the library computes."""
+    layers = getattr(hf.get_decoder(), "layers", ())
+    packed = isinstance(hf.get_output_embeddings(), PackedLinear)
+    return (
+        library.available()
+        and (packed or hf.dtype == torch.bfloat16)
+        and len(layers) > 0
+        and all(map(fits, layers))
+    )
+
+
+def make(
+    loop: Loop,
+    layout: Layout,
+    dtype: torch.dtype,
+    vocab: int,
+    fallback: Executor | None = None,
+) -> Executor:
+    """The executor of a model. It leaves nothing to a fallback."""
+    return NativeExecutor(loop, layout, dtype, vocab)
+
+
+class NativeExecutor(Executor):
+    """Computes plain jobs of any number of requests, and of parts of the layers, in one call.
+
+    Raises LookupError with the reason where this model or machine cannot have it.
+    """
+
+    name = "native"
+    exact_bits = True
+    takes_layers = True
+    sizes: tuple[int, ...] = ()
+    fallback: Executor | None = None
+
+    def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab: int):
+        self.library = library.library()
+        self.loop = loop
+        self.layout = layout
+        self.dtype = dtype
+        self.vocab = vocab
+        self.size = 0
+        self._check()
+        self.width = layout[0][1]
+        self.hidden = int(loop.config.hidden_size)
+        self.windows = [window or 0 for window in loop.windows]
+        self.least_window = min((w for w in self.windows if w), default=0)
+        self.cosines = torch.empty(0, self.width // 2)
+        self.sines = torch.empty(0, self.width // 2)
+        self._rotations(1)
+        self.all_layers = np.arange(len(layout), dtype=np.int32)
+        self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
+        self.model = self._model()
+
+    def _check(self) -> None:
+        loop = self.loop
+        if not all(type(block) is Fused for block in loop.blocks):
+            raise LookupError("its layers are of another build than the llama family's")
+        if not isinstance(loop.head, PackedLinear):
+            raise LookupError(
+                "it computes weights of bfloat16, int8 and int4: load it with one of these as dtype"
+            )
+        if len(set(self.layout)) > 1 or self.layout[0][1] != self.layout[0][2]:
+            raise LookupError("its layers have heads of several shapes")
+        blocks: Any = loop.blocks
+        block = blocks[0]
+        if self.layout[0][1] % HEAD_MULTIPLE or block.queries // block.keys > WIDEST_GROUP:
+            raise LookupError(f"its heads are no multiple of {HEAD_MULTIPLE} wide, or too many")
+        inner = blocks[0].down
+        if loop.config.hidden_size % GROUP or inner.in_features % GROUP:
+            raise LookupError(f"its layers are no multiple of {GROUP} wide")
+        for block in blocks:
+            parts = (block.qkv, block.out, block.gate_up, block.down)
+            if not all(isinstance(part, PackedLinear) for part in parts):
+                raise LookupError("its layers are no multiple of 16 wide")
+        if loop.kinds or loop.logit_cap:
+            raise LookupError("it caps its logits, or has several rotations")
+        _activation(blocks[0].act)
+
+    def _model(self) -> library.Model:
+        blocks: Any = self.loop.blocks
+        layers = (library.Layer * len(blocks))()
+        for layer, block, window in zip(layers, blocks, self.windows, strict=True):
+            layer.before = self._keep(block.before.weight)
+            layer.after = self._keep(block.after.weight)
+            layer.before_eps = block.before.variance_epsilon
+            layer.after_eps = block.after.variance_epsilon
+            if block.norms:
+                layer.query_norm, layer.key_norm = (self._keep(n.weight) for n in block.norms)
+                layer.head_eps = block.norms[0].variance_epsilon
+            layer.window = window
+            layer.qkv = block.qkv.matrix
+            layer.out = block.out.matrix
+            layer.gate_up = block.gate_up.matrix
+            layer.down = block.down.matrix
+        first = blocks[0]
+        scale = float(self.loop.logit_factor or 1) / float(self.loop.logit_divisor or 1)
+        model = library.Model(
+            layers=len(blocks),
+            hidden=self.hidden,
+            heads=first.queries,
+            kv_heads=first.keys,
+            width=self.width,
+            inner=first.down.in_features,
+            activation=_activation(first.act),
+            format=FORMATS.index(first.qkv.packed.format),
+            scale=first.scale,
+            norm_eps=self.loop.norm.variance_epsilon,
+            logit_scale=scale,
+            norm=self._keep(self.loop.norm.weight),
+            layer=layers,
+            head=self.loop.head.matrix,
+        )
+        self.layers = layers  # lives as long as the model that points to it
+        return model
+
+    def _keep(self, tensor: torch.Tensor) -> int | None:
+        wide = tensor.detach().float().contiguous()
+        self.kept.append(wide)
+        return library.address(wide)
+
+    def _rotations(self, needed: int) -> None:
+        """Makes the cosines and sines (P, D / 2) reach so many positions."""
+        if len(self.cosines) >= needed:
+            return
+        size = max(needed, min(2 * needed + 256, self.loop.context))
+        made = self.loop.rotary(torch.empty(0), torch.arange(size)[None])
+        if not isinstance(made, tuple) or any(part.shape != (1, size, self.width) for part in made):
+            raise LookupError("its rotation is no table of cosines and sines")
+        halves = [part[0].float().chunk(2, -1) for part in made]
+        if not all(torch.equal(first, second) for first, second in halves):
+            raise LookupError("its rotation differs between the halves of a head")
+        self.cosines, self.sines = (first.contiguous() for first, _ in halves)
+
+    def cache(self) -> Cache:
+        return Cache(self.layout, torch.bfloat16, torch.device("cpu"))
+
+    def release(self) -> None:
+        """Holds nothing but the weights."""
+
+    def __call__(
+        self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
+    ) -> Computed | None:
+        nodes = sum(len(job.tokens) for job in jobs)
+        rows = []
+        first = 0
+        for job in jobs:
+            rows += [first + row for row in job.rows]
+            first += len(job.tokens)
+        self._rotations(max(max(job.positions) for job in jobs) + 1)
+        states = self._states(jobs)
+        wanted = np.array(rows, np.int32)
+        tapped = np.array(taps, np.int32)
+        layers = self.all_layers
+        if jobs[0].layers is not None:
+            layers = np.array(jobs[0].layers, np.int32)
+        logits = torch.empty(len(rows), self.vocab)
+        hidden = torch.empty(len(taps), nodes, self.hidden)
+        described = [self._describe(job) for job in jobs]
+        step = library.Step(
+            jobs=(library.Job * len(jobs))(*(part for part, _ in described)),
+            job_count=len(jobs),
+            nodes=nodes,
+            states=states.data_ptr(),
+            cosines=self.cosines.data_ptr(),
+            sines=self.sines.data_ptr(),
+            layers=layers.ctypes.data,
+            layer_count=len(layers),
+            rows=wanted.ctypes.data,
+            row_count=len(rows),
+            logits=logits.data_ptr(),
+            taps=tapped.ctypes.data,
+            tap_count=len(taps),
+            tapped=hidden.data_ptr(),
+        )
+        if not self.library.ft_forward(self.model, step, threads):
+            raise MemoryError("no memory for a step")
+        self.size = nodes
+        found = {tap: hidden[i].to(self.dtype) for i, tap in enumerate(taps)}
+        return Computed(logits, found)
+
+    def _states(self, jobs: Sequence[Job]) -> torch.Tensor:
+        """What enters the first layer (T, E), float32."""
+        if jobs[0].states is not None:
+            given = torch.cat([job.states for job in jobs if job.states is not None])
+            return given.float().contiguous()
+        ids = torch.tensor([token for job in jobs for token in job.tokens])
+        embed = self.loop.embed
+        if not isinstance(embed, PackedEmbedding):
+            return self.loop.embedded(ids).float().contiguous()
+        rows = embed.rows(ids)
+        return rows if self.loop.scale == 1 else rows * self.loop.scale
+
+    def _describe(self, job: Job) -> tuple[library.Job, Any]:
+        """The library's structure of a job, and what it points to."""
+        cache = job.cache
+        keys, values = cache.keys[0], cache.values[0]
+        numbers = job.positions
+        windowed = 0 < self.least_window <= max(numbers)
+        if windowed:
+            numbers = [*numbers, *cache.row_positions(), *job.scratch_positions]
+        held = np.array(numbers, np.int32)
+        seen = None if job.seen is None else job.seen.contiguous()
+        new = len(job.tokens)
+        part = library.Job(
+            nodes=new,
+            start=job.start,
+            base=cache.base,
+            positions=held.ctypes.data,
+            seen=library.address(seen),
+            row_positions=held[new:].ctypes.data if windowed else None,
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            layer_stride=keys.stride(0),
+            head_stride=keys.stride(1),
+        )
+        return part, (held, seen)
+
+
+def _activation(act: Any) -> int:
+    """The library's number of an activation. Raises LookupError."""
+    if isinstance(act, (nn.SiLU, type(ACT2FN["silu"]))):
+        return library.ACTIVATIONS.index("silu")
+    if isinstance(act, type(ACT2FN["gelu_pytorch_tanh"])):
+        return library.ACTIVATIONS.index("gelu_tanh")
+    raise LookupError(f"it has no activation {type(act).__name__}")
