@@ -11,16 +11,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 QUESTION ?= What is the capital of France, and what is it known for?
+export QUESTION
 CODE := 'import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n'
 
 .PHONY: demo test test-real check docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
-	@if $(BIN)/foretell fetch smollm2 >$(VENV)/.fetched 2>&1; then \
-	    $(BIN)/foretell generate --model smollm2 --chat --compare --max-new-tokens 128 "$(QUESTION)"; \
+	@if $(BIN)/foretell fetch smollm2 >/dev/null; then \
+	    $(BIN)/foretell generate --model smollm2 --chat --compare --max-new-tokens 128 "$$QUESTION"; \
 	else \
-	    echo "the embedded model writes code instead: $$(tail -n 1 $(VENV)/.fetched)" >&2; \
+	    echo "so the embedded model writes code instead" >&2; \
 	    printf $(CODE) | $(BIN)/foretell generate --compare --max-new-tokens 128 -; \
 	fi
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from foretell.aliases import Alias, HubSource, PackageSource, aliases, find
+from foretell.aliases import EMBEDDED, Alias, HubSource, PackageSource, aliases, find
 from foretell.errors import BadFile, BadModel, first_line
 from foretell.ops.files import cache_folder
 from foretell.unpacking import VERSION
@@ -43,7 +43,7 @@ def resolve(name: str) -> str:
 
     A folder of that name in the working directory comes first. Raises as `fetch` does.
     """
-    if "/" in name or Path(name).is_dir() or name not in aliases():
+    if "/" in name or name in EMBEDDED or Path(name).is_dir() or name not in aliases():
         return name
     return str(fetch(name))
 
@@ -235,7 +235,7 @@ def _run(
     """Runs a Python module; returns its exit code and what it wrote to standard error. Meanwhile
     tells how much lies in the folder.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-P", "-m", *arguments],  # -P: no modules from the working directory
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -243,18 +243,17 @@ def _run(
         text=True,
         errors="replace",
         env=os.environ | environment,
-    )
-    try:
-        while True:
-            try:
-                _, said = process.communicate(timeout=POLL)
-                return process.returncode, said
-            except subprocess.TimeoutExpired:
-                tell(f"{_size(folder) / 1e6:.0f} MB")
-    finally:
-        if process.poll() is None:  # interrupted
+    ) as process:
+        try:
+            while True:
+                try:
+                    _, said = process.communicate(timeout=POLL)
+                    return process.returncode, said
+                except subprocess.TimeoutExpired:
+                    tell(f"{_size(folder) / 1e6:.0f} MB")
+        except BaseException:  # interrupted
             process.kill()
-            process.wait()
+            raise
 
 
 def _size(folder: Path) -> int:
@@ -272,6 +271,8 @@ def _size(folder: Path) -> int:
 def _reason(said: str) -> str:
     """What pip gives as its reason, in one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if "Retrying (" in said:
+        return "the registry cannot be reached"  # pip says that it found no version
     for line in lines:
         if line.startswith("ERROR: "):
             return line.removeprefix("ERROR: ")

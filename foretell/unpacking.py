@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from foretell.errors import BadModel, first_line
 
 VERSION = 1  # of what `unpack` makes of a file; folders of another version are made again
@@ -22,7 +20,9 @@ CURE = "llama.cpp may run the file itself: give its path"
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Writes the model into a folder that is there. Raises BadModel, OSError or SafetensorError."""
+    """Writes the model into a folder that is there. Raises BadModel, or OSError where the folder
+    cannot be written.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -37,8 +37,11 @@ def unpack(file: Path, folder: Path) -> None:
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(f"{file}: cannot be unpacked ({first_line(error)}); {CURE}") from error
     _split_words(tokenizer, file)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+    except Exception as error:  # tokenizers and safetensors raise their own
+        raise OSError(first_line(error)) from error
     mode = (folder / "config.json").stat().st_mode
     for path in folder.glob("*.safetensors"):
         path.chmod(mode)  # safetensors makes files that other users cannot read
@@ -72,8 +75,8 @@ def main(arguments: list[str]) -> int:
     except BadModel as error:
         print(error, file=sys.stderr)
         return 2
-    except (OSError, SafetensorError) as error:
-        print(getattr(error, "strerror", None) or first_line(error), file=sys.stderr)
+    except OSError as error:
+        print(error.strerror or first_line(error), file=sys.stderr)
         return 1
     return 0
 

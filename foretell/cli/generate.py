@@ -59,7 +59,7 @@ def generate(
         typer.Option("--chat", help="The text is a question to a chat model, which answers it."),
     ] = False,
 ) -> int:
-    """Continue or answer a text. On a terminal, drafted tokens are coloured by who proposed them."""
+    """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
     options = sampling.arguments()
     check_method(method)
     if compare and sampling.n > 1:
@@ -76,6 +76,7 @@ def generate(
         "dtype": numbers(lm.models["target"]),
         "method": method,
         "prompt": text,
+        "chat": chat,
     }
     if compare:
         compared = _compare(lm, asked, method, options, visible=not as_json)
