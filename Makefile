@@ -1,6 +1,7 @@
 # Every target does its own set-up: all it needs is Python 3.11 or newer and gcc.
-#   make demo    generate with the embedded model, plain and accelerated side by side
+#   make demo    a real chat model answers a question, plain and accelerated side by side
 #   make test    the tests            make check   lint, format, types, generated docs, size of the heart
+#   make test-real    the tests that need the real model
 #   make docs    the site in site/    make clean   removes everything that these targets made
 
 # The first of these that is new enough; another one: make PYTHON=/path/to/python
@@ -9,17 +10,29 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-DEMO ?= 'import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n'
+QUESTION ?= What is the capital of France, and what is it known for?
+export QUESTION
+CODE := 'import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n'
 
-.PHONY: demo test check docs clean
+.PHONY: demo test test-real check docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
-	@printf $(DEMO) | $(BIN)/foretell generate --compare --max-new-tokens 128 -
+	@if $(BIN)/foretell fetch smollm2 >/dev/null; then \
+	    $(BIN)/foretell generate --model smollm2 --chat --compare --max-new-tokens 128 "$$QUESTION"; \
+	else \
+	    echo "so the embedded model writes code instead" >&2; \
+	    printf $(CODE) | $(BIN)/foretell generate --compare --max-new-tokens 128 -; \
+	fi
 
 # One thread: the tests are many small forwards, which threads only slow down.
 test: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+
+# At most 8 minutes on two cores.
+test-real: $(VENV)/.ready
+	$(BIN)/foretell fetch smollm2
+	OMP_NUM_THREADS=1 timeout 480 $(BIN)/python -m pytest -m real tests/real $(ARGS)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -1,5 +1,5 @@
-"""From a name to a model: the embedded pair, a folder, a hub id, or a .gguf file, which llama.cpp
-runs.
+"""From a name to a model: the embedded pair, a known name, a folder, a hub id, or a .gguf file,
+which llama.cpp runs.
 
 Weights are read from safetensors or GGUF only; remote code runs only when asked for. Every way a
 folder can be wrong ends in one BadModel line that says what, where and the cure.
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from foretell.aliases import aliases, suggestion
 from foretell.api import LM, ends, named_models, pair
 from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.int8 import quantize
+from foretell.fetching import resolve
 from foretell.runtimes import registry
 
 if TYPE_CHECKING:
@@ -77,7 +79,8 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LM:
-    """Loads a model: `demo`, a folder in transformers' layout, a hub id, or a .gguf file.
+    """Loads a model: `demo`, a name that `foretell fetch` lists, which is fetched where it is not
+    here, a folder in transformers' layout, a hub id, or a .gguf file.
 
     `models`: other models that methods ask, by name, loaded in the same way; they are in
     `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
@@ -100,17 +103,18 @@ def load(
     its weights are unpacked for that, auto: to bfloat16. Raises BadModel, BadConfig or Unsupported.
     """
     name = str(source)
-    named = {key: str(value) for key, value in named_models(draft, models).items()}
+    found = resolve(name)  # the same, or the folder that a known name stands for
+    named = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
     if name == "demo":
         named = {"draft": "demo-draft", **named}
-    if _is_gguf(name) and revision is not None:
+    if (_is_gguf(name) or found != name) and revision is not None:
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
     packed = _is_gguf(name) and executor == "auto"  # for llama.cpp
     if packed:
         _check_gguf(name, device, dtype, exact_bits)
         device = "cpu"  # of those of the other models that are no .gguf files
     options = _checked(name, device, dtype, exact_bits, executor, trust_remote_code)
-    target = _gguf(name) if packed else _loaded(name, name, options, revision)
+    target = _gguf(name) if packed else _loaded(found, name, options, revision)
     if target.trouble:
         warnings.warn(
             f"{target.path or name}: no usable tokenizer ({target.trouble}); "
@@ -279,7 +283,7 @@ def load_tokenizer(
     """The tokenizer alone, of what `load` takes; code that comes with it is never run. Raises
     BadModel.
     """
-    name = str(source)
+    name = resolve(str(source))
     if _is_gguf(name):
         from foretell.runtimes.vocabulary import load_vocabulary
 
@@ -312,10 +316,10 @@ def _folder(name: str) -> Path | None:
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise BadModel(
-            f"{name}: no such folder; give `demo`, a folder with config.json, "
-            "or a hub id like owner/name"
-        )
+        hint = "give `demo`, a folder with config.json, or a hub id like owner/name"
+        if "/" not in name:
+            hint += f"; of real models, {suggestion(name, aliases())}"
+        raise BadModel(f"{name}: no such folder; {hint}")
     return None
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, settings
 
+from foretell.ops.files import cache_folder
 from tests.durations import Durations
 
 torch.set_num_threads(1)
+USERS = cache_folder()  # where real models are kept; only tests marked `real` look there
 # Nothing of the user's is read or changed.
 os.environ["FORETELL_CACHE"] = tempfile.mkdtemp(prefix="foretell-tests-")
 settings.register_profile(

@@ -118,9 +118,12 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def gguf(model: PreTrainedModel, path: Path, template: str | None = None) -> Path:
-    """The same weights and this tokenizer in a .gguf file, float32; needs the package gguf. Llama,
-    Qwen2 or Qwen3.
+def gguf(
+    model: PreTrainedModel, path: Path, template: str | None = None, words: str = "gpt-2"
+) -> Path:
+    """The same weights and this tokenizer in a .gguf file, float32. Llama, Qwen2 or Qwen3.
+
+    `words`: the rule by which the file says that texts are split before the merges.
     """
     import gguf as lib
 
@@ -139,12 +142,12 @@ def gguf(model: PreTrainedModel, path: Path, template: str | None = None) -> Pat
     writer.add_rope_dimension_count(width)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    words = {i: t for t, i in coder.get_vocab().items()}
+    texts = {i: t for t, i in coder.get_vocab().items()}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([words[i] for i in range(len(words))])
+    writer.add_tokenizer_pre(words)
+    writer.add_token_list([texts[i] for i in range(len(texts))])
     writer.add_token_types(
-        [lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(words))]
+        [lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(texts))]
     )
     writer.add_token_merges(
         [" ".join(pair) for pair in json.loads(coder.backend_tokenizer.to_str())["model"]["merges"]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import foretell
 from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
+from foretell.fetching import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +40,9 @@ def load_model(
     """Loads the model. `profile`: also reads what `foretell tune` kept of it, and says in one line
     if that cannot be used; without one, what `auto` stands for is measured.
     """
+    for name in (options.model, options.draft):
+        if name is not None:
+            resolve(name)  # is fetched here, before the status, since it shows its own progress
     with messages.status(f"loading {options.model}"), quiet():
         lm = foretell.load(
             options.model,
@@ -59,5 +63,6 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """Loads the tokenizer of a model, without the model."""
     from foretell.loading import load_tokenizer as load
 
+    resolve(name)
     with messages.status(f"loading {name}"), quiet():
         return load(name, revision)

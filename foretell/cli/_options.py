@@ -19,7 +19,9 @@ DEFAULT = Sampling()
 
 Model = Annotated[
     str,
-    typer.Option(help="`demo`, a folder in transformers' layout, a hub id, or a .gguf file."),
+    typer.Option(
+        help="`demo`, a name that `foretell fetch` lists, a folder, hub id or .gguf file."
+    ),
 ]
 Draft = Annotated[
     str | None,

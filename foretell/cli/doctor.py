@@ -49,7 +49,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="`demo`, a folder, a hub id, or a .gguf file. Without it, only the machine.",
+            help="`demo`, another name, a folder, a hub id or a .gguf. Without it, the machine.",
         ),
     ] = None,
     draft: Draft = None,

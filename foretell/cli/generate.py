@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
     from foretell.stats import Stats
 
+Asked = str | list[dict[str, str]]  # a text to continue, or a conversation to answer
 ROUNDS = 3  # of --compare
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear
 
@@ -53,6 +54,10 @@ def generate(
         bool,
         typer.Option("--compare", help="Also run plain decoding, and print the speed of both."),
     ] = False,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="The text is a question to a chat model, which answers it."),
+    ] = False,
 ) -> int:
     """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
     options = sampling.arguments()
@@ -61,6 +66,7 @@ def generate(
         raise BadConfig("--compare measures one sample: leave --n out")
     text = prompt_text(prompt)
     lm = load_model(models, executors)
+    asked: Asked = [{"role": "user", "content": text}] if chat else text
     from foretell.measure.profiling import numbers
 
     about = {
@@ -70,21 +76,22 @@ def generate(
         "dtype": numbers(lm.models["target"]),
         "method": method,
         "prompt": text,
+        "chat": chat,
     }
     if compare:
-        compared = _compare(lm, text, method, options, visible=not as_json)
+        compared = _compare(lm, asked, method, options, visible=not as_json)
         if as_json:
             emit_json(about | compared)
         return 0
     if as_json or sampling.n > 1:
         with messages.status("generating"):
-            output = lm.generate(text, method, **options)
+            output = lm.generate(asked, method, **options)
         if as_json:
             emit_json(about | _document(output))
         else:
             _print_samples(output, method, sampling.seed)
         return 0
-    last_piece = _print_stream(text, lm.stream(text, method, **options))
+    last_piece = _print_stream(asked, lm.stream(asked, method, **options))
     if last_piece is not None and last_piece.stats is not None:
         _print_stats(last_piece.stats, method)
     return 0
@@ -105,7 +112,7 @@ def _print_samples(output: Output, method: str, seed: int) -> None:
         _print_stats(sample.stats, method)
 
 
-def _print_stream(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
+def _print_stream(prompt: Asked, pieces: Iterator[Piece]) -> Piece | None:
     """Writes an answer as it comes; on a terminal after its prompt, and coloured. Returns the last
     piece.
     """
@@ -115,7 +122,8 @@ def _print_stream(prompt: str, pieces: Iterator[Piece]) -> Piece | None:
     piece = None
     with refusals("standard output"):
         if coloured:
-            console.print(Text(prompt, "dim"), end="")
+            shown = prompt if isinstance(prompt, str) else f"{prompt[0]['content']}\n\n"
+            console.print(Text(shown, "dim"), end="")
         try:
             for piece in pieces:
                 if coloured:
@@ -153,7 +161,7 @@ def _print_stats(stats: Stats, method: str) -> None:
 
 
 def _compare(
-    lm: LM, prompt: str, method: str, options: dict[str, Any], visible: bool
+    lm: LM, prompt: Asked, method: str, options: dict[str, Any], visible: bool
 ) -> dict[str, Any]:
     """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
     lm.generate(prompt, "plain", **options)  # the first run of anything is slower

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import statistics
 import time
@@ -24,6 +23,7 @@ import torch
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadFile
+from foretell.ops.files import cache_folder as folder
 from foretell.ops.files import write_text
 from foretell.policy.costs import FIRST_SHARE, SIZES, Costs
 
@@ -226,14 +226,6 @@ def processor() -> str:
 
 
 # --- the file
-
-
-def folder() -> Path:
-    """$FORETELL_CACHE, else the user's cache folder."""
-    if given := os.environ.get("FORETELL_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "foretell"
 
 
 def profile(model: Model, fresh: bool = False, tell: Tell = _silent) -> tuple[Costs, Path]:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder that foretell keeps its own in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from safetensors import SafetensorError
 from foretell.errors import BadFile
 
 CURE = "free some space or name another place"
+
+
+def cache_folder() -> Path:
+    """$FORETELL_CACHE, else the user's cache folder."""
+    if given := os.environ.get("FORETELL_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "foretell"
 
 
 @contextmanager

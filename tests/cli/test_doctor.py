@@ -79,7 +79,9 @@ def test_doctor_as_json(run: Any, folder: str, diagnosed: list[Any]) -> None:
     target, draft = document["models"]
     assert target["refusals"] == [list(pair) for pair in REFUSED.refusals]
     assert (draft["name"], draft["executor"], draft["fused"]) == ("draft", "openvino", True)
-    assert {"openvino", "onnxruntime", "gguf"} <= {p["name"] for p in document["packages"]}
+    assert {"openvino", "onnxruntime", "llama-cpp-python"} <= {
+        p["name"] for p in document["packages"]
+    }
     assert json.loads(run("doctor", "--json")[1])["models"] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +124,35 @@ def test_drafted_tokens_are_coloured_on_a_terminal_only(
     draft = tiny.lm().generate(CODE, "draft", max_new_tokens=12).draft
     assert code == 0 and "draft" in draft and out.startswith("\x1b[2m" + CODE)
     assert 1 <= out.count("\x1b[32m") <= draft.count("draft")
+
+
+def test_a_question_goes_through_the_chat_template(run: Any, tmp_path: Path) -> None:
+    folder = tiny.save(tiny.llama(), tmp_path)
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template, "utf-8")
+    options = ["--model", str(folder), "--method", "ngram", *SHORT, "--chat"]
+    answer = tiny.lm().generate("user: def\n", "plain", max_new_tokens=12).text
+    assert run("generate", *options, "def")[:2] == (0, answer + "\n")
+    document = json.loads(run("generate", *options, "--json", "def")[1])
+    assert (document["prompt"], document["chat"], document["text"]) == ("def", True, answer)
+    compared = json.loads(run("generate", *options, "--json", "--compare", "def")[1])
+    assert compared["text"] == answer and compared["compare"]["identical"]
+
+
+def test_a_model_without_a_chat_template_says_so(run: Any, folder: str) -> None:
+    code, out, err = run("generate", "--model", folder, *SHORT, "--chat", "x")
+    assert code == 2 and out.strip() == "" and "chat template" in err
+
+
+def test_the_question_stands_before_the_answer_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminal(**options: Any) -> Console:
+        return Console(force_terminal=True, color_system=None, **options)
+
+    monkeypatch.setattr(generate, "Console", terminal)
+    pieces = tiny.lm().stream("user: def\n", "plain", max_new_tokens=12)
+    generate._print_stream([{"role": "user", "content": "def"}], pieces)
+    answer = tiny.lm().generate("user: def\n", "plain", max_new_tokens=12).text
+    assert answer[:5].isprintable(), "rich leaves control characters out"
+    assert capsys.readouterr().out.startswith(f"def\n\n{answer[:5]}")

@@ -1,0 +1,53 @@
+"""`foretell fetch`: fetches a real model, or lists those that are known by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Column
+from rich.text import Text
+
+from foretell.cli._options import Json
+from foretell.cli._output import emit, emit_json, show, table
+
+if TYPE_CHECKING:
+    from foretell.aliases import Alias
+
+
+def fetch(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The model to fetch. Without it, the known models are listed."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Fetch a real model where it is not here, and print its folder; or list the known ones."""
+    from foretell import fetching
+    from foretell.aliases import aliases, find
+
+    if name is not None:
+        fetching.fetch(name)
+        known = [find(name)]
+    else:
+        known = list(aliases().values())
+    if as_json:
+        emit_json({"schema": "foretell.fetch/1", "models": [_document(alias) for alias in known]})
+    elif name is not None:
+        emit(str(fetching.here(known[0])))
+    else:
+        rows = table("name", "what it is", "licence", Column("folder", overflow="fold"))
+        for alias in known:
+            folder = fetching.here(alias)
+            place = "not fetched" if folder is None else str(folder)
+            rows.add_row(Text(alias.name, "bold"), alias.about, alias.licence, place)
+        show(rows)
+    return 0
+
+
+def _document(alias: Alias) -> dict[str, Any]:
+    from foretell import fetching
+
+    folder = fetching.here(alias)
+    return dataclasses.asdict(alias) | {"folder": None if folder is None else str(folder)}

@@ -1,0 +1,85 @@
+"""A .gguf file to a folder that transformers and foretell load: weights in bfloat16, configuration,
+tokenizer and chat template.
+
+`python -m foretell.unpacking FILE FOLDER` does it in a process of its own, so that the memory of
+reading is given back. Exit codes: 0; 1, the folder cannot be written; 2, the file cannot be
+unpacked. One line on standard error says why.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import BadModel, first_line
+
+VERSION = 1  # of what `unpack` makes of a file; folders of another version are made again
+PLAIN = ("default", "gpt-2")  # rules of words that are the byte-level tokenizer's own
+CURE = "llama.cpp may run the file itself: give its path"
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Writes the model into a folder that is there. Raises BadModel, or OSError where the folder
+    cannot be written.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    except Exception as error:  # transformers raises nearly anything here
+        raise BadModel(f"{file}: cannot be unpacked ({first_line(error)}); {CURE}") from error
+    _split_words(tokenizer, file)
+    try:
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+    except Exception as error:  # tokenizers and safetensors raise their own
+        raise OSError(first_line(error)) from error
+    mode = (folder / "config.json").stat().st_mode
+    for path in folder.glob("*.safetensors"):
+        path.chmod(mode)  # safetensors makes files that other users cannot read
+
+
+def _split_words(tokenizer: Any, file: Path) -> None:
+    """Splits texts before the merges by the rule that the file names, where transformers does not
+    know it and takes GPT-2's. Raises BadModel for a rule that is not known here either.
+    """
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
+
+    field = GGUFReader(file).get_field("tokenizer.ggml.pre")
+    rule = "default" if field is None else str(field.contents())
+    core = tokenizer.backend_tokenizer
+    if not isinstance(core.pre_tokenizer, pre_tokenizers.ByteLevel) or rule in PLAIN:
+        return
+    if rule != "smollm":
+        raise BadModel(
+            f"{file}: its tokenizer splits words by the rule {rule!r}, unknown here; {CURE}"
+        )
+    # Every digit is a word of its own, so that several spaces before a number are one token.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, core.pre_tokenizer])
+
+
+def main(arguments: list[str]) -> int:
+    file, folder = map(Path, arguments)
+    try:
+        unpack(file, folder)
+    except BadModel as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(error.strerror or first_line(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

