@@ -23,7 +23,8 @@ from foretell.api import LM, ends, named_models, pair
 from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
-from foretell.families.int8 import quantize
+from foretell.families.packed import WHOLE_NUMBERS, pack
+from foretell.native import library
 from foretell.fetching import resolve
 from foretell.runtimes import registry
 
@@ -150,23 +151,25 @@ def _checked(
     trust_remote_code: bool,
 ) -> _Options:
     """The options with what they stand for. Raises BadConfig or Unsupported for wrong ones."""
-    if dtype not in ("auto", "int8", *DTYPES):
-        raise BadConfig.field("dtype", dtype, f"one of auto, int8, {', '.join(DTYPES)}")
+    if dtype not in ("auto", *WHOLE_NUMBERS, *DTYPES):
+        kinds = ", ".join(("auto", *WHOLE_NUMBERS, *DTYPES))
+        raise BadConfig.field("dtype", dtype, f"one of {kinds}")
     executors = ("auto", "torch", *registry.names())
     if executor not in executors:
         raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
     if exact_bits:
-        if dtype not in ("auto", "int8"):
+        if dtype not in ("auto", "bfloat16", *WHOLE_NUMBERS):
             raise BadConfig(
-                f"dtype={dtype!r} with exact_bits=True: must be auto or int8, whose sums are exact"
+                f"dtype={dtype!r} with exact_bits=True: must be auto, bfloat16, int8 or int4, "
+                "whose products are our own"
             )
-        if executor not in ("auto", "torch"):
+        if executor not in ("auto", "native", "torch"):
             raise BadConfig(
-                f"executor={executor!r} with exact_bits=True: must be auto or torch, "
-                "which computes it"
+                f"executor={executor!r} with exact_bits=True: must be auto, native or torch, "
+                "which compute it"
             )
-        dtype = "int8"
-        executor = "torch"
+        if dtype == "auto" and (executor == "torch" or not library.available()):
+            dtype = "int8"
     if device is None:
         device = "cuda" if torch.cuda.is_available() and not exact_bits else "cpu"
     try:
@@ -174,9 +177,9 @@ def _checked(
     except (RuntimeError, AssertionError) as error:
         raise BadConfig(f"device={device!r} cannot be used here: {first_line(error)}") from error
     kind = torch.device(device).type
-    if dtype == "int8" and kind != "cpu":
+    if dtype in WHOLE_NUMBERS and kind != "cpu":
         raise Unsupported.missing(
-            "dtype='int8'", name, "a CPU", "use bfloat16 there, or device='cpu'"
+            f"dtype={dtype!r}", name, "a CPU", "use bfloat16 there, or device='cpu'"
         )
     if executor not in ("auto", "torch"):
         where = registry.device_of(executor)
@@ -212,16 +215,29 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
 
+    kind = hf.device.type
+    refusals: Refusals = ()
+    for executor, runtime in registry.whole(hf, kind, options.executor):
+        runtime.prepare(hf)
+        model = Decoder(hf, name, partial(blocks, ours=True))
+        try:
+            model.use(runtime.make)
+        except LookupError as error:
+            refusals += _refused(name, executor, error, options.executor)
+        else:
+            return model, refusals
     if options.exact_bits:
-        return ExactDecoder(hf, name), ()
+        if options.dtype in WHOLE_NUMBERS:
+            return ExactDecoder(hf, name), ()
+        why = "; ".join(reason for _, reason in refusals) or "products of its own for this model"
+        raise Unsupported.missing("exact_bits=True", name, why, "use dtype='int8'")
     if options.executor != "torch":
-        for candidate, runtime in registry.candidates(hf, hf.device.type, options.executor):
+        for candidate, runtime in registry.candidates(hf, kind, options.executor):
             if runtime.DTYPE is not None and runtime.suits(hf, candidate == options.executor):
                 hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
     model = Decoder(hf, name, partial(blocks, ours=True))
-    refusals: Refusals = ()
     if options.executor != "torch":
-        refusals = hand_over(model, options.executor)
+        refusals += hand_over(model, options.executor)
     if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
         build = "its layers are of another build than the llama family's"
         refusals += (("fused blocks", build),)
@@ -239,15 +255,19 @@ def hand_over(model: Decoder, executor: str) -> Refusals:
         try:
             model.use(partial(runtime.make, fallback=model.executor))
         except LookupError as error:
-            if executor == name:
-                need = f"what it takes ({error})"
-                raise Unsupported.missing(
-                    f"executor={executor!r}", model.name, need, "use torch"
-                ) from error
-            refusals += ((name, str(error)),)
+            refusals += _refused(model.name, name, error, executor)
     if model.executor is not None and model.executor.fallback is not None:
         model.executor.fallback.release()  # of what only the probe asked it for
     return refusals
+
+
+def _refused(model: str, executor: str, error: LookupError, wanted: str) -> Refusals:
+    """Notes that an executor does not take a model. Raises Unsupported where it is `wanted`."""
+    if executor == wanted:
+        need = f"what it takes ({error})"
+        cure = "use another executor, or leave it out"
+        raise Unsupported.missing(f"executor={executor!r}", model, need, cure) from error
+    return ((executor, str(error)),)
 
 
 def _is_gguf(name: str) -> bool:
@@ -363,7 +383,7 @@ def _model(
     from transformers import AutoModelForCausalLM, GgufConfig
 
     dtype: Any = DTYPES.get(options.dtype, "auto")
-    if options.dtype == "int8":
+    if options.dtype in WHOLE_NUMBERS:
         dtype = torch.bfloat16  # of what is not a linear layer's weights
     arguments: dict[str, Any] = {
         "dtype": dtype,
@@ -399,8 +419,9 @@ def _model(
             cure = "pass trust_remote_code=True if you trust its code"
         raise BadModel(f"{name}: cannot be loaded ({first_line(error)}); {cure}") from error
     _check_keys(name, report)
-    if options.dtype == "int8" and not quantize(hf):
-        raise Unsupported.missing("dtype='int8'", name, "torch's linear layers", "use bfloat16")
+    if options.dtype in WHOLE_NUMBERS and not pack(hf, options.dtype):
+        need = "torch's linear layers"
+        raise Unsupported.missing(f"dtype={options.dtype!r}", name, need, "use bfloat16")
     return hf.to(options.device).eval(), path
 
 

@@ -148,7 +148,6 @@ class Decoder(Model):
     """
 
     layout: Layout  # type: ignore[assignment]  # every layer keeps rows
-    exact_bits = False  # whether a row's result depends on no other row, to the last bit
     cache_type: type[Cache] = Cache  # of the caches that torch computes on
 
     def __init__(
@@ -164,11 +163,11 @@ class Decoder(Model):
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
-        # Whether it has weights of 8 bits: executors round their activations in different ways.
-        self.narrow = any(
-            isinstance(module, PackedLinear) and module.packed.format in WHOLE_NUMBERS
-            for module in hf.modules()
-        )
+        # The format of linear layers of 8 or 4 bits, else None.
+        formats = {m.packed.format for m in hf.modules() if isinstance(m, PackedLinear)}
+        self.matrices = next((name for name in reversed(WHOLE_NUMBERS) if name in formats), None)
+        # Whether it has some: executors round their activations in different ways.
+        self.narrow = self.matrices is not None
         head = self._find_head()
         if head is None or hf.config.is_encoder_decoder:
             raise self._refusal(f"a decoder with {self._head_in_words}")
@@ -372,20 +371,28 @@ class Decoder(Model):
         return self.prepared(cache, request, beside)
 
     @property
+    def exact_bits(self) -> bool:
+        """Whether a row's result depends on no other row of a forward, to the last bit."""
+        return self.executor is not None and self.executor.exact_bits
+
+    @property
     def usual_executor(self) -> str:  # type: ignore[override]
         return "torch" if self.executor is None else self.executor.name
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         """Plain jobs by the executor, the others by torch: on the same caches."""
-        plain = [job for job in jobs if job.plain]
-        if self.executor is None or not plain:
+        executor = self.executor
+        if executor is None:
             return self._by_torch(jobs, taps)
-        others = [job for job in jobs if not job.plain]
-        computed = self.executor(plain, self._threads(), taps)
+        plain = [job for job in jobs if job.plain or (executor.takes_layers and job.whole_text)]
+        others = [job for job in jobs if job not in plain]
+        if not plain:
+            return self._by_torch(jobs, taps)
+        computed = executor(plain, self._threads(), taps)
         if computed is None:
             return self._by_torch(jobs, taps)
-        computed.computed_by = self.executor.name
-        computed.width = self.executor.size
+        computed.computed_by = executor.name
+        computed.width = executor.size
         if not others:
             return computed
         rest = self._by_torch(others, taps)

@@ -36,8 +36,8 @@ from foretell.core.model import STEP
 from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import Fused, blocks
-from foretell.families.int8 import Linear8
 from foretell.families.loop import Block, Loop
+from foretell.families.packed import WHOLE_NUMBERS, PackedLinear
 from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
 from foretell.ops.attention import Bias
@@ -321,7 +321,7 @@ class ExactDecoder(Decoder):
     Unsupported.
     """
 
-    exact_bits = True
+    exact_bits = True  # type: ignore[assignment]
     cache_type = ExactCache
 
     def __init__(self, hf: PreTrainedModel, name: str = "model"):
@@ -345,8 +345,9 @@ class ExactDecoder(Decoder):
 
     def _replace(self, loop: Loop) -> list[Block] | None:
         """Makes the loop's own operations exact; its layers, too, where they can be fused."""
-        if not isinstance(loop.head, Linear8):
-            raise self._unsupported("linear layers of 8 bits", "load it with foretell.load")
+        head = loop.head
+        if not isinstance(head, PackedLinear) or head.packed.format not in WHOLE_NUMBERS:
+            raise self._unsupported("linear layers of 8 or 4 bits", "load it with foretell.load")
         if max(shape[1] for shape in self.layout) > HEAD:
             raise self._unsupported(f"heads of at most {HEAD}")
         loop.rotary_tables.clear()

@@ -38,6 +38,7 @@ class View(Model):
     fused: bool
     hf: PreTrainedModel
     narrow: bool
+    matrices: str | None
     exact_bits: bool
     cache_type: type[Cache]
     known_ids: int
@@ -59,6 +60,7 @@ class View(Model):
         self.hf = base.hf
         self.mark = f"{sum(p.numel() for p in self.hf.parameters())} {part}"  # of its own costs
         self.narrow = base.narrow
+        self.matrices = base.matrices
         self.exact_bits = base.exact_bits
         self.cache_type = base.cache_type
         self.vocab = base.vocab

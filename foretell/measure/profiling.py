@@ -170,9 +170,10 @@ def _text(length: int) -> list[int]:
 
 
 def numbers(model: Model) -> str:
-    """The number format it computes in, by name: int8 where its matrices are int8."""
-    if getattr(model, "narrow", False):
-        return "int8"
+    """The number format of its matrices, by name: int8, int4, bfloat16."""
+    packed: str | None = getattr(model, "matrices", None)
+    if packed is not None:
+        return packed
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -190,7 +191,8 @@ def traits(model: Model) -> dict[str, str]:
     size = getattr(model, "mark", size)  # a model in one file says its name, bytes and date
     on_cuda = model.device.type == "cuda"
     device = torch.cuda.get_device_name(model.device) if on_cuda else processor()
-    narrow = "int8 and " if getattr(model, "narrow", False) else ""
+    matrices = getattr(model, "matrices", None)
+    narrow = f"{matrices} and " if matrices else ""
     return {
         "kind": type(hf or model).__name__,
         "executor": executor,

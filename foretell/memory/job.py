@@ -52,8 +52,12 @@ class Job:
         An executor computes nothing else: what a policy, a prefix or a given state asks for would
         be lost without a word.
         """
-        usual = self.layers is None and self.states is None and self.features is None
-        return usual and self.cache.plain
+        return self.layers is None and self.states is None and self.whole_text
+
+    @property
+    def whole_text(self) -> bool:
+        """The same, but that only some layers may run, and that states may be given."""
+        return self.features is None and self.cache.plain  # type: ignore[no-any-return]
 
     def write(
         self, layer: int, k: torch.Tensor, v: torch.Tensor

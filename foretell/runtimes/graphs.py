@@ -36,6 +36,7 @@ from foretell.runtimes.protocol import Executor
 DEVICE = "cuda"
 PRIORITY = 1
 DTYPE = None
+WHOLE = False
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # numbers of nodes that there are steps for
 SPAN = 128  # scratch rows that the mask of a tree can tell apart
 SPARE = 8  # rows of a memory below its cache's; attention is quicker over a multiple of eight

@@ -18,7 +18,7 @@ from foretell.core.cache import Cache
 from foretell.core.model import Computed
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
-from foretell.families.packed import PackedEmbedding, PackedLinear
+from foretell.families.packed import PackedEmbedding, PackedLinear, pack
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.native import library
@@ -43,6 +43,12 @@ def suits(hf: Any, named: bool = False) -> bool:
         and len(layers) > 0
         and all(map(fits, layers))
     )
+
+
+def prepare(hf: Any) -> None:
+    """Packs the weights of a model of bfloat16."""
+    if not isinstance(hf.get_output_embeddings(), PackedLinear) and hf.dtype == torch.bfloat16:
+        pack(hf, "bfloat16")
 
 
 def make(

@@ -39,6 +39,7 @@ from foretell.runtimes.protocol import Executor, join
 DEVICE = "cpu"
 PRIORITY = 2
 DTYPE = torch.float32
+WHOLE = False
 SMALL = 64 << 20  # bytes of weights of 8 bits up to which it is the quickest
 TEXT_NODES = 32  # of a text in one forward; longer pieces are quicker elsewhere
 HEAD_MULTIPLE = 16  # of which the width of a head must be a multiple

@@ -27,6 +27,7 @@ from foretell.runtimes.protocol import Executor, join
 DEVICE = "cpu"
 PRIORITY = 1
 DTYPE = None
+WHOLE = False
 # Small models have a graph for each of these numbers of nodes, and one more for any number. Each
 # holds a copy of the weights, and takes a millisecond less than the one for any number.
 SIZES = (1, 8, 16, 32, 64, 128)

@@ -34,18 +34,23 @@ class Runtime(Protocol):
     `DEVICE`: the type of torch device it computes on. `PRIORITY`: of one device's executors the one
     with the highest number that takes a model computes it, and the one before is its fallback.
     `DTYPE`: what the weights that are not of 8 bits are converted to where it suits; None: they
-    stay as they are.
+    stay as they are. `WHOLE`: it computes every plain job itself, needs no fallback, and is tried
+    before all others; it may `prepare` a model for itself.
     """
 
     DEVICE: str
     PRIORITY: int
     DTYPE: torch.dtype | None
+    WHOLE: bool
 
     def suits(self, hf: Any, named: bool = False) -> bool:
         """Whether `auto` should try it on this transformers model.
 
         `named`: the user asks for it, so that only what rules out a better number format counts.
         """
+
+    def prepare(self, hf: Any) -> None:
+        """Brings the weights of a model that it suits into its own form, in place."""
 
     def make(
         self,
@@ -104,10 +109,18 @@ def candidates(hf: Any, device_type: str, wanted: str = "auto") -> Iterator[tupl
     """
     for name in names(device_type):
         runtime = load(name)
-        if name == wanted or runtime.suits(hf):
+        if (name == wanted or runtime.suits(hf)) and not runtime.WHOLE:
             yield name, runtime
         if name == wanted:
             return
+
+
+def whole(hf: Any, device_type: str, wanted: str = "auto") -> Iterator[tuple[str, Runtime]]:
+    """Those to try before, which compute everything themselves; the arguments as above."""
+    for name in reversed(names(device_type)):
+        runtime = load(name)
+        if runtime.WHOLE and (name == wanted or (wanted == "auto" and runtime.suits(hf))):
+            yield name, runtime
 
 
 def lineage(executor: Executor | None) -> list[str]:
