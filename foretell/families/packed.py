@@ -152,7 +152,11 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
         # One product a row: those of several rows may be summed in other orders.
         weight = unpack(packed).float()
         rounded = x.bfloat16().float()
-        return torch.stack([weight @ row for row in rounded]) if len(x) else x.new_empty(0, len(weight))
+        return (
+            torch.stack([weight @ row for row in rounded])
+            if len(x)
+            else x.new_empty(0, len(weight))
+        )
     assert packed.scales is not None
     groups = x.view(len(x), -1, GROUP)
     top = groups.abs().amax(-1, keepdim=True)
