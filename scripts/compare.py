@@ -25,6 +25,7 @@ import torch
 import transformers
 from rich.console import Console
 
+from foretell.cli._options import check_method
 from foretell.errors import BadConfig, ForetellError
 from foretell.measure import bench, peers
 from foretell.measure.comparison import document, pages, runner, sides
@@ -92,6 +93,8 @@ def measured(args: argparse.Namespace) -> document.Document:
     )
     dtypes = sides.check_dtypes(args.dtypes.split(","))
     chosen = checked_contenders(args.contenders.split(","))
+    for spec in args.methods.split(";"):
+        check_method(spec)
     sets = read_sets(args.sets.split(","), args.quick)
     console = Console(stderr=True)
     here = sides.Sides()

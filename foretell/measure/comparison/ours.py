@@ -87,16 +87,16 @@ class Side:
 
 
 def main(options: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # so that what a library prints is no answer
-    side = None
-    for line in sys.stdin:
-        try:
-            side = side or Side(**json.loads(options))
-            answer = side.answer(json.loads(line))
-        except Exception as error:  # that it did not work is the answer
-            answer = {"error": reason(error)}
-        print(json.dumps(answer), file=answers, flush=True)
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # so that what a library prints is no answer
+        side = None
+        for line in sys.stdin:
+            try:
+                side = side or Side(**json.loads(options))
+                answer = side.answer(json.loads(line))
+            except Exception as error:  # that it did not work is the answer
+                answer = {"error": reason(error)}
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
