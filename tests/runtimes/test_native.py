@@ -35,6 +35,7 @@ SIZES = {
     "head_dim": 32,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "vocab_size": 400,
 }
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 FORMATS = ("bfloat16", "int8", "int4")
