@@ -19,6 +19,16 @@
 #define WIDTHS {1}
 #endif
 
+/* The processor fetches by itself what is read in order, but not early enough where much is
+   computed with it: so many bytes ahead of a block's stream we ask for them. */
+#ifndef AHEAD
+#define AHEAD 4096
+#endif
+#ifndef FETCHED
+#define FETCHED 3 /* rows from which on */
+#endif
+#define PREFETCH(address) __builtin_prefetch(address, 0, 3)
+
 /* --- activations */
 
 /* Inputs `first` to `first + count - 1` of a row as a product reads them. Whole numbers have one
@@ -116,6 +126,14 @@ INLINE void tile_int(const ft_matrix *matrix, const int32_t *blocks, const int c
             UNROLL for (int n = 0; n < count; n++) dots[m * count + n] = start;
         }
         const int8_t *inputs_here = x + group * GROUP;
+        if (height >= FETCHED && first == 0) {
+            int64_t ahead = (int64_t)group * (GROUP * BLOCK >> narrow) + AHEAD;
+            if (ahead >= block_bytes)
+                ahead += (count - 1) * block_bytes;
+            UNROLL for (int n = 0; n < count; n++)
+                UNROLL for (int j = 0; j < 8 >> narrow; j++)
+                    PREFETCH(weights[n] + ahead + 64 * j);
+        }
         if (narrow) {
             UNROLL for (int j = 0; j < 4; j++) {
                 UNROLL for (int n = 0; n < count; n++) {
@@ -169,6 +187,13 @@ INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const in
         weights[n] = matrix->weights + (int64_t)blocks[n] * inputs * BLOCK * 2;
     UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
     for (int32_t k = 0; k < inputs; k += 16) {
+        if (height >= FETCHED && first == 0) {
+            int64_t ahead = (int64_t)k * BLOCK * 2 + AHEAD;
+            if (ahead >= (int64_t)inputs * BLOCK * 2)
+                ahead += (count - 1) * (int64_t)inputs * BLOCK * 2;
+            UNROLL for (int n = 0; n < count; n++)
+                UNROLL for (int j = 0; j < 8; j++) PREFETCH(weights[n] + ahead + 64 * j);
+        }
         UNROLL for (int j = 0; j < 8; j++) {
             bytes w[STRIP];
             UNROLL for (int n = 0; n < count; n++) w[n] = b_load(weights[n] + (k / 2 + j) * 64);
@@ -226,7 +251,7 @@ static const tile_function tiles[TILE][3] = {NAMES_OF(1), NAMES_OF(2), NAMES_OF(
 /* How many blocks at once, by the number of rows: so many sums that none waits for the one
    before, and no more than there are registers. */
 #ifndef WIDTHS
-#define WIDTHS {4, 4, 4, 2, 2, 2, 2, 1}
+#define WIDTHS {4, 4, 4, 2, 2, 2, 2, 2}
 #endif
 static const int widths[HIGHEST] = WIDTHS;
 
