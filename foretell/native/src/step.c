@@ -19,6 +19,7 @@
 
 #define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
 #define QUERIES 24
+#define LONG 512   /* rows from which on attention weighs */
 #define NEAREST_BYTES 32768 /* of weights that several tiles of rows share */
 
 static const ft_kernels *kernels = &ft_portable;
@@ -97,31 +98,6 @@ static int32_t strip_blocks(const ft_matrix *matrix, int32_t index, int32_t *blo
     return count;
 }
 
-/* Writes, or adds, a tile's outputs to rows of y; outputs that only fill a block up are left out.
-   `first_block`: the place in y of the tile's first output. */
-static void deliver(const ft_matrix *matrix, const float *tile, int32_t count, int32_t height,
-                    int32_t first_block, float *y, int64_t stride, int add) {
-    int32_t begin = first_block * BLOCK, width = count * BLOCK;
-    if (begin + width > matrix->outputs)
-        width = matrix->outputs - begin;
-    const float *bias = matrix->bias ? matrix->bias + begin : NULL;
-    for (int32_t m = 0; m < height; m++) {
-        const float *from = tile + m * count * BLOCK;
-        float *to = y + m * stride + begin;
-        if (add && bias)
-            for (int32_t i = 0; i < width; i++)
-                to[i] += from[i] + bias[i];
-        else if (add)
-            for (int32_t i = 0; i < width; i++)
-                to[i] += from[i];
-        else if (bias)
-            for (int32_t i = 0; i < width; i++)
-                to[i] = from[i] + bias[i];
-        else
-            memcpy(to, from, (size_t)width * sizeof(float));
-    }
-}
-
 /* The team's part of y (+)= rows W^T. */
 static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const ft_rows *rows, int32_t count,
                      float *y, int64_t stride, int add) {
@@ -138,7 +114,11 @@ static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const f
             for (int32_t row = 0; row < count; row += TILE) {
                 int32_t height = count - row < TILE ? count - row : TILE;
                 kernels->product(matrix, blocks + done, here, rows, row, height, tile);
-                deliver(matrix, tile, here, height, blocks[done], y + row * stride, stride, add);
+                int32_t begin = blocks[done] * BLOCK, wide = here * BLOCK;
+                int32_t left = matrix->outputs - begin;
+                kernels->deliver(tile, left < wide ? left : wide, wide, height,
+                                 matrix->bias ? matrix->bias + begin : NULL,
+                                 y + row * stride + begin, stride, add);
             }
         }
     }
@@ -397,19 +377,24 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     int32_t widest = model->heads * model->width;
     widest = widest > model->hidden ? widest : model->hidden;
     step_job job = {.model = model, .step = step};
-    job.node_block = group > QUERIES ? 1 : QUERIES / group;
-    int32_t longest = 0;
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    int32_t longest = 0, most = 0;
     for (int32_t i = 0; i < step->job_count; i++) {
         const ft_job *part = step->jobs + i;
         int32_t rows = part->start + part->nodes;
         for (int32_t s = 0; s < part->segments; s++)
             rows += part->segment[s].rows;
         longest = rows > longest ? rows : longest;
-        if (part->nodes > job.node_block)
-            job.attention_tasks +=
-                (part->nodes + job.node_block - 1) / job.node_block * model->kv_heads;
+        most = part->nodes > most ? part->nodes : most;
     }
-    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    job.node_block = group > QUERIES ? 1 : QUERIES / group;
+    /* Over long texts all threads should have as much to do. */
+    if (longest > LONG && step->job_count * model->kv_heads % threads && most <= job.node_block)
+        job.node_block = (most + threads - 1) / threads;
+    for (int32_t i = 0; i < step->job_count; i++)
+        if (step->jobs[i].nodes > job.node_block)
+            job.attention_tasks += (step->jobs[i].nodes + job.node_block - 1) / job.node_block *
+                                   model->kv_heads;
     int32_t queries = job.node_block * group;
     job.attention_floats = kernels->attention_floats(longest + 32, model->width, queries);
     job.private_bytes = aligned(4 * (int64_t)model->hidden) +
