@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.core.model import forest_attention
-from foretell.families.packed import PackedLinear
 from foretell.families.loop import Block, Loop
+from foretell.families.packed import PackedLinear
 from foretell.ops.memory import release
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -111,7 +111,8 @@ class Fused:
         self.down = _join([mlp.down_proj])
         self.act = mlp.act_fn
         # Other products are not kept by their sizes, and padding costs them as much as real rows.
-        narrow = attention.q_proj.weight.dtype in (torch.bfloat16, torch.float16)
+        weight = getattr(attention.q_proj, "weight", None)
+        narrow = weight is not None and weight.dtype in (torch.bfloat16, torch.float16)
         self.takes_padding = self.takes_padding and narrow
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
