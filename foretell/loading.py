@@ -24,8 +24,8 @@ from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS, pack
-from foretell.native import library
 from foretell.fetching import resolve
+from foretell.native import library
 from foretell.runtimes import registry
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
 Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
 
 
@@ -87,21 +88,25 @@ def load(
     `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
     a smaller relative with the target's tokens; `demo` brings its own.
 
-    `dtype`: float32, bfloat16, float16, float64, int8 (weights of linear layers, on a CPU; the rest
-    bfloat16, or float32 where onnxruntime computes it), or auto: as stored.
+    `dtype`: float32, bfloat16, float16, float64, int8 or int4 (weights of linear layers, in groups
+    of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as
+    stored.
 
-    `executor`: what computes ordinary steps: torch, openvino (CPUs only), onnxruntime (CPUs only,
-    int8 and float32; what others do quicker it leaves to openvino), graphs (torch's operations
-    recorded as CUDA graphs; CUDA GPUs only), or auto: onnxruntime for small models in int8,
-    openvino for others on a CPU, where they are installed, and graphs on a CUDA GPU, each where it
-    takes the model, else torch. Where one that auto prefers does not take it, a line on stderr says
-    so.
+    `executor`: what computes ordinary steps: torch, native (the C library: weights of bfloat16,
+    int8 and int4 on CPUs), openvino (CPUs only), onnxruntime (CPUs only, int8 and int4; what others
+    do quicker it leaves to openvino), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs
+    only), or auto: the first of native, onnxruntime and openvino that takes the model on a CPU, and
+    graphs on a CUDA GPU, else torch. Where one that auto prefers does not take it, a line on stderr
+    says so.
 
-    `exact_bits`: logits equal to the last bit in any tree, batch and chunking; int8, on a CPU, by
-    torch.
+    `exact_bits`: refuses what cannot promise logits that are equal to the last bit in any tree,
+    batch and chunking. native promises it always, so there drafts never change a token; other
+    models have it by torch with dtype int8 or int4.
 
-    A .gguf file runs in llama.cpp, on the CPU and in the formats it has; with an executor by name
-    its weights are unpacked for that, auto: to bfloat16. Raises BadModel, BadConfig or Unsupported.
+    A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
+    family by the C library, others by llama.cpp (executor "llama.cpp" for all). With another
+    executor by name its weights are unpacked for that, auto: to bfloat16. Raises BadModel,
+    BadConfig or Unsupported.
     """
     name = str(source)
     found = resolve(name)  # the same, or the folder that a known name stands for
@@ -110,12 +115,17 @@ def load(
         named = {"draft": "demo-draft", **named}
     if (_is_gguf(name) or found != name) and revision is not None:
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
-    packed = _is_gguf(name) and executor == "auto"  # for llama.cpp
-    if packed:
-        _check_gguf(name, device, dtype, exact_bits)
+    as_it_is = _is_gguf(name) and (
+        executor in ("auto", LLAMA_CPP) or (executor == "native" and dtype == "auto")
+    )
+    if as_it_is:
+        _check_gguf(name, device, dtype)
         device = "cpu"  # of those of the other models that are no .gguf files
+        target = _gguf(name, executor, exact_bits)
+        executor = "auto" if executor == LLAMA_CPP else executor
     options = _checked(name, device, dtype, exact_bits, executor, trust_remote_code)
-    target = _gguf(name) if packed else _loaded(found, name, options, revision)
+    if not as_it_is:
+        target = _loaded(found, name, options, revision)
     if target.trouble:
         warnings.warn(
             f"{target.path or name}: no usable tokenizer ({target.trouble}); "
@@ -274,27 +284,59 @@ def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
 
-def _gguf(name: str) -> _Loaded:
-    from foretell.runtimes.llama_cpp import GGUF  # llama.cpp is an optional package
+def _gguf(name: str, executor: str = "auto", exact_bits: bool = False) -> _Loaded:
+    """A .gguf file in its own formats: by the C library if it computes them, else llama.cpp."""
+    from foretell.runtimes import llama_cpp  # its package is an optional one
 
-    model: Any = GGUF(Path(name).expanduser())
-    return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends)
+    refusals: Refusals = ()
+    path = Path(name).expanduser()
+    if executor != LLAMA_CPP:
+        llama_cpp.check(path)
+        try:
+            return _native_gguf(name, path)
+        except LookupError as error:
+            refusals = _refused(name, "native", error, executor)
+    if exact_bits:
+        need = "batch-invariant kernels, which llama.cpp's are not"
+        cure = "leave it out, or name an executor (torch, openvino) and dtype='int8'"
+        raise Unsupported.missing("exact_bits=True", name, need, cure)
+    model: Any = llama_cpp.GGUF(path)
+    return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
-def _check_gguf(name: str, device: str | None, dtype: str, exact_bits: bool) -> None:
-    """Refuses by name what has no meaning for a file that llama.cpp runs."""
+def _native_gguf(name: str, path: Path) -> _Loaded:
+    """Its matrices as they lie in the file. Raises LookupError where the C library does not compute
+    them.
+    """
+    from foretell.families import gguf
+    from foretell.families.decoder import Decoder
+    from foretell.families.fused import blocks
+    from foretell.unpacking import read_tokenizer
+
+    hf = gguf.read(path)
+    try:
+        tokenizer = read_tokenizer(path)
+    except BadModel as error:
+        raise LookupError(str(error)) from error
+    model = Decoder(hf, name, partial(blocks, ours=True))
+    model.use(registry.load("native").make)
+    return _Loaded(model, path, tokenizer, ends(hf))
+
+
+def _check_gguf(name: str, device: str | None, dtype: str) -> None:
+    """Refuses by name what has no meaning for a file that is run in its own formats."""
     cure = "leave it out, or name an executor (torch, openvino), for which the weights are unpacked"
     if device not in (None, "cpu"):
         raise Unsupported.missing(
-            f"device={device!r}", name, "another runtime: llama.cpp's is on the CPU here", cure
+            f"device={device!r}",
+            name,
+            "another runtime: those for its formats are on the CPU",
+            cure,
         )
     if dtype != "auto":
         raise Unsupported.missing(
             f"dtype={dtype!r}", name, "weights in that format, and the file has its own", cure
         )
-    if exact_bits:
-        need = "batch-invariant kernels, which llama.cpp's are not"
-        raise Unsupported.missing("exact_bits=True", name, need, cure)
 
 
 def load_tokenizer(

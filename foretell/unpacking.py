@@ -24,10 +24,10 @@ def unpack(file: Path, folder: Path) -> None:
     cannot be written.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
+    tokenizer = read_tokenizer(file)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(
             file.parent,
             gguf_file=file.name,
@@ -36,7 +36,6 @@ def unpack(file: Path, folder: Path) -> None:
         )
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(f"{file}: cannot be unpacked ({first_line(error)}); {CURE}") from error
-    _split_words(tokenizer, file)
     try:
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
@@ -47,14 +46,30 @@ def unpack(file: Path, folder: Path) -> None:
         path.chmod(mode)  # safetensors makes files that other users cannot read
 
 
-def _split_words(tokenizer: Any, file: Path) -> None:
+def read_tokenizer(file: Path) -> Any:
+    """The tokenizer in a .gguf file, as transformers has it. Raises BadModel."""
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # transformers raises nearly anything here
+        raise BadModel(f"{file}: has no usable tokenizer ({first_line(error)}); {CURE}") from error
+    reader = GGUFReader(file)
+    if tokenizer.chat_template is None:
+        template = reader.get_field("tokenizer.chat_template")
+        tokenizer.chat_template = None if template is None else str(template.contents())
+    _split_words(tokenizer, file, reader)
+    return tokenizer
+
+
+def _split_words(tokenizer: Any, file: Path, reader: Any) -> None:
     """Splits texts before the merges by the rule that the file names, where transformers does not
     know it and takes GPT-2's. Raises BadModel for a rule that is not known here either.
     """
-    from gguf import GGUFReader
     from tokenizers import pre_tokenizers
 
-    field = GGUFReader(file).get_field("tokenizer.ggml.pre")
+    field = reader.get_field("tokenizer.ggml.pre")
     rule = "default" if field is None else str(field.contents())
     core = tokenizer.backend_tokenizer
     if not isinstance(core.pre_tokenizer, pre_tokenizers.ByteLevel) or rule in PLAIN:

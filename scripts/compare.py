@@ -1,234 +1,220 @@
-"""The README's table: foretell beside transformers' own generate, one request, interleaved in one
-process.
+"""The published figures: foretell beside every peer that is set up here, on seven kinds of text.
 
-    python scripts/compare.py --model demo --threads 2 --json runs/compare.json
+    python scripts/compare.py --threads 2 --json runs/compare.json --page runs/figures.md
 
-Every prompt is run by every contender, in an order shuffled each time, `--rounds` times over, after
-one warm-up round that is not counted. A figure is tokens/s after the first token (prefill and first
-token left out on both sides); a ratio is taken prompt by prompt within one round, and of all of
-them the median and the range from the 10th to the 90th percentile are printed. Each contender has
-stores of its own, forgotten between rounds: nobody learns from another one's text, nor from this
-text in an earlier round. The set `random` has prompts of random tokens: with --temperature 1.5
-nothing there can be predicted. Held-out prompts come with the package (foretell/assets/prompts:
-their documents were kept from the embedded model's training).
+Every prompt is run by every contender, one at a time, in an order shuffled each time, `--rounds`
+times over after a round that warms up. Each side has a process of its own. What drafters have
+learnt is forgotten between rounds. A set of `--sets` may also be a file of prompts, or `random`:
+random tokens, of which nothing can be predicted at --temperature 1.5. Long work can be split by
+`--sets` and joined with `--merge a.json b.json`; ratios are taken within one part, so a part needs
+those that shall be compared. A document in dev/measured/real.json is what scripts/docs.py shows.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import statistics
+import sys
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from rich.progress import track
+from rich.console import Console
 
-import foretell
-from foretell.measure import peers
-from foretell.measure.bench import Method
-from foretell.measure.peers import Peer, Place
+from foretell.cli._options import check_method
+from foretell.errors import BadConfig, ForetellError
+from foretell.measure import bench, peers
+from foretell.measure.comparison import document, pages, runner, sides
+from foretell.measure.peers import Place
+from foretell.measure.peers._worker import Worker
 from foretell.measure.profiling import processor
-from foretell.measure.prompts import read_prompts
+from foretell.measure.prompts import Prompt
 from foretell.ops.files import write_text
 
-PROMPTS = Path(foretell.__file__).parent / "assets" / "prompts"
-BASE = "transformers"  # the contender that speeds and tokens are compared with
-PLAIN = "foretell plain"
-PAUSE = 0.02  # seconds: threads of the run before go on spinning for some milliseconds
+RANDOM = "random"
+RANDOM_TOKENS = 64  # of each prompt of that set
+LONG_TEXTS = "summarisation"  # the set that long prompts are made of
+RANDOM_IDS = (1000, 16000)  # whose tokens are these: ids that vocabularies have, none special
+FIRST = "Name three colours."  # the first request after loading
 
 
-@dataclass
-class Run:
-    """One answer. `speed`: tokens/s after the first token; `host_ms`: host milliseconds a step."""
-
-    speed: float
-    tokens: list[int]
-    mat: float
-    host_ms: float
-
-
-@dataclass
-class Figures:
-    """What was measured of one contender on one set. `same`: answers with the tokens of BASE."""
-
-    runs: list[Run] = field(default_factory=list)
-    same: int = 0
-
-
-Contender = Callable[[list[int]], Run]
-
-
-def stock(peer: Peer, tokens: int, temperature: float) -> Contender:
-    """One way of transformers' generate."""
-
-    def run(ids: list[int]) -> Run:
-        measured = peer.run(ids, tokens, temperature, 0)
-        later = sum(measured.counts[1:])
-        seconds = measured.times[-1] - measured.times[0]
-        speed = later / seconds if later else 0.0
-        return Run(speed, measured.tokens, later / max(1, len(measured.counts) - 1), 0.0)
-
-    return run
-
-
-def ours(method: Method, tokens: int, temperature: float) -> Contender:
-    def run(ids: list[int]) -> Run:
-        (measured,) = method.run([ids], tokens, temperature, 0)
-        stats = measured.stats
-        host_ms = 1000 * stats.host_s / (stats.steps + 1)
-        return Run(stats.tokens_per_s, measured.tokens, stats.mat, host_ms)
-
-    return run
-
-
-def held_out(lm: foretell.LM, name: str) -> list[list[int]]:
-    return [lm.encode(str(prompt)) for prompt in read_prompts(PROMPTS / f"{name}.jsonl")]
-
-
-def unpredictable(lm: foretell.LM) -> list[list[int]]:
-    """Eight prompts of 64 random tokens, the same every time."""
-    draw = torch.Generator().manual_seed(0)
-    vocab = lm.models["target"].vocab
-    return [torch.randint(2, vocab, (64,), generator=draw).tolist() for _ in range(8)]
-
-
-def measure(
-    contenders: Mapping[str, Contender],
-    methods: Sequence[Method],
-    name: str,
-    prompts: Sequence[list[int]],
-    rounds: int,
-) -> dict[str, Figures]:
-    """Every prompt by every contender, `rounds` times after a warm-up, whose tokens are compared.
-
-    `methods`: the contenders of ours, which forget before every round what they have learnt;
-    `name`: of the set, for the bar.
-    """
-    figures = {contender: Figures() for contender in contenders}
-    order = random.Random(0)
-    for turn in track(range(rounds + 1), description=name):
-        for method in methods:
-            method.forget()
-        for ids in prompts:
-            results = {}
-            for contender in order.sample(list(contenders), len(contenders)):
-                time.sleep(PAUSE)
-                results[contender] = contenders[contender](ids)
-            for contender, run in results.items():
-                if turn:
-                    figures[contender].runs.append(run)
-                else:
-                    figures[contender].same += run.tokens == results[BASE].tokens
-    return figures
-
-
-def summary(figures: Mapping[str, Figures], prompts: int) -> dict[str, dict[str, Any]]:
-    """The rounded numbers of one set, by contender."""
-    rows = {}
-    for contender, measured in figures.items():
-        runs = measured.runs
-        against_base = sorted(ratios(runs, figures[BASE].runs))
-        tenth = len(against_base) // 10
-        low, high = against_base[tenth], against_base[-1 - tenth]
-        against_plain = ratios(runs, figures[PLAIN].runs) if PLAIN in figures else []
-        rows[contender] = {
-            "tokens_per_s": round(statistics.median(run.speed for run in runs), 1),
-            "ratio": round(statistics.median(against_base), 2),
-            "range": [round(low, 2), round(high, 2)],
-            "ratio_to_plain": round(statistics.median(against_plain), 2) if against_plain else None,
-            "MAT": round(statistics.mean(run.mat for run in runs), 2),
-            "host_ms_per_step": round(statistics.median(run.host_ms for run in runs), 3),
-            "same_tokens_as_transformers": f"{measured.same}/{prompts}",
-        }
-    return rows
-
-
-def ratios(runs: Sequence[Run], others: Sequence[Run]) -> list[float]:
-    """Of speeds on the same prompt in the same round, where both are known."""
-    pairs = zip(runs, others, strict=True)
-    return [run.speed / other.speed for run, other in pairs if run.speed > 0 and other.speed > 0]
-
-
-def show(report: Mapping[str, Mapping[str, Mapping[str, Any]]], contenders: Sequence[str]) -> None:
-    """Prints the table in Markdown."""
-    head = " | ".join(f"{name} tok/s | x | MAT | same" for name in report)
-    print(f"| | {head} |\n|---|" + "---|" * (4 * len(report)))
-    for contender in contenders:
-        cells = []
-        for rows in report.values():
-            row = rows[contender]
-            low, high = row["range"]
-            cells.append(str(row["tokens_per_s"]))
-            cells.append(f"{row['ratio']} ({low} to {high})")
-            cells.append(str(row["MAT"]))
-            cells.append(row["same_tokens_as_transformers"])
-        print(f"| {contender} | " + " | ".join(cells) + " |")
-
-
-def arguments() -> argparse.Namespace:
+def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--draft", default=None)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--methods", default="plain;auto;ngram;token-recycling;draft")
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sets", default="code,docs,prose,edits,repetitive")
-    parser.add_argument("--json", type=Path, default=None)
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--model", default="smollm2", help="a name, a folder or a hub id")
+    add("--dtypes", default="bf16,int8,int4", help="number formats, with commas")
+    add("--methods", default="plain;auto;suffix", help="ours, with semicolons")
+    add("--sets", default=",".join(bench.SETS), help="with commas: names, files or random")
+    everybody = ",".join([sides.OURS, *peers.names()])
+    add("--contenders", default=everybody, help="libraries, with commas")
+    add("--tokens", type=int, default=96, help="of each answer")
+    add("--rounds", type=int, default=3, help="that count, after one to warm up")
+    add("--temperature", type=float, default=0.0)
+    add("--threads", type=int, default=2)
+    add("--quick", action="store_true", help="one prompt a set, one round")
+    add("--merge", type=Path, nargs="+", metavar="JSON", help="join documents, measure nothing")
+    add("--json", type=Path, help="write the document")
+    add("--page", type=Path, help="write the whole report in Markdown")
+    return parser.parse_args(given)
 
 
-def main() -> None:
-    args = arguments()
-    torch.set_num_threads(args.threads)
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    lm = foretell.load(args.model, draft=args.draft, dtype=args.dtype)
-    lm.measure()  # or it would be done within the first run
-    draft = args.draft or str(Path(str(lm.path)).parent / "demo-draft")
-    place = Place(str(lm.path), draft, args.dtype, "cpu", args.threads)
-    contenders: dict[str, Contender] = {}
-    for peer in peers.contenders("transformers", place):
-        contenders[peer.name] = stock(peer, args.tokens, args.temperature)
-    methods = [Method(lm, spec) for spec in args.methods.split(";")]
-    for method in methods:
-        contenders[f"foretell {method.name}"] = ours(method, args.tokens, args.temperature)
-    report = {}
-    for name in args.sets.split(","):
-        prompts = unpredictable(lm) if name == "random" else held_out(lm, name)
-        figures = measure(contenders, methods, name, prompts, args.rounds)
-        report[name] = summary(figures, len(prompts))
-    if args.json:
-        executor = getattr(lm.models["target"], "executor", None)
-        document = {
-            "schema": "foretell.compare/1",
-            "model": args.model,
-            "dtype": args.dtype,
+def main(given: Sequence[str] | None = None) -> int:
+    args = parsed(given)
+    try:
+        if args.merge:
+            made = document.merge([document.read(p) for p in args.merge], [*map(str, args.merge)])
+        else:
+            made = measured(args)
+        if args.json:
+            write_text(args.json, document.text(made))
+        if args.page:
+            write_text(args.page, pages.page(made))
+    except ForetellError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(pages.summary(made))
+    absent = {name: why for part in made["parts"] for name, why in part["absent"].items()}
+    for name, why in absent.items():
+        print(f"absent: {name}: {why}", file=sys.stderr)
+    return 1 if any(name.startswith(sides.OURS) for name in absent) else 0
+
+
+def measured(args: argparse.Namespace) -> document.Document:
+    """The document of one part. Raises BadConfig, RequestFailed or BadFile."""
+    torch.set_num_threads(args.threads)  # of measuring the memory
+    settings = runner.Settings(
+        max_new_tokens=args.tokens,
+        temperature=args.temperature,
+        rounds=1 if args.quick else args.rounds,
+    )
+    dtypes = sides.check_dtypes(args.dtypes.split(","))
+    chosen = checked_contenders(args.contenders.split(","))
+    for spec in args.methods.split(";"):
+        check_method(spec)
+    sets = read_sets(args.sets.split(","), args.quick)
+    console = Console(stderr=True)
+    here = sides.Sides()
+    hosts: list[Worker] = []
+    try:
+        with console.status("loading") as status:
+            host = open_all(args, here, dtypes, chosen, hosts, status.update)
+            texts = {name: encoded(host, name, prompts) for name, prompts in sets.items()}
+            long = encoded(host, LONG_TEXTS, bench.read_sets([LONG_TEXTS])[LONG_TEXTS])
+            part = new_part(here)
+            first = host.ask({"encode": [FIRST]})["ids"][0]
+            if sides.OURS not in chosen:
+                host.close()
+            runner.first_tokens(here, first)
+            for name, prompts in texts.items():
+                status.update(name)
+                part["runs"][name] = runner.measure_set(here, prompts, settings, part)
+            status.update("prefill")
+            part["prefill"] = runner.measure_prefill(here, long, settings)
+            status.update("steps")
+            part["steps"] = runner.step_costs(here)
+            runner.note_peaks(here)
+            part["absent"] = here.absent
+    finally:
+        here.close()
+        for worker in hosts:
+            worker.close()
+    return {
+        "schema": document.SCHEMA,
+        "settings": {
+            "model": Path(args.model).name,
             "threads": args.threads,
-            "tokens": args.tokens,
-            "temperature": args.temperature,
-            "rounds": args.rounds,
-            "cores": os.cpu_count(),
-            "machine": processor(),
-            "date": time.strftime("%Y-%m-%d"),
-            "torch": torch.__version__,
+            "max_new_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "rounds": settings.rounds,
+            "long_prompt": runner.LONG,
+        },
+        "contenders": part.pop("contenders"),
+        "parts": [part],
+    }
+
+
+def checked_contenders(names: Sequence[str]) -> list[str]:
+    """Raises BadConfig or UnknownMethod."""
+    for name in names:
+        if name != sides.OURS:
+            peers.check(name)
+    return list(names)
+
+
+def read_sets(names: Sequence[str], quick: bool) -> dict[str, list[Prompt]]:
+    """Prompts by set; those of random tokens are made when the model is known. Raises BadConfig."""
+    sets: dict[str, list[Prompt]] = {}
+    for name in names:
+        if name == RANDOM:
+            sets[name] = [""] * 8
+        else:
+            sets |= bench.read_sets([name])
+    if not sets:
+        raise BadConfig.field("--sets", ",".join(names), f"some of {', '.join(bench.SETS)}")
+    return {name: prompts[:1] if quick else prompts for name, prompts in sets.items()}
+
+
+def encoded(host: Worker, name: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+    if name == RANDOM:
+        draw = random.Random(0)
+        return [[draw.randrange(*RANDOM_IDS) for _ in range(RANDOM_TOKENS)] for _ in prompts]
+    ids: list[list[int]] = host.ask({"encode": list(prompts)})["ids"]
+    return ids
+
+
+def open_all(
+    args: argparse.Namespace,
+    here: sides.Sides,
+    dtypes: Sequence[str],
+    chosen: Sequence[str],
+    hosts: list[Worker],
+    tell: Any,
+) -> Worker:
+    """Starts every side and loads its model; the first process of ours, which knows the prompts."""
+    threads = args.threads
+    place: dict[str, Any] = {}
+    for dtype in dtypes if sides.OURS in chosen else dtypes[:1]:
+        tell(f"loading {sides.OURS} {dtype}")
+        worker, told = sides.open_host(args.model, dtype, threads)
+        hosts.append(worker)
+        place = {"model": told["path"] or args.model, "eos": tuple(told["eos"])}
+        if sides.OURS in chosen:
+            sides.add_ours(here, worker, told, dtype, args.methods.split(";"))
+    common = {"draft": None, "device": "cpu", "threads": threads, **place}
+    if sides.BASE in chosen:
+        sides.add_peer(here, sides.BASE, Place(dtype="bfloat16", **common))
+    for dtype in dtypes:
+        for name in sides.peers_of(dtype):
+            if name in chosen:
+                tell(f"loading {name} {dtype}")
+                sides.add_peer(here, name, Place(dtype=dtype, **common))
+    if not here.contenders:
+        why = "; ".join(here.absent.values())
+        raise BadConfig(f"--contenders {','.join(chosen)}: none of them can run here ({why})")
+    return hosts[0]
+
+
+def new_part(here: sides.Sides) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": processor(),
+        "cores": os.cpu_count(),
+        "versions": {
+            "torch": torch.__version__.partition("+")[0],
             "transformers": transformers.__version__,
-            "executor": getattr(executor, "name", "torch"),
-            "results": report,
-        }
-        write_text(args.json, json.dumps(document, indent=1))
-    show(report, list(contenders))
+        },
+        "contenders": {c.name: c.describe() for c in here.contenders},
+        "load": here.opened,
+        "memory_rate": [],
+        "runs": {},
+        "prefill": [],
+        "steps": {},
+    }
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -31,6 +31,8 @@ from size import HEART  # noqa: E402
 from foretell import registry  # noqa: E402
 from foretell.cards import LABELS, Card, card  # noqa: E402
 from foretell.cli import app  # noqa: E402
+from foretell.measure.comparison import document  # noqa: E402
+from foretell.measure.comparison import pages as figure_pages  # noqa: E402
 
 TITLES = {
     "drafter": "Drafters",
@@ -165,11 +167,18 @@ def partner(rule: Card) -> str:
     return "draft:" if drawn else "token-recycling:"
 
 
+def real() -> dict[str, Any] | None:
+    """What scripts/compare.py found on a real model, once it has been measured."""
+    path = ROOT / "dev" / "measured" / "real.json"
+    return document.read(path) if path.is_file() else None
+
+
 def runs() -> dict[str, Any]:
-    """What scripts/compare.py found, by the name of the file in dev/measured."""
+    """What was found on the embedded model, by the name of the file in dev/measured."""
     return {
         path.stem: json.loads(path.read_text("utf-8"))
         for path in sorted((ROOT / "dev" / "measured").glob("*.json"))
+        if path.stem != "real"
     }
 
 
@@ -216,6 +225,10 @@ def circumstances(run: dict[str, Any]) -> str:
 
 def measured(card: Card) -> list[str]:
     """What scripts/compare.py found for the method with its defaults."""
+    if (found := real()) is not None:
+        real_head, rows = figure_pages.method_rows(found, card.name)
+        parts = [table(real_head, rows), figure_pages.circumstances(found)]
+        return ["## Measured", *parts] if rows else []
     head = ["prompts", "tokens/s", "times transformers", "times plain", "MAT", "host ms a step"]
     parts = []
     for run in runs().values():
@@ -405,9 +418,17 @@ def pages() -> dict[Path, str]:
     wanted = {folder / card.kind / f"{card.name}.md": page(card, every) for card in every}
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
-    wanted[readme] = between(readme, "figures", figures(SHOWN))
     choose = ROOT / "docs" / "choose.md"
-    wanted[choose] = between(choose, "figures", figures())
+    measured_pages = []
+    if (found := real()) is None:
+        wanted[readme] = between(readme, "figures", figures(SHOWN))
+        wanted[choose] = between(choose, "figures", figures())
+    else:
+        wanted[readme] = between(readme, "figures", figure_pages.summary(found))
+        wanted[choose] = between(choose, "figures", figure_pages.methods(found))
+        text = f"{MADE.format('dev/measured/real.json')}\n\n{figure_pages.page(found)}"
+        wanted[ROOT / "docs" / "figures.md"] = text
+        measured_pages = ["  - Figures: figures.md"]
     design = ROOT / "docs" / "design.md"
     wanted[design] = between(design, "tree", tree())
     line = ROOT / "docs" / "cli.md"
@@ -418,6 +439,8 @@ def pages() -> dict[Path, str]:
     wanted[log] = between(log, "index", log_index(log.read_text("utf-8")))
     site = ROOT / "mkdocs.yml"
     wanted[site] = between(site, "methods", navigation(every))
+    listed = "\n".join(measured_pages)
+    wanted[site] = between(site, "measured", listed, wanted[site])
     return wanted
 
 

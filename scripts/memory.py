@@ -56,7 +56,7 @@ def grow(
     temperature: float = 0.0,
 ) -> dict[str, Any]:
     """Answers so many requests; every ones are noted, and what is left after cleaning up."""
-    prompts = [lm.prompt_ids(p) for rows in bench.read_sets([]).values() for p in rows]
+    prompts = [bench.prompt_ids(lm, p) for rows in bench.read_sets([]).values() for p in rows]
     gc.collect()
     rows = [note(lm, 0)]
     for done, ids in track(

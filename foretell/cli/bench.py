@@ -51,15 +51,15 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="FILE.jsonl",
-            help="A file, or one of code, docs, prose, edits, repetitive. Repeatable; without it "
-            "these five.",
+            help="A file, or one of chat, summarisation, retrieval, translation, mathematics, "
+            "code, edits. Repeatable; without it these seven.",
         ),
     ] = None,
     peers: Annotated[
         str,
         typer.Option(
             help="Other libraries, the first as baseline: transformers, llama.cpp, openvino, "
-            "ctranslate2."
+            "onnxruntime.genai, ctranslate2."
         ),
     ] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 96,

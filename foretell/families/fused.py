@@ -75,13 +75,14 @@ def _join(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
         if len(packed) == 1:
             return packed[0]
         return PackedLinear.join(packed) or (lambda x: torch.cat([m(x) for m in packed], -1))
-    if len(linears) == 1:
-        return partial(F.linear, weight=linears[0].weight, bias=linears[0].bias)
-    sizes = [m.out_features for m in linears]
-    weight = torch.cat([m.weight.data for m in linears])
-    for module, part in zip(linears, weight.split(sizes), strict=True):
+    stock = [m for m in linears if isinstance(m, nn.Linear)]
+    if len(stock) == 1:
+        return partial(F.linear, weight=stock[0].weight, bias=stock[0].bias)
+    sizes = [m.out_features for m in stock]
+    weight = torch.cat([m.weight.data for m in stock])
+    for module, part in zip(stock, weight.split(sizes), strict=True):
         module.weight.data = part
-    biases = [m.bias for m in linears if m.bias is not None]
+    biases = [m.bias for m in stock if m.bias is not None]
     if not biases:
         return partial(F.linear, weight=weight)
     bias = torch.cat([b.data for b in biases])

@@ -55,8 +55,8 @@ class Packed:
         for size in sizes:
             assert size % BLOCK == 0, "blocks of outputs cannot be divided"
             end = block + size // BLOCK
-            part = Packed(self.format, size, self.inputs, self.weights[block * row_bytes :][: 0])
-            part.weights = self.weights[block * row_bytes : end * row_bytes]
+            weights = self.weights[block * row_bytes : end * row_bytes]
+            part = Packed(self.format, size, self.inputs, weights)
             if self.scales is not None:
                 part.scales = self.scales[block:end]
             if self.minima is not None:
@@ -88,8 +88,7 @@ class Packed:
 
 def quantize(weight: torch.Tensor, format: str) -> Packed:
     """Packs a matrix (outputs, inputs) of floats, rounded to the format."""
-    outputs, inputs = weight.shape
-    weight = F.pad(weight, (0, -inputs % GROUP))
+    weight = F.pad(weight, (0, -weight.shape[1] % GROUP))
     if format == "bfloat16":
         return pack_bfloat16(weight.to(torch.bfloat16))
     find = _numbers8 if format == "int8" else _numbers4

@@ -22,8 +22,9 @@ class Executor(Protocol):
 
     `name`: the name of its file, as users give it. `size`: nodes that the last forward computed,
     padding included. `exact_bits`: whether a row's result depends on no other row, to the last bit.
-    `takes_layers`: whether it also computes parts of the layers, and given states. `sizes`: the numbers of nodes that forwards are padded to, () if any number
-    is computed as it is. `fallback`: the executor of what this one leaves, None: torch.
+    `takes_layers`: whether it also computes parts of the layers, and given states. `sizes`: the
+    numbers of nodes that forwards are padded to, () if any number is computed as it is.
+    `fallback`: the executor of what this one leaves, None: torch.
     """
 
     name: str

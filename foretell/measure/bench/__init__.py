@@ -15,7 +15,7 @@ prefill takes part. Nothing here prints.
 from foretell.measure.bench.contenders import Method
 from foretell.measure.bench.document import SCHEMA, begin, opened, write
 from foretell.measure.bench.runner import bench
-from foretell.measure.bench.sets import SETS, read_sets
+from foretell.measure.bench.sets import SETS, prompt_ids, read_sets
 from foretell.measure.bench.settings import Settings
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "begin",
     "bench",
     "opened",
+    "prompt_ids",
     "read_sets",
     "write",
 ]

@@ -23,7 +23,7 @@ from foretell.measure.bench.hardware import (
     peak_memory,
     weight_bytes,
 )
-from foretell.measure.bench.sets import LONG, MIXED, cut
+from foretell.measure.bench.sets import LONG, MIXED, cut, prompt_ids
 from foretell.measure.bench.settings import Settings
 from foretell.measure.bench.turns import interleave, reason
 from foretell.measure.peers import Place
@@ -283,7 +283,7 @@ def _measure_group(
     """
     try:
         if group.context is None:
-            texts = [lm.prompt_ids(prompt) for prompt in prompts]
+            texts = [prompt_ids(lm, prompt) for prompt in prompts]
         else:
             texts = cut(lm, prompts, group.context, settings.max_new_tokens)
     except ForetellError as error:

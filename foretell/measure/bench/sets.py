@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from foretell.api import LM
 
 PROMPTS = ASSETS / "prompts"
-# What ships: texts that the embedded models have not been trained on.
-SETS = ("code", "docs", "prose", "edits", "repetitive")
+# What ships: chat messages of seven kinds.
+SETS = ("chat", "summarisation", "retrieval", "translation", "mathematics", "code", "edits")
 MIXED = "mixed"  # the set of prompts that are cut to a context's length
 LONG = 4  # how many of these there are
 GAP = "\n\n"  # between the texts that one of them is made of
@@ -35,6 +35,15 @@ def read_sets(names: Sequence[str | Path]) -> dict[str, list[Prompt]]:
             )
         sets[path.stem] = read_prompts(path)
     return sets
+
+
+def prompt_ids(lm: LM, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt as `generate` takes it; chat messages are given as text to a model that
+    has no chat template.
+    """
+    if lm.tokenizer is not None and not lm.tokenizer.chat_template:
+        prompt = _text(prompt)
+    return lm.prompt_ids(prompt)
 
 
 def cut(lm: LM, prompts: Sequence[Prompt], context: int, new_tokens: int) -> list[list[int]]:

@@ -13,13 +13,16 @@ import signal
 import subprocess
 import threading
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretell.errors import RequestFailed
     from foretell.measure.peers import Run
     from foretell.measure.peers._environment import Environment
 
 ANSWER = {"tokens": int, "times": float, "counts": int}
+NO_ANSWER = "its process answered something that is no answer"
 PATIENCE = 900.0  # seconds for an answer, the first of which waits for the model to be loaded
 
 
@@ -32,17 +35,42 @@ class Worker:
         self.name, self.about, self.environment, self.options = name, about, environment, options
         self.process: subprocess.Popen[str] | None = None
 
+    def open(self) -> float:
+        """Starts the process and loads the model; the seconds that loading took. Raises
+        RequestFailed.
+        """
+        opened = self.ask({"open": True}).get("opened")
+        if not isinstance(opened, float):
+            raise self.failed(NO_ANSWER)
+        return opened
+
     def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
         """`ids` -> the new tokens, and when they came. Raises RequestFailed, in one line."""
-        from foretell.errors import RequestFailed
+        return self.generation(
+            {
+                "ids": ids,
+                "max_new_tokens": max_new_tokens,
+                "temperature": temperature,
+                "seed": seed,
+            }
+        )
+
+    def generation(self, request: dict[str, Any]) -> Run:
+        """What came of a request to generate. Raises RequestFailed."""
         from foretell.measure.peers import Run
 
-        request = {
-            "ids": ids,
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "seed": seed,
-        }
+        answer = self.ask(request)
+        try:
+            run = Run(*(list(map(kind, answer[key])) for key, kind in ANSWER.items()))
+        except (ValueError, TypeError, KeyError):
+            raise self.failed(NO_ANSWER) from None
+        whole = len(run.times) == len(run.counts) and sum(run.counts) == len(run.tokens)
+        if not run.tokens or not whole:
+            raise self.failed(NO_ANSWER)
+        return run
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The process's answer. Raises RequestFailed, which ends it."""
         process = self.process or self._started()
         assert process.stdin is not None and process.stdout is not None
         alarm = threading.Timer(
@@ -57,21 +85,38 @@ class Worker:
         late = f"it had not answered after {PATIENCE:g} seconds" if not alarm.is_alive() else ""
         alarm.cancel()
         alarm.join()
+        if not line:
+            raise self.failed(late or _ended(process))
         try:
-            answer = json.loads(line) if line else {"error": late or _ended(process)}
-            if "error" not in answer:
-                run = Run(*(list(map(kind, answer[key])) for key, kind in ANSWER.items()))
-                if (
-                    run.tokens
-                    and len(run.times) == len(run.counts)
-                    and sum(run.counts) == len(run.tokens)
-                ):
-                    return run
-                raise ValueError
-        except (ValueError, TypeError, KeyError):
-            answer = {"error": "its process answered something that is no answer"}
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self.failed(NO_ANSWER)
+        if "error" in answer:
+            raise self.failed(str(answer["error"]))
+        return answer
+
+    def failed(self, why: str) -> RequestFailed:
+        """Ends the process; the error to raise."""
+        from foretell.errors import RequestFailed
+
         self.close()
-        raise RequestFailed(f"{self.name}: {answer['error']}")
+        return RequestFailed(f"{self.name}: {why}")
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes of the process that are resident, and the most that ever were; None where the
+        system does not tell, or nothing runs.
+        """
+        if self.process is None:
+            return None
+        try:
+            lines = Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines()
+            sizes = dict(line.split(":", 1) for line in lines)
+            now, most = (1024 * int(sizes[name].split()[0]) for name in ("VmRSS", "VmHWM"))
+        except (OSError, KeyError):
+            return None
+        return now, most
 
     def close(self) -> None:
         if self.process is not None:

@@ -1,7 +1,7 @@
 """OpenVINO GenAI: plain, with its prompt lookup, and with a draft model where there is one.
 
-Models are exported by optimum-intel's command, with 16 or 8 bits for weights. Drafts have the sizes
-of its examples; attention and the cache's number format are its defaults.
+Models are exported by optimum-intel's command, with 16, 8 or 4 bits for weights. Drafts have the
+sizes of its examples; attention and the cache's number format are its defaults.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ from foretell.measure.peers._worker import Worker
 
 NAME = "openvino"
 # Of the weights:
-FORMATS = {"bfloat16": "fp16", "float16": "fp16", "float32": "fp32", "int8": "int8"}
-# Of arithmetic; with int8 it chooses for itself:
+FORMATS = {
+    "bfloat16": "fp16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "int8": "int8",
+    "int4": "int4",
+}
+BLOCK = 32  # weights of 4 bits that share a scale, as in the formats that it is measured beside
+# Of arithmetic; with int8 and int4 it chooses for itself:
 PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 DRAFTED = 5  # tokens a step, of the lookup and of the draft model
 NGRAM = 3  # tokens that are looked up, at most
@@ -116,5 +123,8 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
 def convert(options: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
     command += ["--model", options["source"], "--task", "text-generation-with-past"]
-    command += ["--weight-format", options["kind"], options["out"]]
+    command += ["--weight-format", options["kind"]]
+    if options["kind"] == "int4":
+        command += ["--group-size", str(BLOCK), "--ratio", "1.0"]
+    command.append(options["out"])
     subprocess.run(command, check=True)

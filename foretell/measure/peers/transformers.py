@@ -7,16 +7,23 @@ those of sampling. Its ways to 8 bits are other packages, so beside our int8 it 
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from foretell.measure.peers import Peer, Place, Run
+from foretell.measure.peers._environment import Environment
+from foretell.measure.peers._worker import Worker
 
+NAME = "transformers"
 LOOKUP = 10  # tokens of its prompt lookup, the number its documentation uses
 
 
@@ -77,7 +84,7 @@ class Generate:
 
 def contenders(place: Place) -> list[Peer]:
     """Loads weights of its own, so that nothing of ours is in its modules."""
-    name = "transformers"
+    name = NAME
     if place.dtype == "int8":
         place, name = replace(place, dtype="bfloat16"), "transformers bfloat16"
     hf = _load(place.model, place)
@@ -101,6 +108,36 @@ def contenders(place: Place) -> list[Peer]:
             )
         )
     return found
+
+
+def apart(place: Place) -> list[Worker]:
+    """The same ways but for a draft model's, in processes of their own."""
+    where = Environment(NAME, sys.executable, False)
+    given = {"place": dataclasses.asdict(replace(place, draft=None)), "threads": place.threads}
+    plain = "generate, one request, its default attention and cache"
+    lookup = f"generate(prompt_lookup_num_tokens={LOOKUP})"
+    return [
+        Worker(NAME, plain, where, given | {"way": 0}),
+        Worker(f"{NAME} prompt lookup", lookup, where, given | {"way": 1}),
+    ]
+
+
+def start(options: dict[str, Any]) -> Callable[..., Run]:
+    torch.set_num_threads(options["threads"])
+    way = contenders(Place(**options["place"]))[options["way"]]
+
+    def run(ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
+        found = way.run(ids, max_new_tokens, temperature, seed)
+        beyond = sum(found.counts) - len(found.tokens)  # put out, and then not in the answer
+        while beyond > 0:
+            cut = min(beyond, found.counts[-1])
+            beyond -= cut
+            found.counts[-1] -= cut
+            if not found.counts[-1]:
+                del found.counts[-1], found.times[-1]
+        return found
+
+    return run
 
 
 def _load(source: str, place: Place) -> PreTrainedModel:

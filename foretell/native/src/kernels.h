@@ -416,7 +416,7 @@ static void attend(const ft_heads *heads, const ft_job *job, int64_t layer_offse
         if (least <= 0)
             begin = 0;
         else if (least >= before)
-            begin = before + first_from(job->row_positions, job->base, least);
+            begin = before + first_from(job->row_positions, common, least);
         begins[i] = begin;
         lowest = begin < lowest ? begin : lowest;
     }

@@ -148,10 +148,8 @@ def test_what_cannot_run_is_reported_and_the_rest_goes_on() -> None:
     sets = {"long": ["x" * 5000], "chat": [[{"role": "user", "content": "hi"}]]}
     settings = Settings(methods=("plain",), max_new_tokens=4, rounds=1)
     document = bench(settings, sets, load, begin(settings, sets))
-    assert [
-        "shorten" in document["cells"][0]["reason"],
-        "chat template" in document["cells"][1]["reason"],
-    ] == [True] * 2
+    assert "shorten" in document["cells"][0]["reason"]
+    assert document["cells"][1]["status"] == "ok", "without a chat template it is given as text"
 
 
 def test_one_of_several_models_may_be_missing() -> None:

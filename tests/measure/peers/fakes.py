@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import foretell
 from foretell.measure import peers
 from foretell.measure.peers import Peer, Place
 from foretell.measure.peers._environment import home, pins
@@ -43,9 +45,11 @@ def close(found: list[Peer]) -> None:
         peer.close()
 
 
-def same_as_ours(name: str, draft: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def same_as_ours(
+    name: str, draft: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> None:
     """A real library, in every way it has, gives the tokens of plain decoding in the same number
-    format.
+    format. `more`: of the tiny model's shape.
     """
     if REAL is None:
         pytest.skip("FORETELL_TEST_PEERS does not name a cache folder with environments of peers")
@@ -53,10 +57,11 @@ def same_as_ours(name: str, draft: bool, folder: Path, monkeypatch: pytest.Monke
     ready = home(name) / "ready"
     if not ready.is_file() or ready.read_text() != pins(name):
         pytest.skip(f"no environment: python -m foretell.measure.peers setup {name}")
-    tiny.save(tiny.llama(), folder / "model")
-    tiny.save(tiny.relative(tiny.llama()), folder / "draft")
+    tiny.save(tiny.llama(**more), folder / "model")
+    tiny.save(tiny.relative(tiny.llama(**more)), folder / "draft")
     ids = tiny.lm().encode(PROMPT)
-    expected = tiny.lm().generate(ids, "plain", max_new_tokens=12).tokens
+    ours = foretell.wrap(tiny.llama(**more), tiny.tokenizer(), name="tiny")
+    expected = ours.generate(ids, "plain", max_new_tokens=12).tokens
     place = Place(
         str(folder / "model"), str(folder / "draft") if draft else None, "float32", "cpu", 1, (0,)
     )

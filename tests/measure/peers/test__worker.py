@@ -20,13 +20,16 @@ FAKE = """
 import json, os, signal, sys
 for line in sys.stdin:
     ask, how = json.loads(line), sys.argv[1]
-    n = ask["max_new_tokens"]
+    n = ask.get("max_new_tokens")
     if how == "exit":
         sys.exit(3)
     if how == "hang":
         sys.stdin.read()
     if how == "crash":
         os.kill(os.getpid(), signal.SIGABRT)
+    if "open" in ask:
+        print(json.dumps({"opened": "soon" if how == "kinds" else 0.25}), flush=True)
+        continue
     answer = {
         "good": {
             "tokens": [ask["seed"] + i for i in range(n)],
@@ -111,6 +114,21 @@ def test_a_failure_is_one_line_and_ends_the_process(how: str, why: str, tmp_path
     assert "\n" not in str(failed.value)
     assert "4321" not in str(failed.value), "prompts are nobody's business"
     assert peer.process is None
+
+
+def test_loading_is_timed_and_the_process_weighed(tmp_path: Path) -> None:
+    peer = worker(tmp_path, "good")
+    assert peer.memory() is None, "nothing runs"
+    assert peer.open() == 0.25
+    assert peer.run([1], 2, 0.0, 0).tokens == [0, 1]
+    if sys.platform == "linux":
+        now, most = peer.memory() or (0, 0)
+        assert 0 < now <= most
+    peer.close()
+    bad = worker(tmp_path, "kinds")
+    with pytest.raises(RequestFailed, match="something that is no answer"):
+        bad.open()
+    assert bad.process is None
 
 
 def test_one_that_does_not_answer_keeps_nobody_waiting(

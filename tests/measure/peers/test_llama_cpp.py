@@ -17,54 +17,98 @@ from foretell.measure.peers import Place, llama_cpp
 from foretell.measure.peers._environment import home, pins
 from tests.measure.peers import fakes
 
-PACKAGE = '''
+PACKAGE = """
 import json
+from types import SimpleNamespace
 
-class Llama:
-    """Counts up from the last token; with a draft model, two tokens a forward."""
+told = {"opened": [], "kept": [], "threads": None, "freed": 0}
 
-    def __init__(self, file, n_ctx, draft_model, **how):
-        self.file = file
-        self.size = n_ctx
-        self.draft = draft_model
-        self.how = how
-        self.resets = 0
-        self.seeds = []
+def llama_backend_init():
+    print("what a library prints is no answer")
 
-    def n_ctx(self):
-        return self.size
+def llama_model_default_params():
+    return SimpleNamespace(n_gpu_layers=99)
 
-    def reset(self):
-        self.resets += 1
+def llama_model_load_from_file(file, how):
+    assert how.n_gpu_layers == 0
+    told["file"] = file.decode()
+    return 1
 
-    def set_seed(self, seed):
-        self.seeds.append(seed)
+def llama_batch_init(size, width, sequences):
+    assert (width, sequences) == (0, 1)
+    one = lambda: [0] * size
+    batch = SimpleNamespace(token=one(), pos=one(), n_seq_id=one(), logits=one())
+    batch.seq_id = [[None] for _ in range(size)]
+    return batch
 
-    def eval(self, tokens):
-        print("what a library prints is no answer")
+def llama_context_default_params():
+    return SimpleNamespace()
 
-    def generate(self, ids, **how):
-        told = {
-            "how": self.how,
-            "n_ctx": self.size,
-            "draft": self.draft and self.draft.number,
-            "resets": self.resets,
-            "seeds": self.seeds,
-            "sampling": how,
-        }
-        with open(self.file + ".json", "w") as out:
-            json.dump(told, out)
-        token = ids[-1]
-        while True:
-            self.eval([token])
-            for _ in range(2 if self.draft else 1):
-                token += 1
-                yield token
-'''
+def llama_init_from_model(model, how):
+    told["opened"].append(how.n_ctx)
+    told["threads"] = [how.n_threads, how.n_threads_batch]
+    return SimpleNamespace(rows=[], logits=[], n_ctx=how.n_ctx)
+
+def llama_free(context):
+    told["freed"] += 1
+
+def llama_get_memory(context):
+    return context
+
+def llama_memory_clear(memory, data):
+    memory.rows = []
+
+def llama_memory_seq_rm(memory, sequence, first, last):
+    assert (sequence, last) == (0, -1)
+    memory.rows = memory.rows[:first]
+
+def llama_decode(context, batch):
+    context.logits = []
+    for i in range(batch.n_tokens):
+        assert batch.pos[i] == len(context.rows), "each token stands behind those before it"
+        assert batch.seq_id[i] == [0]
+        context.rows.append(batch.token[i])
+        if batch.logits[i]:
+            context.logits.append(batch.token[i])
+    return 0 if len(context.rows) <= context.n_ctx else 1
+
+def llama_sampler_chain_default_params():
+    return SimpleNamespace()
+
+def llama_sampler_chain_init(how):
+    return []
+
+def llama_sampler_init_greedy():
+    return "greedy"
+
+def llama_sampler_init_temp(temperature):
+    return temperature
+
+def llama_sampler_init_dist(seed):
+    return ["seed", seed]
+
+def llama_sampler_chain_add(chain, sampler):
+    chain.append(sampler)
+
+def llama_sampler_free(chain):
+    told["chain"] = chain
+    with open(told["file"] + ".json", "w") as out:
+        json.dump(told, out)
+
+def llama_sampler_sample(chain, context, row):
+    return context.logits[row] + 1
+"""
 LOOKUP = """
+import numpy
+
 class LlamaPromptLookupDecoding:
+    '''Knows the next token, and gets the one after it wrong.'''
+
     def __init__(self, num_pred_tokens):
         self.number = num_pred_tokens
+
+    def __call__(self, text):
+        return numpy.array([text[-1] + 1, *([0] * (self.number - 1))], dtype=numpy.intc)
 """
 BASE = """
 class TextModel:
@@ -86,7 +130,11 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    files = {"llama_cpp/__init__.py": PACKAGE, "llama_cpp/llama_speculative.py": LOOKUP}
+    files = {
+        "llama_cpp/__init__.py": "",
+        "llama_cpp/llama_cpp.py": PACKAGE,
+        "llama_cpp/llama_speculative.py": LOOKUP,
+    }
     fakes.install(tmp_path, files, monkeypatch)
     return Place(str(tmp_path / "model"), None, "bfloat16", "cpu", 3, (9,))
 
@@ -114,34 +162,37 @@ def test_the_three_ways(place: Place, dtype: str, kind: str) -> None:
     (file,) = (home("llama.cpp") / "models").iterdir()
     assert json.loads(file.read_text()) == [place.model, kind.lower(), ["gpt-2", "known"]]
     told: dict[str, Any] = {}
-    for peer, lookup in zip(found, (None, 2, 10), strict=True):
+    for peer, lookup in zip(found, (0, 2, 10), strict=True):
         run = peer.run([4, 5], 6, 0.0, 7)
         assert run.tokens == [6, 7, 8, 9], "9 ends a text"
-        assert run.counts == ([2, 2] if lookup else [1, 1, 1, 1])
+        assert run.counts == ([1, 2, 1] if lookup else [1, 1, 1, 1])
         assert run.times == sorted(run.times)
         told = json.loads(Path(f"{file}.json").read_text())
-        assert told["how"] == {
-            "n_threads": 3,
-            "n_threads_batch": 3,
-            "verbose": False,
-            "logits_all": lookup is not None,
-        }
-        assert (told["draft"], told["resets"], told["seeds"], told["n_ctx"]) == (
-            lookup,
-            1,
-            [7],
-            2048,
-        )
-        assert told["sampling"] == {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temp": 0.0}
+        assert (told["threads"], told["chain"], told["opened"]) == ([3, 3], ["greedy"], [4096])
     assert found[2].run([1], 3, 0.5, 8).tokens == [2, 3, 4], "within a step"
     told = json.loads(Path(f"{file}.json").read_text())
-    assert told["sampling"]["temp"] == 0.5
-    assert told["resets"] == 2
-    assert told["seeds"] == [7, 8]
-    assert len(found[0].run([10] * 3000, 50, 0.0, 0).tokens) == 50
-    assert json.loads(Path(f"{file}.json").read_text())["n_ctx"] > 3050, (
-        "a prompt that is too long opens it again"
-    )
+    assert told["chain"] == [0.5, ["seed", 8]]
+    for peer in (found[0], found[2]):
+        assert len(peer.run([10] * 5000, 50, 0.0, 0).tokens) == 50
+        told = json.loads(Path(f"{file}.json").read_text())
+        assert told["opened"][-1] > 5050, "a prompt that is too long opens it again"
+        assert told["freed"] == 1
+    fakes.close(found)
+
+
+def test_4_bits_are_the_file_beside_the_model(place: Place, tmp_path: Path) -> None:
+    asked = Place(place.model, None, "int4", "cpu")
+    with pytest.raises(Unsupported, match=r"one \.gguf file .* \(0 are there\)"):
+        peers.contenders("llama.cpp", asked)
+    (tmp_path / "Some-7B.Q4_1.gguf").write_text("")
+    found = peers.contenders("llama.cpp", asked)
+    assert found[1].name == "llama.cpp Q4_1 prompt lookup 2"
+    assert "the model's own file" in found[1].about
+    assert found[1].run([1], 2, 0.0, 0).tokens == [2, 3]
+    (tmp_path / "model" / "A.Q4_0.gguf").write_text("")
+    (tmp_path / "model" / "B.Q4_0.gguf").write_text("")
+    with pytest.raises(Unsupported, match=r"\(2 are there\)"):
+        peers.contenders("llama.cpp", asked)
     fakes.close(found)
 
 

@@ -90,7 +90,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "precision"), [("bfloat16", "fp16", "bf16"), ("int8", "int8", None)]
+    ("dtype", "kind", "precision"),
+    [("bfloat16", "fp16", "bf16"), ("int8", "int8", None), ("int4", "int4", None)],
 )
 def test_the_three_ways(
     place: Place, dtype: str, kind: str, precision: str | None, tmp_path: Path
@@ -114,6 +115,7 @@ def test_the_three_ways(
         "text-generation-with-past",
         "--weight-format",
         kind,
+        *(["--group-size", "32", "--ratio", "1.0"] if kind == "int4" else []),
     ]
     how: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": 3}
     how |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}

@@ -1,0 +1,203 @@
+"""The step in the C library: torch's logits up to rounding, and each row by itself to the last bit,
+in trees, batches and pieces.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import foretell
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask
+from foretell.errors import Unsupported
+from foretell.families.decoder import Decoder
+from foretell.families.fused import blocks
+from foretell.families.packed import PackedLinear, pack
+from foretell.measure.bits import compare
+from foretell.native import library
+from foretell.native.packing import unpack
+from foretell.runtimes import native
+from foretell.runtimes.native import NativeExecutor
+from tests.families import families
+from tests.families.families import WINDOW
+from tests.families.test_families import PROMPTS, TREE, answer
+from tests.runtimes.questions import agree, hidden_states_are_those_of_torch
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 400,
+}
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+FORMATS = ("bfloat16", "int8", "int4")
+NEAR = {"bfloat16": 0.03, "int8": 0.06, "int4": 0.06}  # of a row's length: what rounding makes
+
+
+def small(family: str, format: str) -> Any:
+    hf = families.tiny(family, dtype=torch.bfloat16, **SIZES)
+    with torch.no_grad():  # milder than other tests want: rounding stays rounding
+        for p in hf.parameters():
+            if p.ndim > 1:
+                p.mul_(0.4)
+    pack(hf, format)
+    return hf
+
+
+@cache
+def quick(family: str, format: str) -> Decoder:
+    model = Decoder(small(family, format), family, blocks)
+    model.use(NativeExecutor)
+    return model
+
+
+@cache
+def slow(family: str, format: str) -> Decoder:
+    """The same numbers in float32, by transformers' own modules."""
+    hf = small(family, format)
+    for parent in list(hf.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear):
+                linear = torch.nn.Linear(child.in_features, child.out_features)
+                linear.weight = torch.nn.Parameter(unpack(child.packed).float())
+                linear.bias = None if child.bias is None else torch.nn.Parameter(child.bias.float())
+                setattr(parent, name, linear)
+    hf.set_input_embeddings(hf.get_input_embeddings())
+    return Decoder(hf.float(), family)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_logits_are_those_of_torch_up_to_rounding(family: str, format: str) -> None:
+    ours, theirs = quick(family, format), slow(family, format)
+    one, two = ours.cache(), theirs.cache()
+    wide = TokenTree(3).chain([4, 5]).chain([6, 7]).chain([8], at=1)
+    for tokens, tree in (
+        (PROMPTS[0][:-1], TokenTree(PROMPTS[0][-2])),
+        (PROMPTS[1], TREE),
+        ([*PROMPTS[1], 3], wide),
+    ):
+        a, b = answer(ours, one, Ask(tree), tokens), answer(theirs, two, Ask(tree), tokens)
+        assert a.computed_by == "native" and a.nodes == b.nodes
+        assert agree(a.logits, b.logits, NEAR[format])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_depend_on_no_other_row(family: str, format: str) -> None:
+    model = quick(family, format)
+    assert model.exact_bits
+    assert compare(model, 12, longest=40) == (12, "")
+
+
+def test_one_that_looks_at_its_neighbours_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Decoder(small("llama", "int8"), "llama", blocks)
+    model.use(NativeExecutor)
+    states = NativeExecutor._states
+
+    def leaning(self: Any, jobs: Any) -> torch.Tensor:
+        entering = states(self, jobs)
+        return entering + 1e-6 * entering.mean(0)
+
+    monkeypatch.setattr(NativeExecutor, "_states", leaning)
+    same, first = compare(model, 12, longest=40)
+    assert same < 12 and first
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@torch.inference_mode()
+def test_threads_change_nothing(threads: int) -> None:
+    model = quick("llama", "int8")
+    model.threads_wanted = 1
+    before = model.score(PROMPTS[1], TREE)
+    model.threads_wanted = threads
+    try:
+        assert torch.equal(model.score(PROMPTS[1], TREE), before)
+    finally:
+        model.threads_wanted = 0
+
+
+@torch.inference_mode()
+def test_hidden_states() -> None:
+    hidden_states_are_those_of_torch(
+        quick("llama", "bfloat16"), slow("llama", "bfloat16"), tolerance=0.03
+    )
+
+
+@torch.inference_mode()
+def test_parts_of_the_layers_and_given_states() -> None:
+    model, reference = quick("llama", "bfloat16"), slow("llama", "bfloat16")
+    text = PROMPTS[1]
+    count = len(model.layout)
+    for decoder in (model, reference):
+        decoder.model_layers = tuple(range(count))  # type: ignore[attr-defined]
+    replies = []
+    for decoder in (model, reference):
+        cache = decoder.cache()
+        answer(decoder, cache, Ask(TokenTree(text[-1])), text)
+        tree = TokenTree(text[-1]).chain([3, 4])
+        first = answer(decoder, cache, Ask(tree, layers=(0,), taps=(1,), rows=[]), text)
+        states = first.hidden[1]
+        rest = answer(
+            decoder, cache, Ask(tree, layers=tuple(range(1, count)), states=states), text
+        )
+        replies.append(rest)
+        assert rest.computed_by == ("native" if decoder is model else "torch")
+    assert agree(replies[0].logits, replies[1].logits, 0.03)
+    whole = answer(model, model.cache(), Ask(tree), text)
+    assert agree(replies[0].logits, whole.logits, 0.02)
+
+
+@torch.inference_mode()
+def test_windows_count_positions() -> None:
+    model, reference = quick("mistral", "bfloat16"), slow("mistral", "bfloat16")
+    assert WINDOW in model.loop.windows  # type: ignore[union-attr]
+    text = [(11 * i) % 90 for i in range(3 * WINDOW)]
+    tree = TokenTree(text[-1]).chain([3, 4, 7]).chain([5, 6], at=0).chain([8], at=2)
+    ours = answer(model, model.cache(), Ask(tree), text)
+    theirs = answer(reference, reference.cache(), Ask(tree), text)
+    assert ours.computed_by == "native"
+    assert agree(ours.logits, theirs.logits, 0.03)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
+def test_the_embedded_model_drafts_what_it_would_have_written(dtype: str) -> None:
+    lm = foretell.load("demo", dtype=dtype)
+    assert lm.models["target"].usual_executor == "native"
+    prompts = ["def add(a, b):\n    return", "class Point:\n    def __init__(self, x, y):"]
+    wanted = lm.generate(prompts, "plain", max_new_tokens=40)
+    for method in ("ngram:nodes=6", "suffix+token-recycling", "draft:nodes=6"):
+        for prompt, plain in zip(prompts, wanted, strict=True):
+            assert lm.generate(prompt, method, max_new_tokens=40).tokens == plain.tokens
+        together = lm.generate(prompts, method, max_new_tokens=40)
+        assert [out.tokens for out in together] == [out.tokens for out in wanted]
+
+
+def test_what_it_cannot_compute_is_refused_with_the_reason() -> None:
+    cases = (
+        (families.tiny("llama", **SIZES), "bfloat16, int8 and int4"),
+        (families.tiny("gemma2", **SIZES), "another build"),
+        (small("llama", "int8"), "another build"),
+    )
+    for hf, reason in cases:
+        accelerate = None if reason == "another build" else blocks
+        model = Decoder(hf, "tiny", accelerate)
+        with pytest.raises(LookupError, match=reason):
+            model.use(NativeExecutor)
+    with pytest.raises(Unsupported, match="executor='native' cannot run on demo"):
+        foretell.load("demo", executor="native", dtype="float32")
+
+
+def test_auto_leaves_it_alone_where_it_does_not_suit() -> None:
+    assert native.suits(families.tiny("llama", dtype=torch.bfloat16, **SIZES))
+    assert not native.suits(families.tiny("llama", **SIZES))
+    assert not native.suits(families.tiny("gemma2", dtype=torch.bfloat16, **SIZES))
