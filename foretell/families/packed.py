@@ -95,6 +95,10 @@ class PackedLinear(nn.Module):
             part._matrix = None
         return joined
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: not the structure, which says where this one's weights lie."""
+        return {**self.__dict__, "_matrix": None}
+
     @property
     def matrix(self) -> Any:
         """The C library's structure of it."""

@@ -72,10 +72,11 @@ def library() -> Any:
 class ForwardGraph(torch.nn.Module):
     """A forward of one job as a function of tensors alone, which can be recorded.
 
-    Inputs: what enters the first layer (1, n, E); rows (k,), the nodes whose logits are wanted; then the ATTENTION_INPUTS: the
-    place of the last new row in the cache (1,), the number of rows with the new ones (1,), cosines
-    and sines of every position (P, D / 2) each, positions (1, n), which nodes see which rows
-    (1, 1, n, rows) as 0 or -inf; and of each layer the keys and values (1, KV, C, D).
+    Inputs: what enters the first layer (1, n, E); rows (k,), the nodes whose logits are wanted;
+    then the ATTENTION_INPUTS: the place of the last new row in the cache (1,), the number of rows
+    with the new ones (1,), cosines and sines of every position (P, D / 2) each, positions (1, n),
+    which nodes see which rows (1, 1, n, rows) as 0 or -inf; and of each layer the keys and values
+    (1, KV, C, D).
 
     Outputs: logits (k, V); the keys and values again, which are the same memory; and for each tap i
     hidden states (n, E).

@@ -21,7 +21,7 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.families.int8 import quantize
+from foretell.families.packed import pack
 from foretell.memory.job import Job
 from foretell.runtimes import onnxruntime
 from foretell.runtimes.onnxruntime import TEXT_NODES, OnnxRuntimeExecutor, suits
@@ -89,7 +89,7 @@ def narrow(beside: bool = False) -> Decoder:
     fallback.
     """
     hf = llama()
-    quantize(hf)
+    pack(hf, "int8")
     model = Decoder(hf, "tiny", blocks)
     if beside:
         model.use(OpenVinoExecutor)
@@ -267,7 +267,7 @@ def test_weights_of_8_bits_are_those_of_torch(family: str) -> None:
     """
     hf = tiny(family)
     assert hf.config.intermediate_size % GROUP
-    quantize(hf)
+    pack(hf, "int8")
     model = Decoder(hf, "tiny", blocks)
 
     def rows() -> torch.Tensor:
@@ -392,10 +392,10 @@ def test_small_models_in_8_bits_have_it_and_others_do_not() -> None:
 def test_large_models_and_those_without_8_bits_do_not_suit(monkeypatch: pytest.MonkeyPatch) -> None:
     hf = llama()
     assert not suits(hf)
-    quantize(hf)
+    pack(hf, "int8")
     assert suits(hf)
     other = families.tiny("gemma2")  # whose layers it would refuse: they keep their number format
-    quantize(other)
+    pack(other, "int8")
     assert not suits(other)
     monkeypatch.setattr("foretell.runtimes.onnxruntime.SMALL", 1000)
     assert not suits(hf)

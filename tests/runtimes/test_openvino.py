@@ -23,7 +23,7 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.families.int8 import quantize
+from foretell.families.packed import pack
 from foretell.runtimes.openvino import SIZES, OpenVinoExecutor
 from foretell.runtimes.openvino_compiled import CompiledGraph
 from foretell.runtimes.openvino_graph import Recording, library
@@ -135,7 +135,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
     """
     hf = llama().bfloat16() if kind == "bfloat16" else llama()
     if kind == "int8":
-        quantize(hf)
+        pack(hf, "int8")
     model = Decoder(hf, "tiny", blocks)
     model.use(OpenVinoExecutor)
     assert isinstance(model.executor, OpenVinoExecutor)
