@@ -182,7 +182,7 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
             out[:] = weight @ row
         return y
     assert packed.scales is not None
-    groups = x.view(len(x), -1, GROUP)
+    groups = x.view(len(x), packed.inputs // GROUP, GROUP)
     top = groups.abs().amax(-1, keepdim=True)
     scale = top / 127
     whole = (groups * torch.where(top > 0, 127 / top, torch.zeros_like(top))).round()

@@ -186,4 +186,7 @@ def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
         .tokens
     )
     assert run([*line, "--dtype", "float32"]) == 2
-    assert "dtype='float32' with exact_bits=True: must be auto, bfloat16, int8 or int4" in capsys.readouterr().err
+    assert (
+        "dtype='float32' with exact_bits=True: must be auto, bfloat16, int8 or int4"
+        in capsys.readouterr().err
+    )
