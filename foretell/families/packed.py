@@ -9,7 +9,11 @@ elsewhere torch does, with the same whole numbers and more slowly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +27,35 @@ SMALLEST = 2  # inputs of a layer that is packed
 WHOLE_NUMBERS = ("int8", "int4")
 
 
-@torch.library.custom_op("foretell::grouped_linear", mutates_args=())
-def grouped_linear(
-    x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
-) -> torch.Tensor:
-    """Stands for the product in a recording, whose runtime has its own.
+# Layers that a recording names by number. The numbers are their addresses.
+_recorded: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+# Whether activations stay as they are, see `unrounded`.
+_unrounded: ContextVar[bool] = ContextVar("foretell_unrounded", default=False)
 
-    x (..., in), numbers (out, groups, 32), scales (out, groups), minima the same, or (0, 0) for
-    numbers around zero.
+
+@torch.library.custom_op("foretell::packed_linear", mutates_args=())
+def packed_linear(x: torch.Tensor, sums: torch.Tensor | None, layer: int) -> torch.Tensor:
+    """Stands in a recording for a product without its bias, x (..., in) -> (..., out): runtimes
+    have their own, of the `recorded_layer`.
+
+    `sums` (..., in / 32): of each group of activations, float32, where weights have minima.
     """
-    return x.new_zeros(*x.shape[:-1], len(numbers))
+    return x.new_zeros(*x.shape[:-1], recorded_layer(layer).out_features)
+
+
+def recorded_layer(layer: int) -> PackedLinear:
+    """The layer that a recording names so."""
+    return _recorded[layer]
+
+
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """Inside, products take activations as they are: slow, and what rounding is measured by."""
+    token = _unrounded.set(True)
+    try:
+        yield
+    finally:
+        _unrounded.reset(token)
 
 
 class PackedLinear(nn.Module):
@@ -72,6 +95,10 @@ class PackedLinear(nn.Module):
             part._matrix = None
         return joined
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: not the structure, which says where this one's weights lie."""
+        return {**self.__dict__, "_matrix": None}
+
     @property
     def matrix(self) -> Any:
         """The C library's structure of it."""
@@ -81,28 +108,28 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing():
-            return self._recorded(x)
+            return self._record(x)
         rows = x.reshape(-1, self.in_features).float()
-        rows = F.pad(rows, (0, self.packed.inputs - self.in_features)).contiguous()
-        if library.available():
+        missing = self.packed.inputs - self.in_features
+        rows = (F.pad(rows, (0, missing)) if missing else rows).contiguous()
+        if library.available() and not _unrounded.get():
             y = library.product(self.matrix, rows, torch.get_num_threads())
         else:
-            y = product_by_torch(self.packed, rows)
+            product = product_unrounded if _unrounded.get() else product_by_torch
+            y = product(self.packed, rows)
             if self.wide_bias is not None:
                 y += self.wide_bias
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def _recorded(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed.format == "bfloat16":
-            return F.linear(x, unpack(self.packed)[:, : self.in_features].to(x.dtype), self.bias)
-        assert self.packed.scales is not None
-        x = F.pad(x, (0, self.packed.inputs - self.in_features))
-        minima = torch.empty(0, 0)
+    def _record(self, x: torch.Tensor) -> torch.Tensor:
+        _recorded[id(self)] = self
+        missing = self.packed.inputs - self.in_features
+        if missing:
+            x = F.pad(x, (0, missing))
+        sums = None
         if self.packed.minima is not None:
-            minima = by_group(self.packed, self.packed.minima)
-        y = torch.ops.foretell.grouped_linear(
-            x, numbers(self.packed), by_group(self.packed, self.packed.scales), minima
-        )
+            sums = x.float().unflatten(-1, (-1, GROUP)).sum(-1)
+        y: torch.Tensor = torch.ops.foretell.packed_linear(x, sums, id(self))
         return y if self.bias is None else y + self.bias
 
 
@@ -112,22 +139,21 @@ class PackedEmbedding(nn.Module):
     def __init__(self, head: PackedLinear, dtype: torch.dtype):
         super().__init__()
         self.head = [head]  # a list, so that it is no part of this module
-        self.dtype = dtype
+        # Of the number format of rows; a buffer, so that it changes with the model's.
+        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids (n,) -> (n, E) float32."""
         head = self.head[0]
         if library.available():
             return library.rows_of(head.matrix, ids)[:, : head.in_features]
-        packed = head.packed
-        parts = [packed.split([BLOCK * packed.blocks])[0]] if not len(ids) else []
-        for i in ids.tolist():
-            parts.append(_block_of(packed, i // BLOCK))
-        rows = [unpack(part)[i % BLOCK] for part, i in zip(parts, ids.tolist(), strict=True)]
-        return torch.stack(rows)[:, : head.in_features].float()
+        rows = torch.empty(len(ids), head.packed.inputs)
+        for row, i in zip(rows, ids.tolist(), strict=True):
+            row[:] = unpack(_block_of(head.packed, i // BLOCK))[i % BLOCK]
+        return rows[:, : head.in_features]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.rows(ids.reshape(-1)).to(self.dtype).view(*ids.shape, -1)
+        return self.rows(ids.reshape(-1)).to(self.like.dtype).view(*ids.shape, -1)
 
 
 def _block_of(packed: Packed, block: int) -> Packed:
@@ -151,14 +177,12 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     if packed.format == "bfloat16":
         # One product a row: those of several rows may be summed in other orders.
         weight = unpack(packed).float()
-        rounded = x.bfloat16().float()
-        return (
-            torch.stack([weight @ row for row in rounded])
-            if len(x)
-            else x.new_empty(0, len(weight))
-        )
+        y = x.new_empty(len(x), packed.outputs)
+        for row, out in zip(x.bfloat16().float(), y, strict=True):
+            out[:] = weight @ row
+        return y
     assert packed.scales is not None
-    groups = x.view(len(x), -1, GROUP)
+    groups = x.view(len(x), packed.inputs // GROUP, GROUP)
     top = groups.abs().amax(-1, keepdim=True)
     scale = top / 127
     whole = (groups * torch.where(top > 0, 127 / top, torch.zeros_like(top))).round()
@@ -174,6 +198,20 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
             least = by_group(packed, packed.minima)[:, group].float()
             total = total + (scale[:, group] * whole[:, group].sum(-1, keepdim=True)) * least
     return total
+
+
+def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
+    """As `product_by_torch`, of activations as they are."""
+    return x @ unpack(packed).float().t()
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of all weights of a module, the packed ones included."""
+    sizes = {p.data_ptr(): p.nbytes for p in module.parameters()}
+    for part in module.modules():
+        if isinstance(part, PackedLinear):
+            sizes[part.packed.weights.data_ptr()] = part.packed.nbytes
+    return sum(sizes.values())
 
 
 def pack(hf: Any, format: str) -> int:

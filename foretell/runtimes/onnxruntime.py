@@ -1,9 +1,10 @@
-"""The forward on ONNX Runtime's CPU provider, for steps of one request of a small model.
+"""The forward on ONNX Runtime's CPU provider, for steps of one request.
 
-With weights of 8 bits it is the quickest there: one graph serves any number of nodes with one copy
-of the weights, and another number of nodes costs nothing more, where OpenVINO has a graph, and a
-copy, for each (openvino.py). Long pieces of texts, and several requests in one forward, are left to
-the fallback, which computes them quicker. onnxruntime_graph.py records the forward.
+With weights of 8 or 4 bits it is the quickest where the C library of ours cannot be had: one graph
+serves any number of nodes, and another number of nodes costs nothing more, where OpenVINO has a
+graph, and a copy of the weights, for each (openvino.py). Long pieces of texts, and several requests
+in one forward, are left to the fallback, which computes them quicker. onnxruntime_graph.py records
+the forward.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from foretell.core.model import Computed
 from foretell.errors import first_line
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
+from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, weight_bytes
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
+from foretell.native.library import available
 from foretell.runtimes.buffers import OutputBuffers
 from foretell.runtimes.onnxruntime_graph import (
+    LARGEST,
     ForwardGraph,
     export,
     library,
@@ -40,21 +44,22 @@ DEVICE = "cpu"
 PRIORITY = 2
 DTYPE = torch.float32
 WHOLE = False
-SMALL = 64 << 20  # bytes of weights of 8 bits up to which it is the quickest
 TEXT_NODES = 32  # of a text in one forward; longer pieces are quicker elsewhere
 HEAD_MULTIPLE = 16  # of which the width of a head must be a multiple
 
 
 def suits(hf: Any, named: bool = False) -> bool:
-    """Whether a model has weights of 8 bits and, unless it is `named`, is small and of a build that
-    this executor takes, with the packages installed.
+    """Whether a model has weights of 8 or 4 bits and, unless it is `named`, is of a build and a
+    size that this executor takes, with the packages installed and the C library missing.
     """
-    weights = [p for p in dict.fromkeys(hf.parameters()) if p.dtype == torch.int8]
-    if not weights or named:
-        return bool(weights)
+    packed = [m for m in hf.modules() if isinstance(m, PackedLinear)]
+    narrow = any(layer.packed.format in WHOLE_NUMBERS for layer in packed)
+    if not narrow or named:
+        return narrow
     layers = getattr(hf.get_decoder(), "layers", ())
     installed = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
-    return installed and sum(p.nbytes for p in weights) <= SMALL and all(map(fits, layers))
+    fitting = weight_bytes(hf) <= LARGEST and all(map(fits, layers))
+    return installed and fitting and not available()
 
 
 def make(
@@ -95,7 +100,7 @@ class OnnxRuntimeExecutor(Executor):
             ) from error
         if dtype != torch.float32:
             raise LookupError(
-                f"it computes in float32 what has no weights of 8 bits, and not in {dtype}"
+                f"it computes in float32 what has no weights of 8 or 4 bits, and not in {dtype}"
             )
         if not all(type(block) is Fused for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
@@ -295,7 +300,8 @@ class OnnxRuntimeExecutor(Executor):
         for name, (_, value) in zip(("cos", "sin"), rotations, strict=True):
             self._give(name, value)
         wanted = max(1, len(job.rows))
-        self._input("ids", np.int64, 1, nodes)[:] = job.tokens
+        states = self._input("states", np.float32, 1, nodes, self.width)
+        states[:] = self.loop.embedded(torch.tensor([job.tokens])).numpy()
         self._input("positions", np.int64, 1, nodes)[:] = job.positions
         self._input("rows", np.int64, wanted)[:] = job.rows or 0
         self._input("last", np.int32, 1)[:] = end - 1

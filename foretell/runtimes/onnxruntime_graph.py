@@ -2,7 +2,7 @@
 
 A layer becomes a dozen operations. Three stand for themselves in the recording and are replaced in
 the export by what the runtime has beyond the standard: attention, which writes new rows into the
-caches' own memory; a sum with its norm; and products with weights of 8 bits.
+caches' own memory; a sum with its norm; and products with weights of 8 or 4 bits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ import torch
 from foretell.errors import first_line
 from foretell.families.fused import Fused
 from foretell.families.loop import Loop
+from foretell.families.packed import recorded_layer, weight_bytes
 from foretell.memory.buffers import Layout
+from foretell.native.packing import GROUP, by_group, numbers, unpack
 
-# Activations of a row that share a scale where the weights have 8 bits. With groups of this size
-# all rows round alike.
-GROUP = 64
 LARGEST = (1 << 31) - (1 << 20)  # bytes of weights that the format can hold
 OPSET = 18
-UINT8, INT32 = 2, 6  # the format's numbers for two types
 DOMAIN = "com.microsoft"  # where the runtime's own operations are
 ATTENTION_INPUTS = 6  # inputs that all layers share, see ForwardGraph
 
@@ -74,10 +72,11 @@ def library() -> Any:
 class ForwardGraph(torch.nn.Module):
     """A forward of one job as a function of tensors alone, which can be recorded.
 
-    Inputs: ids (1, n); rows (k,), the nodes whose logits are wanted; then the ATTENTION_INPUTS: the
-    place of the last new row in the cache (1,), the number of rows with the new ones (1,), cosines
-    and sines of every position (P, D / 2) each, positions (1, n), which nodes see which rows
-    (1, 1, n, rows) as 0 or -inf; and of each layer the keys and values (1, KV, C, D).
+    Inputs: what enters the first layer (1, n, E); rows (k,), the nodes whose logits are wanted;
+    then the ATTENTION_INPUTS: the place of the last new row in the cache (1,), the number of rows
+    with the new ones (1,), cosines and sines of every position (P, D / 2) each, positions (1, n),
+    which nodes see which rows (1, 1, n, rows) as 0 or -inf; and of each layer the keys and values
+    (1, KV, C, D).
 
     Outputs: logits (k, V); the keys and values again, which are the same memory; and for each tap i
     hidden states (n, E).
@@ -87,18 +86,14 @@ class ForwardGraph(torch.nn.Module):
         super().__init__()
         self.loop = loop
         self.taps = tuple(taps)
-        self.parts = torch.nn.ModuleList([loop.embed, loop.norm, loop.head, *loop.layers])
-
-    def weight_bytes(self) -> int:
-        return sum(p.nbytes for p in dict.fromkeys(self.parts.parameters()))
+        self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 
     def forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor
+        self, h: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         shared = rest[:ATTENTION_INPUTS]
         cached = list(rest[ATTENTION_INPUTS:])  # keys and values of each layer in turn
         blocks = [block for block in self.loop.blocks if isinstance(block, Fused)]
-        h = self.loop.embedded(ids)
         x = Fused.norm(blocks[0].before, h)
         hidden = {}
         for i, block in enumerate(blocks):
@@ -162,12 +157,12 @@ def export(graph: ForwardGraph, layout: Layout, rotations: Sequence[torch.Tensor
 
     `rotations`: cosines and sines (P, D / 2) of a few positions. Raises LookupError.
     """
-    if graph.weight_bytes() > LARGEST:
+    if weight_bytes(graph.parts) > LARGEST:
         raise LookupError("its weights have more than 2 GB, which the format cannot hold")
     nodes, capacity = 3, 8
     ids = torch.arange(nodes)[None]
     examples = {
-        "ids": ids,
+        "states": graph.loop.embedded(ids),
         "rows": torch.arange(nodes),
         "last": torch.tensor([nodes - 1], dtype=torch.int32),
         "total": torch.tensor([nodes], dtype=torch.int32),
@@ -177,7 +172,7 @@ def export(graph: ForwardGraph, layout: Layout, rotations: Sequence[torch.Tensor
         "mask": torch.zeros(1, 1, nodes, nodes),
     }
     axes = {
-        "ids": {1: "n"},
+        "states": {1: "n"},
         "rows": {0: "k"},
         "last": {},
         "total": {},
@@ -258,35 +253,43 @@ def _rules() -> Iterator[None]:
             part.setType(keys.type())
         return out, *rows
 
-    def linear(g: Any, x: Any, weight: Any, scale: Any) -> Any:
-        rows, columns = helper._get_tensor_sizes(weight)
-        groups = -(-columns // GROUP)
+    @helper.parse_args("v", "v", "i")
+    def linear(g: Any, x: Any, sums: Any, layer: int) -> Any:
+        packed = recorded_layer(layer).packed
 
-        def number(*values: int) -> Any:
-            return g.op("Constant", value_t=torch.tensor(values))
+        def constant(value: torch.Tensor) -> Any:
+            return g.op("Constant", value_t=value.contiguous())
 
-        # The session computes all of this once: weights without a sign, in whole groups, and for
-        # each group the scale of its row.
-        zero = g.op("Constant", value_t=torch.tensor(128, dtype=torch.int32))
-        unsigned = g.op("Add", g.op("Cast", weight, to_i=INT32), zero)
-        missing = groups * GROUP - columns
-        if missing:
-            unsigned = g.op("Pad", unsigned, number(0, 0, 0, missing), zero)
-        bytes_ = g.op("Cast", unsigned, to_i=UINT8)
-        packed = g.op("Reshape", bytes_, number(rows, groups, GROUP))
-        scales = g.op("Tile", g.op("Reshape", scale, number(rows, 1)), number(1, groups))
+        shape = [*helper._get_tensor_sizes(x)[:-1], packed.outputs]
+        if packed.format == "bfloat16":
+            y = g.op("MatMul", x, constant(unpack(packed).float().t()))
+            y.setType(x.type().with_sizes(shape))
+            return y
+        assert packed.scales is not None
+        scales = by_group(packed, packed.scales).float()
+        whole, bits, zero = numbers(packed), 8, 128
+        if packed.format == "int4":
+            whole, bits, zero = whole[..., ::2] | whole[..., 1::2] << 4, 4, 8
+        else:
+            whole = (whole.to(torch.int16) + zero).to(torch.uint8)
         y = g.op(
             f"{DOMAIN}::MatMulNBits",
             x,
-            packed,
-            g.op("Reshape", scales, number(-1)),
-            K_i=columns,
-            N_i=rows,
-            bits_i=8,
+            constant(whole),
+            constant(scales),
+            K_i=packed.inputs,
+            N_i=packed.outputs,
+            bits_i=bits,
             block_size_i=GROUP,
             accuracy_level_i=4,
         )
-        y.setType(x.type().with_sizes([*helper._get_tensor_sizes(x)[:-1], rows]))
+        y.setType(x.type().with_sizes(shape))
+        if packed.minima is not None:
+            # With zero points that are no whole numbers it would leave its products of whole
+            # numbers, so minima are a second product, with the sums of the groups.
+            least = by_group(packed, packed.minima).float() + zero * scales
+            y = g.op("Add", y, g.op("MatMul", sums, constant(least.t())))
+            y.setType(x.type().with_sizes(shape))
         return y
 
     def norm(g: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
@@ -311,7 +314,7 @@ def _rules() -> Iterator[None]:
     rules = {
         "foretell::add_norm": add_and_norm,
         "foretell::attend_cached": attention,
-        "foretell::linear8": linear,
+        "foretell::packed_linear": linear,
         "aten::rms_norm": norm,
     }
     for name, rule in rules.items():

@@ -17,6 +17,7 @@ import torch
 from foretell.core.cache import Cache
 from foretell.core.model import Computed
 from foretell.families.loop import Loop
+from foretell.families.packed import weight_bytes
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.runtimes.openvino_compiled import PIECE, CompiledGraph, JobSlice
@@ -68,7 +69,7 @@ class OpenVinoExecutor(Executor):
         self.window = min((w for w in loop.windows if w is not None), default=0)
         self.pool = Pool(layout, dtype, spare=2 * BLOCK)
         self.size = 0
-        small = self.recording.forward_graph.weight_bytes() <= SMALL
+        small = weight_bytes(self.recording.forward_graph.parts) <= SMALL
         self.sizes = SIZES if small else ()
         self.threads = 0
         # By number of nodes (0: any) and whether it is for one job alone.

@@ -18,7 +18,6 @@ from foretell.runtimes.openvino_graph import (
     BLOCK_BEGINS,
     BLOCKS,
     GATHER,
-    IDS,
     LONGEST,
     MASK,
     MASK_BEGINS,
@@ -28,8 +27,10 @@ from foretell.runtimes.openvino_graph import (
     ROTATIONS,
     ROWS,
     SCATTER,
+    STATES,
     TABLES,
     Recording,
+    as_numpy,
 )
 from foretell.runtimes.pool import BLOCK, PooledCache, Segment
 
@@ -185,7 +186,8 @@ class CompiledGraph:
         """The shapes that never change, by place."""
         shapes: dict[int, Sequence[int]] = {}
         if self.size:
-            shapes[IDS] = shapes[POSITIONS] = (self.size,)
+            shapes[STATES] = (self.size, self.width)
+            shapes[POSITIONS] = (self.size,)
             for place, table in enumerate(self.recording.rotations(1), ROTATIONS):
                 shapes[place] = (self.size, table.shape[-1])
         if 0 < self.size <= ALL_ROWS:
@@ -310,21 +312,22 @@ class CompiledGraph:
         self.segment = segment
 
     def _write_nodes(self, slices: Sequence[JobSlice], size: int, wanted: int) -> None:
-        """Writes tokens, positions, rotations and wanted rows. What `size` has beyond the slices'
+        """Writes states, positions, rotations and wanted rows. What `size` has beyond the slices'
         nodes keeps old, valid values: it is padding.
         """
-        ids = self._numbers(IDS, size)
+        states = self._vectors(STATES, size, self.width)
         positions = self._numbers(POSITIONS, size)
         rows = self._numbers(ROWS, wanted)
         node = row = 0
         for part in slices:
             end = node + len(part.tokens)
-            ids[node:end] = part.tokens
             positions[node:end] = part.positions
             last = row + len(part.rows)
             rows[row:last] = part.rows
             rows[row:last] += node
             node, row = end, last
+        tokens = torch.tensor([token for part in slices for token in part.tokens])
+        states[:node] = as_numpy(self.recording.embedded(tokens))
         used = positions[:node]
         tables = self.recording.rotations(int(used.max()) + 1)
         for place, table in enumerate(tables, ROTATIONS):

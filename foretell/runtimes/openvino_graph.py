@@ -20,15 +20,16 @@ import torch
 
 from foretell.core.model import STEP
 from foretell.families.loop import Loop
+from foretell.families.packed import recorded_layer
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
+from foretell.native.packing import GROUP, by_group, numbers, unpack
 from foretell.ops.attention import Bias
 from foretell.runtimes.pool import BLOCK
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
 NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}  # numpy knows no bfloat16
-GROUP = 32  # activations of a row that share a scale where the weights have 8 bits
-IDS, POSITIONS, ROWS, ROTATIONS = range(4)  # the first inputs of the graph, see ForwardGraph
+STATES, POSITIONS, ROWS, ROTATIONS = range(4)  # the first inputs of the graph, see ForwardGraph
 # The inputs that follow for each number of key-value heads, see ForwardGraph.
 TABLES = 9
 GATHER, SCATTER, PAST, BEGINS, BLOCKS, BLOCK_BEGINS, LONGEST, MASK, MASK_BEGINS = range(TABLES)
@@ -61,6 +62,12 @@ def attend(
     return q.new_zeros(len(q), q.shape[1] // key_width * value_width)
 
 
+def as_numpy(x: torch.Tensor) -> np.ndarray:
+    """The same memory; bfloat16 as in NUMPY."""
+    memory: np.ndarray = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    return memory
+
+
 class Library(NamedTuple):
     """The package openvino, its compiler, and its reader of recorded modules.
 
@@ -86,7 +93,7 @@ def library() -> Library:
     reader = manager.load_by_framework("pytorch")
     rule = importlib.import_module("openvino.frontend.pytorch").ConversionExtension
     reader.add_extension(rule("foretell::attend", _convert_attend))
-    reader.add_extension(rule("foretell::linear8", _convert_linear8))
+    reader.add_extension(rule("foretell::packed_linear", _convert_packed_linear))
     return Library(package, package.Core(), reader, manager)
 
 
@@ -137,22 +144,50 @@ def _convert_attend(context: Any) -> list[Any]:
     return [node.output(0)]
 
 
-def _convert_linear8(context: Any) -> list[Any]:
-    """`linear8` as a product with a matrix of 8 bits and its scales, the form that the runtime
-    recognizes.
+def _convert_packed_linear(context: Any) -> list[Any]:
+    """`packed_linear` as a product with whole numbers and their scales, the form that the runtime
+    recognizes. Only of numbers without a sign does it round activations too.
+
+    Minima are a second product, with the sums of the groups: its quick kernels have none.
     """
     ops = importlib.import_module("openvino.opset13")
-    x, weight, scale = (context.get_input(i) for i in range(3))
-    constant = weight.get_node()
-    while constant.get_type_name() != "Constant":
-        constant = constant.input_value(0).get_node()
-    # Only with unsigned weights are activations rounded too, and the product computed in 8 bits.
-    unsigned = ops.constant((constant.get_data().astype(np.int16) + 128).astype(np.uint8))
-    zero = ops.convert(ops.constant(np.array([[128]], np.uint8)), "f32")
-    centred = ops.subtract(ops.convert(unsigned, "f32"), zero)
-    matrix = ops.multiply(centred, ops.unsqueeze(scale, ops.constant(np.array(1))))
-    product = ops.matmul(ops.convert(x, "f32"), matrix, False, True)
+    x = context.get_input(0)
+    packed = recorded_layer(context.get_values_from_const_input(2)).packed
+    wide = ops.convert(x, "f32")
+    if packed.format == "bfloat16":
+        shape = [packed.outputs, packed.inputs]
+        bytes_ = unpack(packed).contiguous().view(torch.uint8)
+        matrix = ops.convert(_constant(bytes_, "bf16", shape), "f32")
+        product = ops.matmul(wide, matrix, False, True)
+        return [ops.convert_like(product, x).output(0)]
+    assert packed.scales is not None
+    whole, zero, kind = numbers(packed), 128, "u8"
+    if packed.format == "int4":
+        whole, zero, kind = whole[..., ::2] | whole[..., 1::2] << 4, 8, "u4"
+    else:
+        whole = (whole.to(torch.int16) + 128).to(torch.uint8)
+    scales = by_group(packed, packed.scales).float()
+    shape = [packed.outputs, packed.inputs]
+    centred = ops.subtract(
+        ops.convert(_constant(whole, kind, [*scales.shape, GROUP]), "f32"),
+        ops.convert(ops.constant(np.full((1, 1, 1), zero, np.uint8)), "f32"),
+    )
+    scaled = ops.multiply(centred, ops.constant(scales[..., None].numpy()))
+    matrix = ops.reshape(scaled, ops.constant(np.array(shape)), False)
+    product = ops.matmul(wide, matrix, False, True)
+    if packed.minima is not None:
+        least = by_group(packed, packed.minima).float() + zero * scales
+        sums = context.get_input(1)
+        product = ops.add(product, ops.matmul(sums, ops.constant(least.numpy()), False, True))
     return [ops.convert_like(product, x).output(0)]
+
+
+def _constant(bytes_: torch.Tensor, kind: str, shape: Sequence[int]) -> Any:
+    """A constant of this kind and shape from its bytes, which it copies."""
+    package = importlib.import_module("openvino")
+    tensor = package.Tensor(getattr(package.Type, kind), package.Shape(list(shape)))
+    tensor.data.view(np.uint8).reshape(-1)[:] = bytes_.numpy().reshape(-1)
+    return package.op.Constant(tensor)
 
 
 class TracedJob(Job):
@@ -209,7 +244,8 @@ class ForwardGraph(torch.nn.Module):
     Inputs, for n nodes whose heads form S sequences (for each key-value head one of every job, and
     one of padding), m nodes in all sequences:
 
-    - ids (n,), positions (n,), rows (k,), the nodes whose logits are wanted;
+    - what enters the first layer (n, E), positions (n,), rows (k,), the nodes whose logits are
+      wanted;
     - for each kind of rotation cosines and sines (n, D);
     - for each number of key-value heads KV the TABLES: which of the n KV pairs of a node and a head
       each node of a sequence is (m,), where each pair is found again (n KV,), the rows before each
@@ -230,13 +266,10 @@ class ForwardGraph(torch.nn.Module):
         if loop.kinds:
             self.rotation_kinds = [(kind,) for kind in dict.fromkeys(loop.kinds)]
         # A recording takes for constants only the weights of modules that it holds.
-        self.parts = torch.nn.ModuleList([loop.embed, loop.norm, loop.head, *loop.layers])
-
-    def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in dict.fromkeys(self.parts.parameters()))
+        self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor
+        self, states: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         inputs = iter(rest)
         rotations = {kind: (next(inputs)[None], next(inputs)[None]) for kind in self.rotation_kinds}
@@ -244,7 +277,7 @@ class ForwardGraph(torch.nn.Module):
         token = STEP.set([TracedJob(list(inputs), tables)])
         hidden = {}
         try:
-            h = self.loop.embedded(ids[None])
+            h = states[None]
             for i, block in enumerate(self.loop.blocks):
                 hidden[i] = h
                 kind = (self.loop.kinds[i],) if self.loop.kinds else ()
@@ -304,16 +337,17 @@ class Recording:
                 self.graph = self._convert()
             raise
 
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """What enters the first layer for these ids (n,): (n, E)."""
+        return self.loop.embedded(ids).detach().to(self.dtype)
+
     def rotations(self, needed: int) -> list[np.ndarray]:
         """Cosines and sines (P, D) of each kind of rotation, of at least `needed` positions."""
         if not self.rotation_tables or len(self.rotation_tables[0]) < needed:
             tables = []
             for kind in self.forward_graph.rotation_kinds:
                 for part in self.loop.table(self.example, needed, *kind) or ():
-                    table = part[0]
-                    if table.dtype == torch.bfloat16:
-                        table = table.view(torch.uint16)
-                    tables.append(table.numpy())
+                    tables.append(as_numpy(part[0]))
             self.rotation_tables = tables
         return self.rotation_tables
 
@@ -357,7 +391,7 @@ class Recording:
         rows = []
         for heads, *widths in self.layout:
             rows += [self.example.new_zeros(heads, 1, BLOCK, width) for width in widths]
-        return [ids, ids, ids, *rotations, *tables, *rows]
+        return [self.embedded(ids), ids, ids, *rotations, *tables, *rows]
 
     def _convert(self) -> Any:
         decoder = importlib.import_module("openvino.frontend.pytorch.ts_decoder")

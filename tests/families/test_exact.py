@@ -19,7 +19,7 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig, ForetellError, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.exact import ExactCache, ExactDecoder, exp2, in_pieces, tanh
-from foretell.families.int8 import quantize
+from foretell.families.packed import PackedLinear, pack, unrounded
 from foretell.measure.bits import compare
 from foretell.measure.profiling import identity
 from tests import tiny as small
@@ -38,7 +38,7 @@ def threads() -> Iterator[None]:
 
 def exact(family: str, dtype: torch.dtype = torch.float32, **more: object) -> ExactDecoder:
     hf = tiny(family, dtype=dtype, **more)
-    quantize(hf)
+    pack(hf, "int8")
     return ExactDecoder(hf, family)
 
 
@@ -65,13 +65,14 @@ def test_nor_do_rows_of_others(family: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3"]
 )
-def test_what_is_computed_is_the_same_model(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With linear layers of full precision, so that nothing but attention and norms is compared."""
-    monkeypatch.setattr("foretell.families.exact.Linear8", torch.nn.Linear)
-    model = ExactDecoder(tiny(family), family)
-    logits = answer(model, model.cache(), Ask(TREE), PROMPTS[1], chunk=4).logits
+def test_what_is_computed_is_the_same_model(family: str) -> None:
+    """With activations as they are, so that nothing but attention and norms is compared."""
+    model = exact(family)
+    with unrounded():
+        logits = answer(model, model.cache(), Ask(TREE), PROMPTS[1], chunk=4).logits
     for node in range(len(TREE)):
-        theirs = stock(model.hf, [*PROMPTS[1], *TREE.tokens_to(node)])[-1]
+        with unrounded():
+            theirs = stock(model.hf, [*PROMPTS[1], *TREE.tokens_to(node)])[-1]
         assert (logits[node] - theirs).abs().max() <= 3e-5 * theirs.abs().max()
 
 
@@ -111,7 +112,7 @@ def test_caches_grow_fork_and_commit_to_the_same_bits() -> None:
 
 def test_generation_is_the_same_token_for_token() -> None:
     hf, draft = tiny("llama", dtype=torch.bfloat16), tiny("llama", noise=0.03, dtype=torch.bfloat16)
-    quantize(hf), quantize(draft)
+    pack(hf, "int8"), pack(draft, "int8")
     lm = wrap(hf, draft=draft, name="tiny", exact_bits=True)
     plain = [lm.generate(p, "plain", max_new_tokens=24).tokens for p in PROMPTS]
     for method in ("ngram:nodes=6", "token-recycling:nodes=8", "draft:nodes=6", "suffix", "auto"):
@@ -126,10 +127,10 @@ def test_generation_is_the_same_token_for_token() -> None:
 
 def test_load_builds_it(tmp_path: Path) -> None:
     path = small.save(small.llama(), tmp_path / "tiny")
-    lm: LM = foretell.load(path, exact_bits=True)
+    lm: LM = foretell.load(path, dtype="int8", exact_bits=True, executor="torch")
     model = lm.models["target"]
     assert isinstance(model, ExactDecoder) and model.exact_bits and model.executor is None
-    assert any(p.dtype == torch.int8 for p in model.hf.parameters())
+    assert any(isinstance(m, PackedLinear) for m in model.hf.modules())
     assert compare(model, 3, longest=40) == (3, "")
     ordinary = foretell.load(path, dtype="int8", executor="torch").models["target"]
     assert isinstance(ordinary, Decoder) and not ordinary.exact_bits
@@ -139,12 +140,12 @@ def test_load_builds_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "float32"}, "dtype='float32' with exact_bits=True: must be auto or int8"),
+        ({"dtype": "float32"}, "dtype='float32' with exact_bits=True: must be auto, bfloat16, "),
         (
             {"executor": "openvino"},
-            "executor='openvino' with exact_bits=True: must be auto or torch",
+            "executor='openvino' with exact_bits=True: must be auto, native or torch",
         ),
-        ({"device": "meta"}, "needs a CPU"),
+        ({"device": "meta", "dtype": "int8"}, "needs a CPU"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(options: dict[str, str], words: str) -> None:
@@ -157,12 +158,12 @@ def test_models_that_cannot_are_refused() -> None:
         Unsupported, match=r"exact_bits=True cannot run on gpt2.*needs layers whose loop is ours"
     ):
         exact("gpt2")
-    with pytest.raises(Unsupported, match="needs linear layers of 8 bits"):
+    with pytest.raises(Unsupported, match="needs linear layers of 8 or 4 bits"):
         wrap(tiny("llama"), name="tiny", exact_bits=True)
     with pytest.raises(Unsupported, match="needs heads of at most 512"):
         exact("llama", head_dim=514)
     with pytest.raises(BadConfig, match="exact_bits"):
-        foretell.load("demo", exact_bits=True, dtype="bfloat16")
+        foretell.load("demo", exact_bits=True, dtype="float16")
 
 
 def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,4 +186,7 @@ def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
         .tokens
     )
     assert run([*line, "--dtype", "float32"]) == 2
-    assert "dtype='float32' with exact_bits=True: must be auto or int8" in capsys.readouterr().err
+    assert (
+        "dtype='float32' with exact_bits=True: must be auto, bfloat16, int8 or int4"
+        in capsys.readouterr().err
+    )

@@ -13,7 +13,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.families.fused import blocks
-from foretell.families.int8 import quantize
+from foretell.families.packed import pack
 from foretell.families.scoring import Classifier
 from tests.families.families import VOCAB, config, tiny
 from tests.families.test_families import PROMPTS, TREE, answer
@@ -92,7 +92,7 @@ def test_a_body_with_a_head_of_its_own() -> None:
 
 def test_weights_of_8_bits() -> None:
     hf = classifier("llama")
-    quantize(hf)
+    pack(hf, "int8")
     theirs = model("llama").score(PROMPT, TREE)
     ours = Classifier(hf, "narrow", blocks).score(PROMPT, TREE)
     assert (ours - theirs).abs().max() <= 0.1 * theirs.abs().max()

@@ -11,7 +11,7 @@ import torch
 
 from foretell import wrap
 from foretell.core.model import STEP
-from foretell.families.int8 import quantize
+from foretell.families.packed import pack
 from foretell.families.toy import Toy
 from foretell.measure.bits import compare
 from foretell.memory.job import Job
@@ -48,7 +48,7 @@ def test_one_bit_is_found_and_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ordinary_forwards_are_not_like_that(dtype: torch.dtype) -> None:
     hf = tiny("llama", dtype=dtype, hidden_size=36, intermediate_size=51, head_dim=14)
-    quantize(hf)
+    pack(hf, "int8")
     same, first = compare(wrap(hf, name="tiny").models["target"], 26, longest=60)
     assert same < 26
     assert "logits differ, by at most" in first

@@ -149,9 +149,7 @@ def test_parts_of_the_layers_and_given_states() -> None:
         tree = TokenTree(text[-1]).chain([3, 4])
         first = answer(decoder, cache, Ask(tree, layers=(0,), taps=(1,), rows=[]), text)
         states = first.hidden[1]
-        rest = answer(
-            decoder, cache, Ask(tree, layers=tuple(range(1, count)), states=states), text
-        )
+        rest = answer(decoder, cache, Ask(tree, layers=tuple(range(1, count)), states=states), text)
         replies.append(rest)
         assert rest.computed_by == ("native" if decoder is model else "torch")
     assert agree(replies[0].logits, replies[1].logits, 0.03)

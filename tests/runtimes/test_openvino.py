@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,13 +24,16 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.families.int8 import quantize
+from foretell.families.packed import pack
+from foretell.native.packing import Packed, by_group
 from foretell.runtimes.openvino import SIZES, OpenVinoExecutor
 from foretell.runtimes.openvino_compiled import CompiledGraph
 from foretell.runtimes.openvino_graph import Recording, library
 from tests.families.families import WINDOW, tiny
 from tests.families.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
+from tests.native.machines import no_library
 from tests.runtimes.questions import (
+    agree,
     close,
     executor_logits,
     growing_trees_agree,
@@ -135,7 +139,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
     """
     hf = llama().bfloat16() if kind == "bfloat16" else llama()
     if kind == "int8":
-        quantize(hf)
+        pack(hf, "int8")
     model = Decoder(hf, "tiny", blocks)
     model.use(OpenVinoExecutor)
     assert isinstance(model.executor, OpenVinoExecutor)
@@ -351,10 +355,11 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         Decoder(llama(), "tiny").use(OpenVinoExecutor)
     with pytest.raises(Unsupported, match=r"executor='openvino'.*foretell\[cpu\]"):
         foretell.load("demo", executor="openvino")
-    assert foretell.load("demo").models["target"].executor is None  # type: ignore[attr-defined]
+    with no_library():
+        assert foretell.load("demo").models["target"].executor is None  # type: ignore[attr-defined]
     with pytest.raises(
         BadConfig,
-        match="executor='fast': must be one of auto, torch, openvino, onnxruntime, graphs",
+        match="executor='fast': must be one of auto, torch, openvino, onnxruntime, native, graphs",
     ):
         foretell.load("demo", executor="fast")
 
@@ -373,6 +378,53 @@ def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="differ"):
         model.use(OpenVinoExecutor)
     assert model.executor is None
+
+
+@here
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@torch.inference_mode()
+def test_packed_weights_are_computed_in_whole_numbers(format: str) -> None:
+    """The same matrices as torch's, in graphs that hold them as they are packed."""
+    hf = tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True, noise=0.0)
+    weights = sum(p.numel() for p in hf.parameters() if p.ndim > 1)
+    pack(hf, format)
+    model = Decoder(hf, "tiny", blocks)
+    before = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
+    model.use(OpenVinoExecutor)
+    after = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
+    assert not torch.equal(before, after)
+    assert agree(after, before, 0.06)
+    assert isinstance(model.executor, OpenVinoExecutor)
+    kinds: dict[str, int] = {}
+    for node in model.executor.recording.graph.get_ops():
+        if node.get_type_name() == "Constant":
+            kind = node.get_element_type().get_type_name()
+            kinds[kind] = kinds.get(kind, 0) + int(np.prod(list(node.shape)))
+    # Of 4 bits the head keeps 8. Groups of 32 are filled up; nothing is there twice.
+    assert weights <= kinds["u8"] + kinds.get("u4", 0) <= 1.5 * weights
+    assert (kinds.get("u4", 0) > kinds["u8"]) == (format == "int4")
+    assert kinds.get("bf16", 0) < weights / 4
+
+
+@here
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@torch.inference_mode()
+def test_a_wrong_graph_of_narrow_weights_is_refused(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer's scales in another order: nothing that rounding explains."""
+    hf = llama().bfloat16()
+    pack(hf, format)
+    model = Decoder(hf, "tiny", blocks)
+
+    def other(packed: Packed, values: torch.Tensor) -> torch.Tensor:
+        return by_group(packed, values).roll(1, 0)
+
+    monkeypatch.setattr("foretell.runtimes.openvino_graph.by_group", other)
+    with pytest.raises(LookupError, match="differ from torch's by more than rounding"):
+        model.use(OpenVinoExecutor)
+    monkeypatch.undo()
+    model.use(OpenVinoExecutor)
 
 
 @here

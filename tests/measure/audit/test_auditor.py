@@ -21,7 +21,7 @@ from foretell.core.types import Outcome
 from foretell.drafters.ngram import Ngram
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.families.exact import ExactDecoder
-from foretell.families.int8 import quantize
+from foretell.families.packed import pack
 from foretell.measure import audit
 from foretell.measure.audit import auditor, checks, law
 from foretell.measure.audit.report import FAILED, HELD, NO_CLAIM, UNTESTED
@@ -97,7 +97,7 @@ def test_a_narrow_format_is_audited_beside_float32() -> None:
 
 def test_in_8_bits_seeds_are_not_claimed_unless_bits_are_exact() -> None:
     hf = tiny.llama()
-    quantize(hf)
+    pack(hf, "int8")
     report = audit.audit(
         foretell.wrap(hf, tiny.tokenizer(), name="tiny"), ["ngram"], TEXTS, max_new_tokens=8
     )
@@ -316,7 +316,7 @@ def test_the_command(
 
 def exact_bits() -> foretell.LM:
     hf, draft = tiny.llama().to(torch.bfloat16), tiny.relative(tiny.llama()).to(torch.bfloat16)
-    quantize(hf), quantize(draft)
+    pack(hf, "int8"), pack(draft, "int8")
     return foretell.wrap(hf, tiny.tokenizer(), draft, "tiny", exact_bits=True)
 
 

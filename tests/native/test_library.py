@@ -1,0 +1,162 @@
+"""Products of the C library: those of the numbers, the same by every kind of kernel, row by row."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.errors import BadConfig
+from foretell.families.packed import product_by_torch
+from foretell.native import library
+from foretell.native.packing import FORMATS, GROUP, Packed, numbers, pack, quantize, unpack
+from tests.native.machines import built, kernels, kinds, no_library
+
+KINDS = kinds()
+FORMS = (*FORMATS, "int4 around zero")
+LARGE = 70, 1024  # outputs and inputs of more than one task
+
+
+def matrix(form: str, outputs: int, inputs: int) -> Packed:
+    packed = quantize(torch.randn(outputs, inputs), form.split()[0])
+    if form == "int4 around zero":
+        assert packed.scales is not None
+        scales = packed.scales.transpose(1, 2).reshape(-1, packed.inputs // GROUP)[:outputs]
+        packed = pack("int4", numbers(packed), scales, None)
+    return packed
+
+
+def product(packed: Packed, x: torch.Tensor, kind: str, threads: int = 1) -> torch.Tensor:
+    with kernels(kind):
+        return library.product(library.matrix(packed), x, threads)
+
+
+@built
+def test_the_quickest_and_the_portable_kernels_run_here() -> None:
+    assert library.kind() == KINDS[0] and KINDS[-1] == "portable"
+
+
+@built
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 90), st.integers(1, 5), st.integers(0, 99))
+def test_products_are_those_of_the_numbers(
+    kind: str, form: str, rows: int, outputs: int, groups: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    packed, x = matrix(form, outputs, groups * GROUP), torch.randn(rows, groups * GROUP)
+    ours = product(packed, x, kind)
+    if form == "bfloat16":
+        exact = x.bfloat16().double() @ unpack(packed).double().t()
+    else:
+        parts = x.view(rows, -1, GROUP)
+        step = parts.abs().amax(-1, keepdim=True) / 127
+        exact = ((parts / step).round() * step).flatten(1).double() @ unpack(packed).double().t()
+    assert ours.shape == (rows, outputs)
+    # Whole numbers beside a half may round to either neighbour.
+    assert (ours - exact).abs().max() <= 1e-3 * exact.abs().max() + 1e-4
+    if form != "bfloat16":
+        assert torch.equal(ours, product(packed, x, "portable"))
+        twin = product_by_torch(packed, x)
+        assert (ours - twin).abs().max() <= 1e-5 * twin.abs().max() + 1e-6
+
+
+@built
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_depends_on_no_other_row_and_no_thread(kind: str, form: str) -> None:
+    torch.manual_seed(0)
+    packed, x = matrix(form, *LARGE), torch.randn(19, LARGE[1])
+    x[5] *= 1000
+    x[6] = 0
+    whole = product(packed, x, kind)
+    for rows in ([0], [5], [4, 5, 6], list(range(9)), list(range(18, -1, -1))):
+        assert torch.equal(product(packed, x[rows], kind), whole[rows])
+    assert torch.equal(product(packed, x, kind, threads=2), whole)
+    assert not whole[6].any()
+
+
+@built
+def test_a_group_s_largest_sums_do_not_overflow() -> None:
+    x = torch.full((3, 64), 5.0)
+    x[1, ::2] = -5.0
+    x[2] = -5.0
+    for form, whole in (("int8", -127), ("int8", 127), ("int4", 15)):
+        kind = torch.int8 if form == "int8" else torch.uint8
+        packed = pack(form, torch.full((16, 2, 32), whole, dtype=kind), torch.ones(16, 2), None)
+        exact = x @ unpack(packed).t()
+        for name in KINDS:
+            assert torch.allclose(product(packed, x, name), exact, rtol=1e-6, atol=1e-3), name
+
+
+@built
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_is_added_and_rows_are_read(kind: str, form: str) -> None:
+    torch.manual_seed(0)
+    packed, bias = matrix(form, 37, 96), torch.randn(37)
+    x = torch.randn(5, 96)
+    with kernels(kind):
+        biased = library.product(library.matrix(packed, bias), x, 1)
+        rows = library.rows_of(library.matrix(packed), torch.tensor([36, 0, 15, 16]))
+        none = library.product(library.matrix(packed), x[:0], 1)
+    plain = product(packed, x, kind)
+    assert torch.allclose(biased, plain + bias, rtol=1e-6, atol=1e-5)
+    wanted = unpack(packed)[[36, 0, 15, 16]].float()
+    assert torch.allclose(rows, wanted, rtol=1e-6, atol=1e-7)
+    assert none.shape == (0, 37)
+
+
+@built
+def test_a_slip_in_a_product_is_found() -> None:
+    """One number, scale or minimum that is another changes the product it belongs to, and none
+    else.
+    """
+    torch.manual_seed(0)
+    packed, x = matrix("int4", 32, 64), torch.randn(3, 64)
+    before = library.product(library.matrix(packed), x, 1)
+    assert packed.scales is not None and packed.minima is not None
+    for part, at in ((packed.scales, (1, 0, 4)), (packed.minima, (1, 1, 4))):
+        old = part[at].clone()
+        part[at] += 1
+        after = library.product(library.matrix(packed), x, 1)
+        part[at] = old
+        assert (after != before).any(0).nonzero().flatten().tolist() == [20]
+
+
+def test_it_can_be_turned_off() -> None:
+    with no_library(), pytest.raises(LookupError, match="FORETELL_NATIVE=off"):
+        library.library()
+
+
+@built
+def test_kernels_can_be_named_and_wrong_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = library.kind()
+    try:
+        monkeypatch.setenv(library.VARIABLE, "portable")
+        library.library.cache_clear()
+        assert library.kind() == "portable"
+        monkeypatch.setenv(library.VARIABLE, "fastest")
+        library.library.cache_clear()
+        with pytest.raises(BadConfig, match="FORETELL_NATIVE='fastest': must be off or one of"):
+            library.library()
+    finally:
+        monkeypatch.undo()
+        library.library.cache_clear()
+    assert library.kind() == usual
+
+
+def test_without_a_build_the_reason_and_the_cure_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "foretell.native._library", None)
+    library.library.cache_clear()
+    try:
+        with pytest.raises(LookupError, match="not built: install foretell again"):
+            library.library()
+        assert not library.available()
+    finally:
+        monkeypatch.undo()
+        library.library.cache_clear()

@@ -1,0 +1,127 @@
+"""Matrices come back from their packed form, and little is lost by rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.native.packing import (
+    BLOCK,
+    CHUNK,
+    FORMATS,
+    GROUP,
+    Packed,
+    by_group,
+    numbers,
+    pack,
+    pack_bfloat16,
+    quantize,
+    unpack,
+)
+
+SIZES = st.integers(1, 40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["int8", "int4"]), SIZES, st.integers(1, 4), st.booleans(), st.integers(0))
+def test_numbers_scales_and_minima_come_back(
+    format: str, outputs: int, groups: int, has_minima: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed % 1000)
+    low, high = (-127, 128) if format == "int8" else (0, 16)
+    kind = torch.int8 if format == "int8" else torch.uint8
+    whole = torch.randint(low, high, (outputs, groups, GROUP), generator=generator).to(kind)
+    scales = torch.rand(outputs, groups, generator=generator).half()
+    minima = torch.rand(outputs, groups, generator=generator).half() - 1 if has_minima else None
+    packed = pack(format, whole, scales, minima)
+    assert packed.weights.dtype == torch.uint8 and packed.weights.ndim == 1
+    assert packed.blocks == -(-outputs // BLOCK) and packed.inputs == groups * GROUP
+    assert torch.equal(numbers(packed), whole)
+    assert packed.scales is not None and torch.equal(by_group(packed, packed.scales), scales)
+    if minima is None:
+        assert packed.minima is None
+    else:
+        assert packed.minima is not None and torch.equal(by_group(packed, packed.minima), minima)
+    bits = 8 if format == "int8" else 4
+    padded = packed.blocks * BLOCK * packed.inputs
+    halves = 2 * padded // GROUP * (1 if minima is None else 2)
+    assert packed.nbytes == padded * bits // 8 + halves
+
+
+@settings(max_examples=20, deadline=None)
+@given(SIZES, st.integers(1, 3))
+def test_bfloat16_comes_back_as_it_was(outputs: int, groups: int) -> None:
+    weight = torch.randn(outputs, groups * GROUP).bfloat16()
+    packed = pack_bfloat16(weight)
+    assert torch.equal(unpack(packed), weight)
+    assert packed.scales is None and packed.minima is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(SIZES, st.integers(2, 100), st.sampled_from([0.05, 1.0, 100.0]), st.integers(0, 99))
+def test_rounding_to_8_bits_is_by_half_a_scale(
+    outputs: int, inputs: int, size: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight = torch.randn(outputs, inputs) * size
+    packed = quantize(weight, "int8")
+    assert packed.scales is not None
+    scale = by_group(packed, packed.scales).float().repeat_interleave(GROUP, 1)
+    lost = (unpack(packed)[:, :inputs] - weight).abs()
+    # The largest of a group may lie beyond 127 of a scale that float16 rounded down.
+    assert (lost <= scale[:, :inputs] * 0.57).all()
+    assert not unpack(packed)[:, inputs:].any(), "what fills a group up is zero"
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_rounding_to_4_bits_fits_scale_and_minimum_to_a_group(offset: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(48, 5 * GROUP) + offset
+    ours = unpack(quantize(weight, "int4"))
+    groups = weight.view(48, -1, GROUP)
+    low = groups.amin(-1, keepdim=True)
+    scale = (groups.amax(-1, keepdim=True) - low) / 15
+    simple = (((groups - low) / scale).round() * scale + low).flatten(1)
+    assert (ours - weight).square().mean() < 0.95 * (simple - weight).square().mean()
+    assert (ours - weight).abs().max() <= 1.5 * scale.max()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_groups_without_a_range_lose_next_to_nothing(format: str) -> None:
+    weight = torch.zeros(17, 2 * GROUP)
+    weight[3, GROUP:] = -2.0
+    ours = unpack(quantize(weight, format)).float()
+    assert torch.allclose(ours, weight, rtol=2**-11, atol=0)  # a scale is of float16
+
+
+def test_4_bits_without_minima_are_around_zero() -> None:
+    whole = torch.arange(32, dtype=torch.uint8).view(1, 1, 32) % 16
+    packed = pack("int4", whole, torch.full((1, 1), 0.5).half(), None)
+    assert torch.equal(unpack(packed), (whole.float().view(1, 32) - 8) / 2)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_parts_share_the_memory_of_what_was_joined(format: str) -> None:
+    torch.manual_seed(0)
+    parts = [quantize(torch.randn(n, 64), format) for n in (16, 48, 21)]
+    joined = Packed.join(parts)
+    assert torch.equal(unpack(joined), torch.cat([unpack(part) for part in parts]))
+    first, second = joined.split([16, 48])
+    assert torch.equal(unpack(second), unpack(parts[1]))
+    assert first.weights.data_ptr() == joined.weights.data_ptr()
+    assert second.weights.data_ptr() == joined.weights.data_ptr() + len(first.weights)
+    if joined.scales is not None and second.scales is not None:
+        assert second.scales.data_ptr() == joined.scales[1:].data_ptr()
+    with pytest.raises(AssertionError, match="cannot be divided"):
+        joined.split([20])
+
+
+def test_large_matrices_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(70, 64)
+    whole = quantize(weight, "int4")
+    assert CHUNK > weight.numel()
+    monkeypatch.setattr("foretell.native.packing.CHUNK", 1)
+    parts = quantize(weight, "int4")
+    assert parts.outputs == 70 and torch.equal(unpack(parts), unpack(whole))
