@@ -16,8 +16,8 @@ from foretell.runtimes.protocol import Executor
 
 
 def test_the_executors_of_a_device_in_the_order_they_are_tried() -> None:
-    assert registry.names() == ["openvino", "onnxruntime", "graphs"]
-    assert registry.names("cpu") == ["openvino", "onnxruntime"]
+    assert registry.names() == ["openvino", "onnxruntime", "native", "graphs"]
+    assert registry.names("cpu") == ["openvino", "onnxruntime", "native"]
     assert registry.names("cuda") == ["graphs"]
     assert registry.names("mps") == []
     assert registry.device_of("graphs") == "cuda"
@@ -29,11 +29,13 @@ def test_a_file_holds_what_it_declares_and_what_is_asked_of_it(name: str) -> Non
     assert registry.declared()[name] == (module.DEVICE, module.PRIORITY)
     assert module.DTYPE is None or isinstance(module.DTYPE, torch.dtype)
     assert callable(module.make) and callable(module.suits)
+    assert isinstance(module.WHOLE, bool)
+    assert not module.WHOLE or callable(module.prepare)
 
 
 def test_a_name_that_is_no_executor_s() -> None:
     for find in (registry.load, registry.device_of):
-        with pytest.raises(BadConfig, match="'pool': must be one of openvino, onnxruntime, graphs"):
+        with pytest.raises(BadConfig, match="'pool': must be one of openvino, onnxruntime, native"):
             find("pool")
 
 
@@ -64,15 +66,21 @@ def test_a_new_file_is_found_and_edits_no_list(
 class Suits:
     """In place of an executor's module."""
 
-    def __init__(self, suits: bool):
+    def __init__(self, suits: bool, whole: bool = False):
         self.answer = suits
+        self.WHOLE = whole
 
     def suits(self, hf: Any, named: bool = False) -> bool:
         return self.answer
 
 
 def test_which_executors_are_tried_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"openvino": Suits(True), "onnxruntime": Suits(False), "graphs": Suits(True)}
+    modules = {
+        "openvino": Suits(True),
+        "onnxruntime": Suits(False),
+        "native": Suits(True, whole=True),
+        "graphs": Suits(True),
+    }
     monkeypatch.setattr(registry, "load", modules.__getitem__)
 
     def tried(device: str, wanted: str = "auto") -> list[str]:
@@ -108,3 +116,16 @@ def test_the_order_to_make_executors_in() -> None:
     assert registry.lineage(None) == []
     assert registry.lineage(Fake("b", Fake("a"))) == ["a", "b"]
     Fake("a").warm(None)  # type: ignore[arg-type]  # nothing to do, by default
+
+
+def test_those_that_compute_everything_are_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {name: Suits(True, whole=name == "native") for name in registry.names()}
+    monkeypatch.setattr(registry, "load", modules.__getitem__)
+
+    def tried(wanted: str = "auto", device: str = "cpu") -> list[str]:
+        return [name for name, _ in registry.whole(None, device, wanted)]
+
+    assert tried() == ["native"] and tried("native") == ["native"]
+    assert tried("openvino") == [] and tried(device="cuda") == []
+    modules["native"].answer = False
+    assert tried() == [] and tried("native") == ["native"]
