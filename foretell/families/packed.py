@@ -241,3 +241,10 @@ def pack(hf: Any, format: str) -> int:
             hf.set_input_embeddings(PackedEmbedding(packed, linear.weight.dtype))
         release([linear.weight.data])
     return len(linears)
+
+
+def weight_count(hf: nn.Module) -> int:
+    """How many weights a model has, packed ones included."""
+    packed = [module.packed for module in hf.modules() if isinstance(module, PackedLinear)]
+    stock = sum(parameter.numel() for parameter in hf.parameters())
+    return stock + sum(matrix.outputs * matrix.inputs for matrix in packed)

@@ -22,6 +22,7 @@ from foretell.core.model import Computed, Model
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder, run_layers
 from foretell.families.loop import Loop
+from foretell.families.packed import weight_count
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
 
@@ -58,7 +59,7 @@ class View(Model):
         self.loop = base.loop
         self.fused = base.fused
         self.hf = base.hf
-        self.mark = f"{sum(p.numel() for p in self.hf.parameters())} {part}"  # of its own costs
+        self.mark = f"{weight_count(self.hf)} {part}"  # of its own costs
         self.narrow = base.narrow
         self.matrices = base.matrices
         self.exact_bits = base.exact_bits

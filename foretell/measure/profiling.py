@@ -187,7 +187,9 @@ def traits(model: Model) -> dict[str, str]:
         executor += ", exact bits"
     size = 0
     if isinstance(hf, torch.nn.Module):
-        size = sum(parameter.numel() for parameter in hf.parameters())
+        from foretell.families.packed import weight_count
+
+        size = weight_count(hf)
     size = getattr(model, "mark", size)  # a model in one file says its name, bytes and date
     on_cuda = model.device.type == "cuda"
     device = torch.cuda.get_device_name(model.device) if on_cuda else processor()

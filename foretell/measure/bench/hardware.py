@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from foretell.core.model import Model
 from foretell.families.decoder import Decoder
+from foretell.families.packed import PackedLinear
 
 READ = 1 << 28  # bytes that measuring the memory's speed reads
 WIDE = 1 << 25  # bytes from which on the measured matrix has wide rows
@@ -85,8 +87,10 @@ def weight_bytes(model: Model | None) -> int | None:
     sizes = _tensor_bytes(model)
     table: Any = model.hf.get_input_embeddings()
     head: Any = model.hf.get_output_embeddings()
-    if table.weight.data_ptr() != head.weight.data_ptr():
-        sizes.pop(table.weight.data_ptr(), None)
+    if isinstance(table, nn.Embedding):
+        place = table.weight.data_ptr()
+        if isinstance(head, PackedLinear) or place != head.weight.data_ptr():
+            sizes.pop(place, None)
     return sum(sizes.values())
 
 
@@ -102,4 +106,7 @@ def _tensor_bytes(model: Decoder) -> dict[int, int]:
     sizes = {}
     for parameter in model.hf.parameters():
         sizes[parameter.data_ptr()] = parameter.numel() * parameter.element_size()
+    for module in model.hf.modules():
+        if isinstance(module, PackedLinear):
+            sizes[module.packed.weights.data_ptr()] = module.packed.nbytes
     return sizes
