@@ -205,13 +205,18 @@ def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     return x @ unpack(packed).float().t()
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of all weights of a module, the packed ones included."""
+def weight_sizes(module: nn.Module) -> dict[int, int]:
+    """Bytes of each weight of a module by its place in memory, the packed ones included."""
     sizes = {p.data_ptr(): p.nbytes for p in module.parameters()}
     for part in module.modules():
         if isinstance(part, PackedLinear):
             sizes[part.packed.weights.data_ptr()] = part.packed.nbytes
-    return sum(sizes.values())
+    return sizes
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of all weights of a module, each counted once."""
+    return sum(weight_sizes(module).values())
 
 
 def pack(hf: Any, format: str) -> int:
