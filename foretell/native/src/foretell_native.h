@@ -97,6 +97,8 @@ typedef struct {
                     const float *x, int32_t format);
     void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
+    void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,
+                    const float *bias, float *y, int64_t stride, int32_t add);
     void (*norm)(const float *x, const float *weight, float eps, int32_t count, float *out);
     void (*rotate)(float *head, const float *cosines, const float *sines, int32_t width);
     void (*gate)(const float *gate, const float *up, int32_t count, int32_t activation,

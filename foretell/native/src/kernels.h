@@ -19,7 +19,22 @@
 #define WIDTHS {1}
 #endif
 
+/* The processor fetches by itself what is read in order, but not early enough where much is
+   computed with it: so many bytes ahead of a block's stream we ask for them. */
+#ifndef AHEAD
+#define AHEAD 4096
+#endif
+#ifndef FETCHED
+#define FETCHED 3 /* rows from which on */
+#endif
+#define PREFETCH(address) __builtin_prefetch(address, 0, 3)
+
 /* --- activations */
+
+static void store(const float *x, int32_t count, uint16_t *out) {
+    for (int32_t i = 0; i < count; i += 16)
+        v_store_bfloat(out + i, v_load(x + i));
+}
 
 /* Inputs `first` to `first + count - 1` of a row as a product reads them. Whole numbers have one
    scale for each group of 32: the largest becomes 127. */
@@ -27,9 +42,7 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
                     const float *x, int32_t format) {
     int64_t place = (int64_t)row * rows->inputs + first;
     if (format == FT_BFLOAT16) {
-        uint16_t *out = (uint16_t *)rows->numbers + place;
-        for (int32_t i = 0; i < count; i++)
-            out[i] = ft_to_bfloat(x[i]);
+        store(x, count, (uint16_t *)rows->numbers + place);
         return;
     }
     for (int32_t i = 0; i < count; i += GROUP) {
@@ -44,11 +57,6 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
         rows->scales[group] = scale;
         rows->sums[group] = i_sum(i_add(a, b));
     }
-}
-
-static void store(const float *x, int32_t count, uint16_t *out) {
-    for (int32_t i = 0; i < count; i++)
-        out[i] = ft_to_bfloat(x[i]);
 }
 
 static void norm(const float *x, const float *weight, float eps, int32_t count, float *out) {
@@ -116,6 +124,14 @@ INLINE void tile_int(const ft_matrix *matrix, const int32_t *blocks, const int c
             UNROLL for (int n = 0; n < count; n++) dots[m * count + n] = start;
         }
         const int8_t *inputs_here = x + group * GROUP;
+        if (height >= FETCHED && first == 0) {
+            int64_t ahead = (int64_t)group * (GROUP * BLOCK >> narrow) + AHEAD;
+            if (ahead >= block_bytes)
+                ahead += (count - 1) * block_bytes;
+            UNROLL for (int n = 0; n < count; n++)
+                UNROLL for (int j = 0; j < 8 >> narrow; j++)
+                    PREFETCH(weights[n] + ahead + 64 * j);
+        }
         if (narrow) {
             UNROLL for (int j = 0; j < 4; j++) {
                 UNROLL for (int n = 0; n < count; n++) {
@@ -169,6 +185,13 @@ INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const in
         weights[n] = matrix->weights + (int64_t)blocks[n] * inputs * BLOCK * 2;
     UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
     for (int32_t k = 0; k < inputs; k += 16) {
+        if (height >= FETCHED && first == 0) {
+            int64_t ahead = (int64_t)k * BLOCK * 2 + AHEAD;
+            if (ahead >= (int64_t)inputs * BLOCK * 2)
+                ahead += (count - 1) * (int64_t)inputs * BLOCK * 2;
+            UNROLL for (int n = 0; n < count; n++)
+                UNROLL for (int j = 0; j < 8; j++) PREFETCH(weights[n] + ahead + 64 * j);
+        }
         UNROLL for (int j = 0; j < 8; j++) {
             bytes w[STRIP];
             UNROLL for (int n = 0; n < count; n++) w[n] = b_load(weights[n] + (k / 2 + j) * 64);
@@ -226,7 +249,7 @@ static const tile_function tiles[TILE][3] = {NAMES_OF(1), NAMES_OF(2), NAMES_OF(
 /* How many blocks at once, by the number of rows: so many sums that none waits for the one
    before, and no more than there are registers. */
 #ifndef WIDTHS
-#define WIDTHS {4, 4, 4, 2, 2, 2, 2, 1}
+#define WIDTHS {4, 4, 4, 2, 2, 2, 2, 2}
 #endif
 static const int widths[HIGHEST] = WIDTHS;
 
@@ -250,6 +273,28 @@ static void product(const ft_matrix *matrix, const int32_t *blocks, int32_t coun
     }
 }
 
+/* Writes, or adds, a tile (height, width) with `bias` to rows of y. */
+static void deliver(const float *tile, int32_t width, int32_t tile_width, int32_t height,
+                    const float *bias, float *y, int64_t stride, int32_t add) {
+    for (int32_t m = 0; m < height; m++) {
+        const float *from = tile + m * tile_width;
+        float *to = y + m * stride;
+        int32_t i = 0;
+        for (; i + 16 <= width; i += 16) {
+            vec out = v_load(from + i);
+            if (bias)
+                out = v_add(out, v_load(bias + i));
+            v_store(to + i, add ? v_add(v_load(to + i), out) : out);
+        }
+        for (; i < width; i++) { /* outputs that only fill a block up are left out */
+            float out = from[i];
+            if (bias)
+                out += bias[i];
+            to[i] = add ? to[i] + out : out;
+        }
+    }
+}
+
 /* --- attention of some nodes' query heads that share one key head, over the rows they see
 
    A node's rows are put in the order of their positions: shared segments, committed rows, its own
@@ -265,41 +310,74 @@ typedef struct {
 #define QUERIES 24 /* query heads of one call, about */
 
 static int64_t attention_floats(int32_t longest, int32_t width, int32_t queries) {
-    return 16 * width + (int64_t)queries * (width + 2 * longest + 64);
+    return 32 * width + (int64_t)queries * (width + 2 * longest + 64);
 }
 
-INLINE void score_tile(const float *keys, const float *queries, int32_t width, const int count,
-                       float *scores, int64_t stride) {
+/* Scores of `count` queries for `tiles` times 16 keys, whose pairs of numbers lie in `pairs`. */
+INLINE void score_tile(const uint16_t *pairs, const float *queries, int32_t width,
+                       const int count, const int tiles, float *scores, int64_t stride) {
     vec sums[8];
-    UNROLL for (int q = 0; q < count; q++) sums[q] = v_set(0.0f);
-    for (int32_t d = 0; d < width; d++) {
-        vec column = v_load(keys + 16 * d);
-        UNROLL for (int q = 0; q < count; q++)
-            sums[q] = v_fma(v_set(queries[q * width + d]), column, sums[q]);
+    UNROLL for (int i = 0; i < count * tiles; i++) sums[i] = v_set(0.0f);
+    for (int32_t d = 0; d < width; d += 2) {
+        UNROLL for (int t = 0; t < tiles; t++) {
+            bytes both = b_load((const uint8_t *)(pairs + 16 * (t * width + d)));
+            vec first = v_first(both), second = v_second(both);
+            UNROLL for (int q = 0; q < count; q++) {
+                int place = q * tiles + t;
+                vec sum = v_fma(v_set(queries[q * width + d]), first, sums[place]);
+                sums[place] = v_fma(v_set(queries[q * width + d + 1]), second, sum);
+            }
+        }
     }
-    UNROLL for (int q = 0; q < count; q++) v_store(scores + q * stride, sums[q]);
+    UNROLL for (int q = 0; q < count; q++)
+        UNROLL for (int t = 0; t < tiles; t++)
+            v_store(scores + q * stride + 16 * t, sums[q * tiles + t]);
 }
 
+/* 16 keys from `row` on; of keys that are not there the first one's numbers. */
+static void turn_keys(const span *part, int32_t row, int32_t to, int32_t width, uint16_t *pairs) {
+    const uint16_t *keys = part->keys + (int64_t)row * width;
+    if (row + 16 <= to) {
+        for (int32_t d = 0; d < width; d += 32)
+            b_transpose(keys + d, width, pairs + 16 * d);
+        return;
+    }
+    uint16_t rows[16 * 32];
+    for (int32_t d = 0; d < width; d += 32) {
+        for (int32_t i = 0; i < 16; i++)
+            memcpy(rows + 32 * i, keys + (row + i < to ? i * width : 0) + d, 64);
+        b_transpose(rows, 32, pairs + 16 * d);
+    }
+}
+
+/* Scores of `count` queries for rows `from` to `to - 1` of a part; `pairs` is memory to work in. */
 static void score(const span *part, int32_t from, int32_t to, int32_t width,
-                  const float *queries, int32_t count, float *keys, float *scores,
+                  const float *queries, int32_t count, uint16_t *pairs, float *scores,
                   int64_t stride) {
-    for (int32_t row = from; row < to; row += 16) {
-        const uint16_t *rows[16];
-        for (int32_t d = 0; d < width; d += 16) {
-            for (int32_t i = 0; i < 16; i++) {
-                int32_t valid = row + i < to ? row + i : row; /* what is beyond nobody reads */
-                rows[i] = part->keys + (int64_t)valid * width + d;
-            }
-            v_transpose(rows, keys + 16 * d);
-        }
+    for (int32_t row = from; row < to; row += 32) {
+        const int tiles = row + 16 < to ? 2 : 1;
+        const char *ahead = (const char *)(part->keys + (int64_t)(row + 64) * width);
+        for (int32_t line = 0; line < width; line++) /* 32 rows, 2 bytes a number, 64 a line */
+            PREFETCH(ahead + 64 * line);
+        turn_keys(part, row, to, width, pairs);
+        if (tiles == 2)
+            turn_keys(part, row + 16, to, width, pairs + 16 * width);
         float *place = scores + part->begin + row;
         int32_t q = 0;
-        for (; q + 6 <= count; q += 6)
-            score_tile(keys, queries + q * width, width, 6, place + q * stride, stride);
-        for (; q + 3 <= count; q += 3)
-            score_tile(keys, queries + q * width, width, 3, place + q * stride, stride);
+        for (; q + 8 <= count; q += 8)
+            for (int t = 0; t < tiles; t++)
+                score_tile(pairs + 16 * t * width, queries + q * width, width, 8, 1,
+                           place + q * stride + 16 * t, stride);
+        if (tiles == 2) {
+            for (; q + 4 <= count; q += 4)
+                score_tile(pairs, queries + q * width, width, 4, 2, place + q * stride, stride);
+            for (; q + 3 <= count; q += 3)
+                score_tile(pairs, queries + q * width, width, 3, 2, place + q * stride, stride);
+            for (; q < count; q++)
+                score_tile(pairs, queries + q * width, width, 1, 2, place + q * stride, stride);
+        }
         for (; q < count; q++)
-            score_tile(keys, queries + q * width, width, 1, place + q * stride, stride);
+            score_tile(pairs, queries + q * width, width, 1, 1, place + q * stride, stride);
     }
 }
 
@@ -332,6 +410,8 @@ INLINE void mix_tile(const uint16_t *values, int32_t width, int32_t from, int32_
             sums[q * vectors + v] = v_load(out + q * out_stride + 16 * v);
     for (int32_t row = from; row < to; row++) {
         vec value[4];
+        PREFETCH((const char *)(values + (int64_t)(row + 48) * width));
+        PREFETCH((const char *)(values + (int64_t)(row + 48) * width) + 64);
         UNROLL for (int v = 0; v < vectors; v++)
             value[v] = v_bfloat(values + (int64_t)row * width + 16 * v);
         UNROLL for (int q = 0; q < count; q++) {
@@ -400,7 +480,8 @@ static void attend(const ft_heads *heads, const ft_job *job, int64_t layer_offse
     const span *own = &spans[parts - 1];
 
     int64_t stride = before + end + 32;
-    float *keys = work, *scaled = keys + 16 * width, *mixed = scaled + count * width;
+    uint16_t *pairs = (uint16_t *)work;
+    float *scaled = work + 32 * width, *mixed = scaled + count * width;
     float *scores = mixed + count * width;
     for (int32_t i = 0; i < nodes; i++)
         for (int32_t d = 0; d < group * width; d++)
@@ -422,7 +503,7 @@ static void attend(const ft_heads *heads, const ft_job *job, int64_t layer_offse
     }
     for (int32_t p = 0; p < parts; p++) {
         int32_t from = lowest > spans[p].begin ? lowest - spans[p].begin : 0;
-        score(&spans[p], from, spans[p].rows, width, scaled, count, keys, scores, stride);
+        score(&spans[p], from, spans[p].rows, width, scaled, count, pairs, scores, stride);
     }
     /* Where all nodes' lists have begun, and how long each is. */
     int32_t highest = 0, lengths[QUERIES + 16];

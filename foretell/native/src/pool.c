@@ -24,7 +24,9 @@ struct ft_team {
     void *argument;
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_int phase;
-    _Alignas(64) atomic_int next;
+    struct {
+        _Alignas(64) atomic_int taken; /* tasks of a thread's share that were given out */
+    } share[MOST_THREADS];
     _Alignas(64) atomic_int job;      /* counts jobs: a new number is a call to work */
     _Alignas(64) atomic_int finished; /* threads that are through with it */
     atomic_int sleeping;
@@ -39,17 +41,35 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 int ft_team_size(const ft_team *t) { return t->size; }
 
-int32_t ft_next(ft_team *t) { return atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed); }
+int32_t ft_next(ft_team *t, int thread, int32_t total) {
+    for (int i = 0; i < t->size; i++) {
+        int owner = (thread + i) % t->size;
+        int32_t begin = (int32_t)((int64_t)total * owner / t->size);
+        int32_t end = (int32_t)((int64_t)total * (owner + 1) / t->size);
+        if (atomic_load_explicit(&t->share[owner].taken, memory_order_relaxed) >= end - begin)
+            continue;
+        int32_t task = begin + atomic_fetch_add_explicit(&t->share[owner].taken, 1,
+                                                         memory_order_relaxed);
+        if (task < end)
+            return task;
+    }
+    return total;
+}
+
+static void deal_again(ft_team *t) {
+    for (int i = 0; i < t->size; i++)
+        atomic_store_explicit(&t->share[i].taken, 0, memory_order_relaxed);
+}
 
 void ft_barrier(ft_team *t) {
     if (t->size == 1) {
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+        deal_again(t);
         return;
     }
     int phase = atomic_load_explicit(&t->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&t->arrived, 1, memory_order_acq_rel) == t->size - 1) {
         atomic_store_explicit(&t->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+        deal_again(t);
         atomic_store_explicit(&t->phase, phase + 1, memory_order_release);
         return;
     }
@@ -136,7 +156,7 @@ void ft_run(ft_work work, void *argument, int threads) {
     team.size = threads <= team.started + 1 ? threads : team.started + 1;
     team.work = work;
     team.argument = argument;
-    atomic_store(&team.next, 0);
+    deal_again(&team);
     atomic_store(&team.finished, 0);
     if (team.size > 1) {
         atomic_fetch_add(&team.job, 1);

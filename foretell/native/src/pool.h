@@ -16,7 +16,8 @@ void ft_run(ft_work work, void *argument, int threads);
 int ft_team_size(const ft_team *team);
 /* All threads get here before one goes on; tasks are counted from 0 again. */
 void ft_barrier(ft_team *team);
-/* The number of the next task, each given out once. */
-int32_t ft_next(ft_team *team);
+/* The number of the next of `total` tasks, each given out once; `total` or more: there is none.
+   Each thread has a share of neighbours, in order, and then helps the others. */
+int32_t ft_next(ft_team *team, int thread, int32_t total);
 
 #endif

@@ -102,33 +102,51 @@ INLINE vec v_first(bytes a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16
 INLINE vec v_second(bytes a) {
     return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int)0xffff0000u)));
 }
-/* out[16 i + j] = rows[j][i] of 16 rows of 16 bfloat16. */
-INLINE void v_transpose(const uint16_t *const *rows, float *out) {
-    vec a[16], b[16];
+/* out[32 i + 2 j] and the next = row j's number 2 i and the next: of 16 rows of 32 bfloat16,
+   `stride` numbers apart, pairs change places. */
+INLINE void b_transpose(const uint16_t *rows, int64_t stride, uint16_t *out) {
+    __m512i a[16], b[16];
     for (int i = 0; i < 16; i++)
-        a[i] = v_bfloat(rows[i]);
+        a[i] = _mm512_loadu_si512(rows + i * stride);
     for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
     for (int i = 0; i < 16; i += 4)
         for (int j = 0; j < 2; j++) {
-            __m512d low = _mm512_castps_pd(b[i + j]), high = _mm512_castps_pd(b[i + j + 2]);
-            a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-            a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+            a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
         }
     for (int i = 0; i < 4; i++) {
-        vec lower = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88);
-        vec upper = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88);
-        v_store(out + 16 * i, _mm512_shuffle_f32x4(lower, upper, 0x88));
-        v_store(out + 16 * (8 + i), _mm512_shuffle_f32x4(lower, upper, 0xdd));
-        lower = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xdd);
-        upper = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xdd);
-        v_store(out + 16 * (4 + i), _mm512_shuffle_f32x4(lower, upper, 0x88));
-        v_store(out + 16 * (12 + i), _mm512_shuffle_f32x4(lower, upper, 0xdd));
+        __m512i lower = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
+        __m512i upper = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+        _mm512_storeu_si512(out + 32 * i, _mm512_shuffle_i32x4(lower, upper, 0x88));
+        _mm512_storeu_si512(out + 32 * (8 + i), _mm512_shuffle_i32x4(lower, upper, 0xdd));
+        lower = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
+        upper = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+        _mm512_storeu_si512(out + 32 * (4 + i), _mm512_shuffle_i32x4(lower, upper, 0x88));
+        _mm512_storeu_si512(out + 32 * (12 + i), _mm512_shuffle_i32x4(lower, upper, 0xdd));
     }
 }
-#define FT_TRANSPOSES
+/* To bfloat16, to the nearest, ties to even; NaN stays NaN. */
+INLINE void v_store_bfloat(uint16_t *p, vec a) {
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    nearest = _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x400000));
+    nearest = _mm512_srli_epi32(nearest, 16);
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(nearest));
+}
+/* The sum of 16 numbers, in one order everywhere: halves are added to each other. */
+INLINE float v_sum(vec a) {
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 part = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    part = _mm_add_ps(part, _mm_movehl_ps(part, part));
+    return _mm_cvtss_f32(_mm_add_ss(part, _mm_shuffle_ps(part, part, 1)));
+}
+INLINE float v_top(vec a) { return _mm512_reduce_max_ps(a); }
+#define FT_WIDE_OPERATIONS
 
 #elif defined(FT_AVX2)
 
@@ -285,15 +303,20 @@ INLINE vec v_second(bytes a) { vec r; EACH r.v[i] = ft_bfloat(b_pair(a, 2 * i + 
 
 #endif
 
-#ifndef FT_TRANSPOSES
-INLINE void v_transpose(const uint16_t *const *rows, float *out) {
+#ifndef FT_WIDE_OPERATIONS
+INLINE void b_transpose(const uint16_t *rows, int64_t stride, uint16_t *out) {
     for (int j = 0; j < 16; j++)
         for (int i = 0; i < 16; i++)
-            out[16 * i + j] = ft_bfloat(rows[j][i]);
+            memcpy(out + 32 * i + 2 * j, rows + j * stride + 2 * i, 4);
 }
-#endif
 
-/* The sum of 16 numbers, in one order everywhere: halves are added to each other. */
+INLINE void v_store_bfloat(uint16_t *p, vec a) {
+    float part[16];
+    v_store(part, a);
+    for (int i = 0; i < 16; i++)
+        p[i] = ft_to_bfloat(part[i]);
+}
+
 INLINE float v_sum(vec a) {
     float part[16];
     v_store(part, a);
@@ -311,6 +334,7 @@ INLINE float v_top(vec a) {
         top = part[i] > top ? part[i] : top;
     return top;
 }
+#endif
 
 /* e**a to about one last place; below -87 as at -87. */
 INLINE vec v_exp(vec a) {

@@ -19,6 +19,8 @@
 
 #define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
 #define QUERIES 24
+#define LONG 512   /* rows from which on attention weighs */
+#define NEAREST_BYTES 32768 /* of weights that several tiles of rows share */
 
 static const ft_kernels *kernels = &ft_portable;
 
@@ -96,55 +98,40 @@ static int32_t strip_blocks(const ft_matrix *matrix, int32_t index, int32_t *blo
     return count;
 }
 
-/* Writes, or adds, a tile's outputs to rows of y; outputs that only fill a block up are left out.
-   `first_block`: the place in y of the tile's first output. */
-static void deliver(const ft_matrix *matrix, const float *tile, int32_t count, int32_t height,
-                    int32_t first_block, float *y, int64_t stride, int add) {
-    int32_t begin = first_block * BLOCK, width = count * BLOCK;
-    if (begin + width > matrix->outputs)
-        width = matrix->outputs - begin;
-    const float *bias = matrix->bias ? matrix->bias + begin : NULL;
-    for (int32_t m = 0; m < height; m++) {
-        const float *from = tile + m * count * BLOCK;
-        float *to = y + m * stride + begin;
-        if (add && bias)
-            for (int32_t i = 0; i < width; i++)
-                to[i] += from[i] + bias[i];
-        else if (add)
-            for (int32_t i = 0; i < width; i++)
-                to[i] += from[i];
-        else if (bias)
-            for (int32_t i = 0; i < width; i++)
-                to[i] = from[i] + bias[i];
-        else
-            memcpy(to, from, (size_t)width * sizeof(float));
-    }
-}
-
 /* The team's part of y (+)= rows W^T. */
-static void multiply(ft_team *team, const ft_matrix *matrix, const ft_rows *rows, int32_t count,
+static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const ft_rows *rows, int32_t count,
                      float *y, int64_t stride, int add) {
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP], total = strips(matrix);
-    for (int32_t strip; (strip = ft_next(team)) < total;) {
-        int32_t width = strip_blocks(matrix, strip, blocks);
-        for (int32_t row = 0; row < count; row += TILE) {
-            int32_t height = count - row < TILE ? count - row : TILE;
-            kernels->product(matrix, blocks, width, rows, row, height, tile);
-            deliver(matrix, tile, width, height, blocks[0], y + row * stride, stride, add);
+    int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
+    for (int32_t strip; (strip = ft_next(team, thread, total)) < total;) {
+        int32_t width = strip_blocks(matrix, strip, blocks), part = width;
+        /* What several tiles of rows read stays in the nearest cache. */
+        while (count > TILE && part > 1 && part * block_bytes > NEAREST_BYTES)
+            part /= 2;
+        for (int32_t done = 0; done < width; done += part) {
+            int32_t here = width - done < part ? width - done : part;
+            for (int32_t row = 0; row < count; row += TILE) {
+                int32_t height = count - row < TILE ? count - row : TILE;
+                kernels->product(matrix, blocks + done, here, rows, row, height, tile);
+                int32_t begin = blocks[done] * BLOCK, wide = here * BLOCK;
+                int32_t left = matrix->outputs - begin;
+                kernels->deliver(tile, left < wide ? left : wide, wide, height,
+                                 matrix->bias ? matrix->bias + begin : NULL,
+                                 y + row * stride + begin, stride, add);
+            }
         }
     }
 }
 
 static void product_work(ft_team *team, int thread, void *argument) {
-    (void)thread;
     product_job *job = argument;
     int32_t inputs = job->matrix->inputs;
-    for (int32_t row; (row = ft_next(team)) < job->rows;)
+    for (int32_t row; (row = ft_next(team, thread, job->rows)) < job->rows;)
         kernels->prepare(&job->prepared, row, 0, inputs, job->x + (int64_t)row * inputs,
                          job->matrix->format);
     ft_barrier(team);
-    multiply(team, job->matrix, &job->prepared, job->rows, job->y, job->matrix->outputs, 0);
+    multiply(team, thread, job->matrix, &job->prepared, job->rows, job->y, job->matrix->outputs, 0);
 }
 
 /* y (rows, outputs) = x (rows, inputs) W^T + bias. 0: no memory. */
@@ -197,12 +184,12 @@ static private private_of(const step_job *job, int thread) {
 }
 
 /* Normed rows as a product reads them: each thread's own where they are few, else shared. */
-static const ft_rows *normed_rows(ft_team *team, step_job *job, private *own,
+static const ft_rows *normed_rows(ft_team *team, int thread, step_job *job, private *own,
                                   const float *weight, float eps) {
     const ft_model *model = job->model;
     int32_t nodes = job->step->nodes, few = nodes <= FEW;
     ft_rows *rows = few ? &own->few : &job->shared;
-    for (int32_t next = 0, row; (row = few ? next++ : ft_next(team)) < nodes;) {
+    for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
         kernels->norm(job->hidden + (int64_t)row * model->hidden, weight, eps, model->hidden,
                       own->normed);
         rows->inputs = model->hidden;
@@ -255,13 +242,14 @@ static void attend_nodes(step_job *job, private *own, const ft_layer *layer, int
                          own->attended + i * wide, model->format);
 }
 
-static void attention(ft_team *team, step_job *job, private *own, const ft_layer *layer,
-                      int32_t index) {
+static void attention(ft_team *team, int thread, step_job *job, private *own,
+                      const ft_layer *layer, int32_t index) {
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const int32_t kv_heads = model->kv_heads, block = job->node_block;
     job->shared.inputs = model->heads * model->width;
-    for (int32_t task; (task = ft_next(team)) < step->job_count * kv_heads;) {
+    const int32_t heads = step->job_count * kv_heads;
+    for (int32_t task; (task = ft_next(team, thread, heads)) < heads;) {
         int32_t which = task / kv_heads, kv_head = task % kv_heads;
         const ft_job *part = step->jobs + which;
         for (int32_t node = 0; node < part->nodes; node++)
@@ -274,7 +262,8 @@ static void attention(ft_team *team, step_job *job, private *own, const ft_layer
     if (!job->attention_tasks)
         return;
     /* Longer parts wait until all of their keys are stored. */
-    for (int32_t task, before = 0, which = 0; (task = ft_next(team)) < job->attention_tasks;) {
+    for (int32_t task; (task = ft_next(team, thread, job->attention_tasks)) < job->attention_tasks;) {
+        int32_t before = 0, which = 0;
         for (;; which++) {
             int32_t nodes = step->jobs[which].nodes;
             int32_t tasks = nodes <= block ? 0 : (nodes + block - 1) / block * kv_heads;
@@ -291,13 +280,13 @@ static void attention(ft_team *team, step_job *job, private *own, const ft_layer
 }
 
 /* Gates and what they let through, as inputs of the last product. */
-static void gates(ft_team *team, step_job *job, const ft_layer *layer, const ft_rows *rows) {
+static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer, const ft_rows *rows) {
     const ft_model *model = job->model;
     const int32_t pairs = model->inner / GROUP, half = model->inner / BLOCK;
     const int32_t nodes = job->step->nodes;
     const float *bias = layer->gate_up.bias;
     float tile[TILE * STRIP * BLOCK], through[GROUP];
-    for (int32_t pair; (pair = ft_next(team)) < pairs;) {
+    for (int32_t pair; (pair = ft_next(team, thread, pairs)) < pairs;) {
         int32_t blocks[STRIP] = {2 * pair, 2 * pair + 1, half + 2 * pair, half + 2 * pair + 1};
         for (int32_t row = 0; row < nodes; row += TILE) {
             int32_t height = nodes - row < TILE ? nodes - row : TILE;
@@ -318,34 +307,34 @@ static void gates(ft_team *team, step_job *job, const ft_layer *layer, const ft_
     ft_barrier(team);
 }
 
-static void tap(ft_team *team, step_job *job, int32_t layer) {
+static void tap(ft_team *team, int thread, step_job *job, int32_t layer) {
     const ft_step *step = job->step;
     int64_t bytes = 4 * (int64_t)step->nodes * job->model->hidden;
-    for (int32_t i; (i = ft_next(team)) < step->tap_count;)
+    for (int32_t i; (i = ft_next(team, thread, step->tap_count)) < step->tap_count;)
         if (step->taps[i] == layer)
             memcpy((char *)step->tapped + i * bytes, job->hidden, (size_t)bytes);
     ft_barrier(team);
 }
 
-static void head(ft_team *team, step_job *job, private *own) {
+static void head(ft_team *team, int thread, step_job *job, private *own) {
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const ft_matrix *matrix = &model->head;
     int32_t few = step->row_count <= FEW;
     ft_rows *rows = few ? &own->few : &job->shared;
     rows->inputs = model->hidden;
-    for (int32_t next = 0, i; (i = few ? next++ : ft_next(team)) < step->row_count;) {
+    for (int32_t next = 0, i; (i = few ? next++ : ft_next(team, thread, step->row_count)) < step->row_count;) {
         const float *state = job->hidden + (int64_t)step->rows[i] * model->hidden;
         kernels->norm(state, model->norm, model->norm_eps, model->hidden, own->normed);
         kernels->prepare(rows, i, 0, model->hidden, own->normed, matrix->format);
     }
     if (!few)
         ft_barrier(team);
-    multiply(team, matrix, rows, step->row_count, step->logits, matrix->outputs, 0);
+    multiply(team, thread, matrix, rows, step->row_count, step->logits, matrix->outputs, 0);
     ft_barrier(team);
     if (model->logit_scale == 1.0f)
         return;
-    for (int32_t i; (i = ft_next(team)) < step->row_count;)
+    for (int32_t i; (i = ft_next(team, thread, step->row_count)) < step->row_count;)
         for (int32_t v = 0; v < matrix->outputs; v++)
             step->logits[(int64_t)i * matrix->outputs + v] *= model->logit_scale;
 }
@@ -361,24 +350,24 @@ static void step_work(ft_team *team, int thread, void *argument) {
         const ft_layer *layer = model->layer + index;
         if (step->tap_count)
             for (int32_t skipped = last + 1; skipped <= index; skipped++)
-                tap(team, job, skipped);
+                tap(team, thread, job, skipped);
         last = index;
-        const ft_rows *rows = normed_rows(team, job, &own, layer->before, layer->before_eps);
-        multiply(team, &layer->qkv, rows, step->nodes, job->qkv, layer->qkv.outputs, 0);
+        const ft_rows *rows = normed_rows(team, thread, job, &own, layer->before, layer->before_eps);
+        multiply(team, thread, &layer->qkv, rows, step->nodes, job->qkv, layer->qkv.outputs, 0);
         ft_barrier(team);
-        attention(team, job, &own, layer, index);
-        multiply(team, &layer->out, &job->shared, step->nodes, job->hidden, model->hidden, 1);
+        attention(team, thread, job, &own, layer, index);
+        multiply(team, thread, &layer->out, &job->shared, step->nodes, job->hidden, model->hidden, 1);
         ft_barrier(team);
-        rows = normed_rows(team, job, &own, layer->after, layer->after_eps);
-        gates(team, job, layer, rows);
-        multiply(team, &layer->down, &job->inner, step->nodes, job->hidden, model->hidden, 1);
+        rows = normed_rows(team, thread, job, &own, layer->after, layer->after_eps);
+        gates(team, thread, job, layer, rows);
+        multiply(team, thread, &layer->down, &job->inner, step->nodes, job->hidden, model->hidden, 1);
         ft_barrier(team);
     }
     if (step->tap_count)
         for (int32_t after = last + 1; after <= model->layers; after++)
-            tap(team, job, after);
+            tap(team, thread, job, after);
     if (step->row_count)
-        head(team, job, &own);
+        head(team, thread, job, &own);
 }
 
 /* One forward. 0: no memory. */
@@ -388,19 +377,24 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     int32_t widest = model->heads * model->width;
     widest = widest > model->hidden ? widest : model->hidden;
     step_job job = {.model = model, .step = step};
-    job.node_block = group > QUERIES ? 1 : QUERIES / group;
-    int32_t longest = 0;
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    int32_t longest = 0, most = 0;
     for (int32_t i = 0; i < step->job_count; i++) {
         const ft_job *part = step->jobs + i;
         int32_t rows = part->start + part->nodes;
         for (int32_t s = 0; s < part->segments; s++)
             rows += part->segment[s].rows;
         longest = rows > longest ? rows : longest;
-        if (part->nodes > job.node_block)
-            job.attention_tasks +=
-                (part->nodes + job.node_block - 1) / job.node_block * model->kv_heads;
+        most = part->nodes > most ? part->nodes : most;
     }
-    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    job.node_block = group > QUERIES ? 1 : QUERIES / group;
+    /* Over long texts all threads should have as much to do. */
+    if (longest > LONG && step->job_count * model->kv_heads % threads && most <= job.node_block)
+        job.node_block = (most + threads - 1) / threads;
+    for (int32_t i = 0; i < step->job_count; i++)
+        if (step->jobs[i].nodes > job.node_block)
+            job.attention_tasks += (step->jobs[i].nodes + job.node_block - 1) / job.node_block *
+                                   model->kv_heads;
     int32_t queries = job.node_block * group;
     job.attention_floats = kernels->attention_floats(longest + 32, model->width, queries);
     job.private_bytes = aligned(4 * (int64_t)model->hidden) +
