@@ -412,7 +412,7 @@ def test_what_was_joined_or_narrowed_leaves_the_memory(
         ).tokens
 
     ours, tokens = read("ours")
-    for module in ("fused", "int8"):
+    for module in ("fused", "packed"):
         monkeypatch.setattr(f"foretell.families.{module}.release", lambda tensors: 0)
     all_of_it, same = read("all")
     assert ours < 0.65 and all_of_it > 0.9 and tokens == same

@@ -104,7 +104,19 @@ def machine_facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "GPUs": ", ".join(gpus) or "none",
+        "C library": c_library(),
     }
+
+
+def c_library() -> str:
+    """The kernels that the C library runs here, or why there is none."""
+    from foretell.native import library
+
+    try:
+        library.library()
+    except LookupError as error:
+        return f"none: {error}"
+    return f"{library.kind()} kernels"
 
 
 def optional_packages() -> list[Package] | None:

@@ -27,7 +27,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported
 from foretell.families.loop import Block, Loop, attending
-from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, unrounded
+from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -43,12 +43,6 @@ PROVEN = frozenset(
     "cohere2 gpt_neox gpt2 opt glm4 mixtral qwen3_moe gpt_oss deepseek_v3 nanochat".split()
 )
 UNLIMITED = 1 << 20  # positions of a model that names no limit
-# In 8 and 4 bits two ways to compute round activations to neighbours here and there, and may be far
-# from each other though both are near to what they stand for. So rows of an executor that are
-# farther than NEAR from torch's, as a part of their length, may be OFF times as far as torch's from
-# those of activations that are not rounded.
-NEAR = 0.05
-OFF = 3
 Accelerate = Callable[[Loop], list[Block] | None]
 
 
@@ -373,14 +367,16 @@ class Decoder(Model):
         finally:
             self.executor = before
         by_torch, by_executor = answers
-        near = self.agrees(by_executor, by_torch)
+
+        def exact() -> torch.Tensor:
+            with torch.inference_mode(), unrounded():
+                return self._rows_of(tree, tokens[:6])
+
         if self.narrow:
-            near = _off(by_executor, by_torch) <= NEAR
-            if not near:
-                with torch.inference_mode(), unrounded():
-                    exact = self._rows_of(tree, tokens[:6])
-                near = _off(by_executor, exact) <= max(NEAR, OFF * _off(by_torch, exact))
-        if not near:
+            right = as_near(by_executor, by_torch, exact)
+        else:
+            right = self.agrees(by_executor, by_torch)
+        if not right:
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor = executor
 
@@ -502,12 +498,6 @@ def run_layers(
         return h.new_zeros(0, model.row_size), hidden
     every = all(job.rows == [*range(len(job.tokens))] for job in jobs)
     return model.read(h if every else h[rows]), hidden
-
-
-def _off(rows: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest distance of a row from the exact one, as a part of that one's length."""
-    distance = (rows.float() - exact.float()).norm(dim=-1)
-    return float((distance / exact.float().norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def first_line(error: Exception) -> str:

@@ -3,7 +3,9 @@
 A sum of floating-point numbers depends on its order, and the order on how many rows a product has.
 So nothing is summed here whose order could matter:
 
-- Linear layers have weights of 8 bits (int8.py), and sum integers.
+- Linear layers have weights of 8 or 4 bits (packed.py): each row of activations is rounded by
+  itself, groups of 32 are summed in whole numbers, and a row's groups in one order, by the C
+  library and by torch alike.
 - Attention rounds what it sums to whole multiples of a unit that only the node's own path
   determines, so small in number that every sum fits into the 53 bits of a double: exact, whatever
   the order, the padding or the masked rows, which add zeros. What is lost is about 2**-22 of

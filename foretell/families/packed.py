@@ -9,7 +9,7 @@ elsewhere torch does, with the same whole numbers and more slowly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -25,6 +25,8 @@ from foretell.ops.memory import release
 
 SMALLEST = 2  # inputs of a layer that is packed
 WHOLE_NUMBERS = ("int8", "int4")
+NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
+OFF = 3  # times as far from the exact rows as another way to compute: still rounding
 
 
 # Layers that a recording names by number. The numbers are their addresses.
@@ -140,6 +142,7 @@ class PackedEmbedding(nn.Module):
         super().__init__()
         self.head = [head]  # a list, so that it is no part of this module
         # Of the number format of rows; a buffer, so that it changes with the model's.
+        self.like: torch.Tensor
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -205,13 +208,37 @@ def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     return x @ unpack(packed).float().t()
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of all weights of a module, the packed ones included."""
+def as_near(ours: torch.Tensor, twin: torch.Tensor, exact: Callable[[], torch.Tensor]) -> bool:
+    """Whether rows that two ways to compute gave stand for the same.
+
+    Both round activations, to neighbours here and there, and so may be far from each other though
+    both are near to what they stand for. `exact`: the rows of activations that are not rounded,
+    asked for where the two are not near each other.
+    """
+    if _distance(ours, twin) <= NEAR:
+        return True
+    rows = exact()
+    return _distance(ours, rows) <= max(NEAR, OFF * _distance(twin, rows))
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest of a row's distances, as a part of that row's length."""
+    distance = (ours.float() - theirs.float()).norm(dim=-1)
+    return float((distance / theirs.float().norm(dim=-1).clamp_min(1e-30)).max())
+
+
+def weight_sizes(module: nn.Module) -> dict[int, int]:
+    """Bytes of each weight of a module by its place in memory, the packed ones included."""
     sizes = {p.data_ptr(): p.nbytes for p in module.parameters()}
     for part in module.modules():
         if isinstance(part, PackedLinear):
             sizes[part.packed.weights.data_ptr()] = part.packed.nbytes
-    return sum(sizes.values())
+    return sizes
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of all weights of a module, each counted once."""
+    return sum(weight_sizes(module).values())
 
 
 def pack(hf: Any, format: str) -> int:

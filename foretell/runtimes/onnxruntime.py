@@ -300,8 +300,8 @@ class OnnxRuntimeExecutor(Executor):
         for name, (_, value) in zip(("cos", "sin"), rotations, strict=True):
             self._give(name, value)
         wanted = max(1, len(job.rows))
-        states = self._input("states", np.float32, 1, nodes, self.width)
-        states[:] = self.loop.embedded(torch.tensor([job.tokens])).numpy()
+        entering = self._input("states", np.float32, 1, nodes, self.width)
+        entering[:] = self.loop.embedded(torch.tensor([job.tokens])).numpy()
         self._input("positions", np.int64, 1, nodes)[:] = job.positions
         self._input("rows", np.int64, wanted)[:] = job.rows or 0
         self._input("last", np.int32, 1)[:] = end - 1

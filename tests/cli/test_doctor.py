@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from foretell.cli import doctor
+from foretell.cli.doctor import c_library
+from foretell.native.library import available, kind
+from tests.native.machines import no_library
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,10 @@ def test_without_metadata_the_packages_are_not_known(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.metadata, "requires", requires)
     assert doctor.optional_packages() is None
     assert "pip install -e ." in doctor.packages_text(None)
+
+
+def test_the_c_library_is_named_or_why_there_is_none() -> None:
+    with no_library():
+        assert c_library() == "none: FORETELL_NATIVE=off"
+    if available():
+        assert c_library() == f"{kind()} kernels"

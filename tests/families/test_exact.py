@@ -25,6 +25,7 @@ from foretell.measure.profiling import identity
 from tests import tiny as small
 from tests.families.families import tiny
 from tests.families.test_families import PROMPTS, TREE, answer, stock
+from tests.native.machines import no_library
 
 ODD = {"hidden_size": 36, "intermediate_size": 51, "head_dim": 14}  # no multiples of any vector
 
@@ -42,16 +43,30 @@ def exact(family: str, dtype: torch.dtype = torch.float32, **more: object) -> Ex
     return ExactDecoder(hf, family)
 
 
-@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
-def test_rows_of_fused_layers_do_not_depend_on_the_forward(
-    family: str, dtype: torch.dtype, count: int, threads: None
-) -> None:
-    torch.set_num_threads(count)
+def test_rows_of_fused_layers_do_not_depend_on_the_forward(family: str, dtype: torch.dtype) -> None:
     model = exact(family, dtype, **ODD)
     assert model.fused
     assert compare(model, 14, longest=40) == (14, "")
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_nor_without_the_c_library(family: str, format: str, threads: None) -> None:
+    torch.set_num_threads(2)
+    hf = tiny(family, dtype=torch.bfloat16)
+    pack(hf, format)
+    with no_library():
+        assert compare(ExactDecoder(hf, family), 5, longest=40) == (5, "")
+
+
+def test_nor_in_4_bits(threads: None) -> None:
+    hf = tiny("llama", dtype=torch.bfloat16, **ODD)
+    pack(hf, "int4")
+    assert compare(ExactDecoder(hf, "llama"), 14, longest=40) == (14, "")
+    torch.set_num_threads(2)
+    assert compare(ExactDecoder(hf, "llama"), 1, longest=40) == (1, "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

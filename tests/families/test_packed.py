@@ -22,6 +22,7 @@ from foretell.errors import Unsupported
 from foretell.families.packed import (
     PackedEmbedding,
     PackedLinear,
+    as_near,
     pack,
     product_by_torch,
     recorded_layer,
@@ -229,3 +230,15 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Unsupported, match="dtype='int8' cannot run on demo: it needs torch's linear layers"
     ):
         foretell.load("demo", dtype="int8")
+
+
+def test_two_ways_to_round_may_be_apart_where_both_are_near_to_what_they_stand_for() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(4, 300)
+    noises = [torch.randn(4, 300) * 0.04 for _ in range(3)]
+    ours, twin, wrong = (rows + noise for noise in noises)
+    assert as_near(rows, rows, lambda: pytest.fail("asked for"))
+    assert as_near(ours, twin, lambda: rows) and (ours - twin).norm() > 0.05 * rows.norm()
+    assert not as_near(wrong + 0.2 * torch.randn(4, 300), twin, lambda: rows)
+    assert not as_near(rows.roll(1, 0), twin, lambda: rows)
+    assert not as_near(rows * torch.nan, twin, lambda: rows)

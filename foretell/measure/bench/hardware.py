@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from foretell.core.model import Model
 from foretell.families.decoder import Decoder
-from foretell.families.packed import PackedLinear
+from foretell.families.packed import PackedEmbedding, PackedLinear, weight_sizes
 
 READ = 1 << 28  # bytes that measuring the memory's speed reads
 WIDE = 1 << 25  # bytes from which on the measured matrix has wide rows
@@ -84,10 +83,10 @@ def weight_bytes(model: Model | None) -> int | None:
     if not isinstance(model, Decoder):
         known: int | None = getattr(model, "weight_bytes", None)
         return known
-    sizes = _tensor_bytes(model)
+    sizes = weight_sizes(model.hf)
     table: Any = model.hf.get_input_embeddings()
     head: Any = model.hf.get_output_embeddings()
-    if isinstance(table, nn.Embedding):
+    if not isinstance(table, PackedEmbedding):  # whose rows are the head's
         place = table.weight.data_ptr()
         if isinstance(head, PackedLinear) or place != head.weight.data_ptr():
             sizes.pop(place, None)
@@ -98,15 +97,4 @@ def held_bytes(model: Model | None) -> int:
     """Bytes of all its weights, each tensor once; of a .gguf file, those that a forward reads."""
     if not isinstance(model, Decoder):
         return weight_bytes(model) or 0
-    return sum(_tensor_bytes(model).values())
-
-
-def _tensor_bytes(model: Decoder) -> dict[int, int]:
-    """Bytes of each tensor of weights, by its place in memory."""
-    sizes = {}
-    for parameter in model.hf.parameters():
-        sizes[parameter.data_ptr()] = parameter.numel() * parameter.element_size()
-    for module in model.hf.modules():
-        if isinstance(module, PackedLinear):
-            sizes[module.packed.weights.data_ptr()] = module.packed.nbytes
-    return sizes
+    return sum(weight_sizes(model.hf).values())

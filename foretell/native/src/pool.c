@@ -16,7 +16,7 @@
 #endif
 
 #define PATIENCE 4096     /* looks at a barrier before the processor is offered to others */
-#define AWAKE_NS 200000   /* how long a thread without work looks for some before it sleeps */
+#define AWAKE_NS 2000000  /* how long a thread without work looks for some before it sleeps */
 
 struct ft_team {
     int size;

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 import foretell
+from foretell import wrap
+from foretell.families.packed import PackedLinear, pack
 from foretell.measure.bench import hardware
 from tests import tiny
+from tests.families import families
 
 
 def test_weights_count_once_and_those_of_a_file_as_it_says() -> None:
@@ -60,3 +63,15 @@ def test_the_speed_of_memory_is_the_best_try(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(hardware.time, "perf_counter", clock)
     assert hardware.measure_bandwidth("cpu", 1 << 16) == (1 << 16) / 0.5
+
+
+def test_packed_weights_count() -> None:
+    for tied in (False, True):
+        hf = families.tiny("llama", tie_word_embeddings=tied)
+        pack(hf, "int8")
+        model = wrap(hf, name="tiny").models["target"]
+        layers = [m.packed.nbytes for m in hf.modules() if isinstance(m, PackedLinear)]
+        norms = sum(4 * p.numel() for p in hf.parameters() if p.ndim == 1)
+        table = 0 if tied else 4 * hf.get_input_embeddings().weight.numel()
+        assert hardware.weight_bytes(model) == sum(layers) + norms
+        assert hardware.held_bytes(model) == sum(layers) + norms + table
