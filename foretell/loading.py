@@ -26,6 +26,7 @@ from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS, pack
 from foretell.fetching import resolve
 from foretell.native import library
+from foretell.ops.memory import trim
 from foretell.runtimes import registry
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def load(
             others[key] = _gguf(place)
         else:
             others[key] = _loaded(place, f"{name} ({key})", options)
+    trim()
     lm = pair(
         target.model,
         target.tokenizer,

@@ -23,7 +23,7 @@ from torch import nn
 from foretell.core.model import forest_attention
 from foretell.families.loop import Block, Loop
 from foretell.families.packed import PackedLinear
-from foretell.ops.memory import release
+from foretell.ops.memory import release, trim
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -45,6 +45,8 @@ def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> l
         made.append((kind or Fused)(layer, i, window))
         kept = {p.data_ptr() for p in layer.parameters()}
         release(t for t in before if t.data_ptr() not in kept)
+        if ours:
+            trim()
     return made
 
 

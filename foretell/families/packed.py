@@ -21,7 +21,7 @@ from torch import nn
 
 from foretell.native import library
 from foretell.native.packing import BLOCK, GROUP, Packed, by_group, numbers, quantize, unpack
-from foretell.ops.memory import release
+from foretell.ops.memory import release, trim
 
 SMALLEST = 2  # inputs of a layer that is packed
 WHOLE_NUMBERS = ("int8", "int4")
@@ -267,6 +267,7 @@ def pack(hf: Any, format: str) -> int:
         if linear is head and tied:
             hf.set_input_embeddings(PackedEmbedding(packed, linear.weight.dtype))
         release([linear.weight.data])
+        trim()
     return len(linears)
 
 

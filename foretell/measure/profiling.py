@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 SCHEMA = "foretell.policy.costs/1"
 ROWS = (64, 1024)  # cache rows before the measured tokens
 ROUNDS = 9  # of measuring, at most
-SECONDS = 2.0  # of measuring, about
+SECONDS = 0.5  # of measuring, about
 QUICK = 0.02  # seconds of a forward that may be repeated at once
-REPEATS = 4  # of a quick forward, the best of which counts
+REPEATS = 3  # of a quick forward, the best of which counts
 CHUNK = 512  # prompt tokens a forward
 LONGEST = 3600.0  # seconds; a file that says more of one forward is wrong
 Tell = Callable[[int, int], None]  # (forwards done, forwards in all)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 BLOCK = 16  # outputs beside each other
 GROUP = 32  # inputs that share a scale
 FORMATS = ("int8", "int4", "bfloat16")  # in the order of the library's numbers
-CHUNK = 1 << 22  # weights that are quantized at a time
+CHUNK = 1 << 20  # weights that are quantized at a time
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a group's range, tried for 4 bits
 
 

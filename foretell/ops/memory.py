@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -57,6 +58,13 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
                 failed = libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), DONTNEED)
                 released += 0 if failed else size
     return released
+
+
+def trim() -> None:
+    """Gives memory that was freed back to the system, where its C library keeps some."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def private_file_mappings() -> Iterator[tuple[int, int]]:
