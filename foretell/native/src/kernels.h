@@ -7,7 +7,7 @@
 #include "simd.h"
 
 #if defined(FT_AVX512)
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16")
 #define HIGHEST TILE /* rows of a tile */
 #elif defined(FT_AVX2)
 #define UNROLL _Pragma("GCC unroll 8")
@@ -316,16 +316,20 @@ static int64_t attention_floats(int32_t longest, int32_t width, int32_t queries)
 /* Scores of `count` queries for `tiles` times 16 keys, whose pairs of numbers lie in `pairs`. */
 INLINE void score_tile(const uint16_t *pairs, const float *queries, int32_t width,
                        const int count, const int tiles, float *scores, int64_t stride) {
-    vec sums[8];
+    vec sums[12];
     UNROLL for (int i = 0; i < count * tiles; i++) sums[i] = v_set(0.0f);
     for (int32_t d = 0; d < width; d += 2) {
+        vec first[2], second[2];
         UNROLL for (int t = 0; t < tiles; t++) {
             bytes both = b_load((const uint8_t *)(pairs + 16 * (t * width + d)));
-            vec first = v_first(both), second = v_second(both);
-            UNROLL for (int q = 0; q < count; q++) {
-                int place = q * tiles + t;
-                vec sum = v_fma(v_set(queries[q * width + d]), first, sums[place]);
-                sums[place] = v_fma(v_set(queries[q * width + d + 1]), second, sum);
+            first[t] = v_first(both);
+            second[t] = v_second(both);
+        }
+        UNROLL for (int q = 0; q < count; q++) {
+            vec one = v_set(queries[q * width + d]), two = v_set(queries[q * width + d + 1]);
+            UNROLL for (int t = 0; t < tiles; t++) {
+                vec sum = v_fma(one, first[t], sums[q * tiles + t]);
+                sums[q * tiles + t] = v_fma(two, second[t], sum);
             }
         }
     }
@@ -364,18 +368,16 @@ static void score(const span *part, int32_t from, int32_t to, int32_t width,
             turn_keys(part, row + 16, to, width, pairs + 16 * width);
         float *place = scores + part->begin + row;
         int32_t q = 0;
-        for (; q + 8 <= count; q += 8)
-            for (int t = 0; t < tiles; t++)
-                score_tile(pairs + 16 * t * width, queries + q * width, width, 8, 1,
-                           place + q * stride + 16 * t, stride);
         if (tiles == 2) {
-            for (; q + 4 <= count; q += 4)
-                score_tile(pairs, queries + q * width, width, 4, 2, place + q * stride, stride);
+            for (; q + 6 <= count; q += 6)
+                score_tile(pairs, queries + q * width, width, 6, 2, place + q * stride, stride);
             for (; q + 3 <= count; q += 3)
                 score_tile(pairs, queries + q * width, width, 3, 2, place + q * stride, stride);
             for (; q < count; q++)
                 score_tile(pairs, queries + q * width, width, 1, 2, place + q * stride, stride);
         }
+        for (; q + 6 <= count; q += 6)
+            score_tile(pairs, queries + q * width, width, 6, 1, place + q * stride, stride);
         for (; q < count; q++)
             score_tile(pairs, queries + q * width, width, 1, 1, place + q * stride, stride);
     }

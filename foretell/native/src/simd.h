@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define FLAT _Pragma("GCC unroll 16") /* so that arrays become registers */
 
 /* Half precision to single precision, for processors that do not do it themselves. */
 INLINE float ft_half(uint16_t bits) {
@@ -106,18 +107,18 @@ INLINE vec v_second(bytes a) {
    `stride` numbers apart, pairs change places. */
 INLINE void b_transpose(const uint16_t *rows, int64_t stride, uint16_t *out) {
     __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++)
+    FLAT for (int i = 0; i < 16; i++)
         a[i] = _mm512_loadu_si512(rows + i * stride);
-    for (int i = 0; i < 16; i += 2) {
+    FLAT for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
+    FLAT for (int i = 0; i < 16; i += 4)
+        FLAT for (int j = 0; j < 2; j++) {
             a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
             a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
         }
-    for (int i = 0; i < 4; i++) {
+    FLAT for (int i = 0; i < 4; i++) {
         __m512i lower = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88);
         __m512i upper = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
         _mm512_storeu_si512(out + 32 * i, _mm512_shuffle_i32x4(lower, upper, 0x88));

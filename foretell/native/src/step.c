@@ -20,7 +20,7 @@
 #define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
 #define QUERIES 24
 #define LONG 512   /* rows from which on attention weighs */
-#define NEAREST_BYTES 32768 /* of weights that several tiles of rows share */
+#define NEAREST_BYTES 65536 /* of weights that several tiles of rows share */
 
 static const ft_kernels *kernels = &ft_portable;
 
@@ -98,12 +98,21 @@ static int32_t strip_blocks(const ft_matrix *matrix, int32_t index, int32_t *blo
     return count;
 }
 
+/* Rows of a tile where there are `count`: products of whole numbers over many rows want few, for
+   their sums and those of the groups to stay in registers. */
+static int32_t tile_rows(const ft_matrix *matrix, int32_t count) {
+    return matrix->format != FT_BFLOAT16 && count > 2 * TILE ? TILE / 2 : TILE;
+}
+
 /* The team's part of y (+)= rows W^T. */
 static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const ft_rows *rows, int32_t count,
                      float *y, int64_t stride, int add) {
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP], total = strips(matrix);
     int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
+    const int32_t tall = tile_rows(matrix, count);
+    if (matrix->format == FT_BFLOAT16)
+        block_bytes *= 2;
     for (int32_t strip; (strip = ft_next(team, thread, total)) < total;) {
         int32_t width = strip_blocks(matrix, strip, blocks), part = width;
         /* What several tiles of rows read stays in the nearest cache. */
@@ -111,8 +120,8 @@ static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const f
             part /= 2;
         for (int32_t done = 0; done < width; done += part) {
             int32_t here = width - done < part ? width - done : part;
-            for (int32_t row = 0; row < count; row += TILE) {
-                int32_t height = count - row < TILE ? count - row : TILE;
+            for (int32_t row = 0; row < count; row += tall) {
+                int32_t height = count - row < tall ? count - row : tall;
                 kernels->product(matrix, blocks + done, here, rows, row, height, tile);
                 int32_t begin = blocks[done] * BLOCK, wide = here * BLOCK;
                 int32_t left = matrix->outputs - begin;
@@ -283,13 +292,13 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
 static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer, const ft_rows *rows) {
     const ft_model *model = job->model;
     const int32_t pairs = model->inner / GROUP, half = model->inner / BLOCK;
-    const int32_t nodes = job->step->nodes;
+    const int32_t nodes = job->step->nodes, tall = tile_rows(&layer->gate_up, nodes);
     const float *bias = layer->gate_up.bias;
     float tile[TILE * STRIP * BLOCK], through[GROUP];
     for (int32_t pair; (pair = ft_next(team, thread, pairs)) < pairs;) {
         int32_t blocks[STRIP] = {2 * pair, 2 * pair + 1, half + 2 * pair, half + 2 * pair + 1};
-        for (int32_t row = 0; row < nodes; row += TILE) {
-            int32_t height = nodes - row < TILE ? nodes - row : TILE;
+        for (int32_t row = 0; row < nodes; row += tall) {
+            int32_t height = nodes - row < tall ? nodes - row : tall;
             kernels->product(&layer->gate_up, blocks, STRIP, rows, row, height, tile);
             for (int32_t m = 0; m < height; m++) {
                 float *both = tile + m * STRIP * BLOCK;
