@@ -95,6 +95,7 @@ typedef struct {
     const char *name;
     void (*prepare)(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
                     const float *x, int32_t format);
+    void (*prepare_twice)(const ft_rows *rows, int32_t row, int32_t count, const float *x);
     void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
     void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,

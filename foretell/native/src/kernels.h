@@ -59,6 +59,28 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
     }
 }
 
+/* A whole row in two: rows 2 `row` and the next, whose sum it is to 16 bits. The second one's steps
+   are 1 / 254 of the first one's. */
+static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const float *x) {
+    const int32_t groups = rows->inputs / GROUP;
+    prepare(rows, 2 * row, 0, count, x, FT_INT8);
+    const int8_t *coarse = rows->numbers + (int64_t)2 * row * rows->inputs;
+    const float *scales = rows->scales + (int64_t)2 * row * groups;
+    float rest[GROUP];
+    for (int32_t group = 0; group < count / GROUP; group++) {
+        float scale = scales[group], fine = scale / 254.0f;
+        vec inverse = v_set(fine > 0.0f ? 1.0f / fine : 0.0f);
+        for (int32_t i = 0; i < GROUP; i++)
+            rest[i] = x[group * GROUP + i] - scale * (float)coarse[group * GROUP + i];
+        veci a = v_int(v_mul(v_load(rest), inverse)), b = v_int(v_mul(v_load(rest + 16), inverse));
+        int64_t place = ((int64_t)2 * row + 1) * rows->inputs + group * GROUP;
+        i_store_bytes(rows->numbers + place, a);
+        i_store_bytes(rows->numbers + place + 16, b);
+        rows->scales[place / GROUP] = fine;
+        rows->sums[place / GROUP] = i_sum(i_add(a, b));
+    }
+}
+
 static void norm(const float *x, const float *weight, float eps, int32_t count, float *out) {
     vec squares = v_set(0.0f);
     for (int32_t i = 0; i < count; i += 16) {

@@ -8,8 +8,8 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx512 = {
-    "avx512", prepare, product, deliver, norm, rotate, gate,
-    store, halves, attention_floats, attend,
+    "avx512", prepare, prepare_twice, product, deliver, norm, rotate,
+    gate, store, halves, attention_floats, attend,
 };
 #if defined(__clang__)
 #pragma clang attribute pop

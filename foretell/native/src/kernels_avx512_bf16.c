@@ -9,8 +9,8 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx512_bf16 = {
-    "avx512_bf16", prepare, product, deliver, norm, rotate, gate,
-    store, halves, attention_floats, attend,
+    "avx512_bf16", prepare, prepare_twice, product, deliver, norm, rotate,
+    gate, store, halves, attention_floats, attend,
 };
 #if defined(__clang__)
 #pragma clang attribute pop

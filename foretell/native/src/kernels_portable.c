@@ -1,6 +1,6 @@
 #include "kernels.h"
 
 const ft_kernels ft_portable = {
-    "portable", prepare, product, deliver, norm, rotate, gate,
-    store, halves, attention_floats, attend,
+    "portable", prepare, prepare_twice, product, deliver, norm, rotate,
+    gate, store, halves, attention_floats, attend,
 };

@@ -186,8 +186,8 @@ static private private_of(const step_job *job, int thread) {
     memory += aligned(4 * (int64_t)model->hidden);
     own.attended = (float *)memory;
     memory += aligned(4 * (int64_t)(QUERIES + 16) * model->width);
-    own.few = rows_at(memory, FEW, model->hidden);
-    memory += rows_bytes(FEW, model->hidden);
+    own.few = rows_at(memory, 2 * FEW, model->hidden);
+    memory += rows_bytes(2 * FEW, model->hidden);
     own.attention = (float *)memory;
     return own;
 }
@@ -325,21 +325,45 @@ static void tap(ft_team *team, int thread, step_job *job, int32_t layer) {
     ft_barrier(team);
 }
 
+/* The rows of logits. Activations are the last ones to be rounded, and nothing evens it out: of
+   whole numbers each row goes in as two, to 16 bits. */
 static void head(ft_team *team, int thread, step_job *job, private *own) {
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const ft_matrix *matrix = &model->head;
-    int32_t few = step->row_count <= FEW;
+    const int32_t few = step->row_count <= FEW, twice = matrix->format != FT_BFLOAT16;
     ft_rows *rows = few ? &own->few : &job->shared;
     rows->inputs = model->hidden;
-    for (int32_t next = 0, i; (i = few ? next++ : ft_next(team, thread, step->row_count)) < step->row_count;) {
+    for (int32_t next = 0, i;
+         (i = few ? next++ : ft_next(team, thread, step->row_count)) < step->row_count;) {
         const float *state = job->hidden + (int64_t)step->rows[i] * model->hidden;
         kernels->norm(state, model->norm, model->norm_eps, model->hidden, own->normed);
-        kernels->prepare(rows, i, 0, model->hidden, own->normed, matrix->format);
+        if (twice)
+            kernels->prepare_twice(rows, i, model->hidden, own->normed);
+        else
+            kernels->prepare(rows, i, 0, model->hidden, own->normed, matrix->format);
     }
     if (!few)
         ft_barrier(team);
-    multiply(team, thread, matrix, rows, step->row_count, step->logits, matrix->outputs, 0);
+    const int32_t tall = twice ? TILE / 2 : TILE, total = strips(matrix);
+    float tile[TILE * STRIP * BLOCK];
+    int32_t blocks[STRIP];
+    for (int32_t strip; (strip = ft_next(team, thread, total)) < total;) {
+        int32_t width = strip_blocks(matrix, strip, blocks), wide = width * BLOCK;
+        int32_t begin = blocks[0] * BLOCK, left = matrix->outputs - begin;
+        for (int32_t row = 0; row < step->row_count; row += tall) {
+            int32_t height = step->row_count - row < tall ? step->row_count - row : tall;
+            kernels->product(matrix, blocks, width, rows, row << twice, height << twice, tile);
+            const float *bias = matrix->bias ? matrix->bias + begin : NULL;
+            for (int32_t m = 0; m < height; m++) {
+                float *to = step->logits + (int64_t)(row + m) * matrix->outputs + begin;
+                int32_t count = left < wide ? left : wide;
+                kernels->deliver(tile + (m << twice) * wide, count, wide, 1, bias, to, 0, 0);
+                if (twice)
+                    kernels->deliver(tile + (2 * m + 1) * wide, count, wide, 1, NULL, to, 0, 1);
+            }
+        }
+    }
     ft_barrier(team);
     if (model->logit_scale == 1.0f)
         return;
@@ -382,7 +406,7 @@ static void step_work(ft_team *team, int thread, void *argument) {
 /* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads) {
     const int32_t group = model->heads / model->kv_heads;
-    const int64_t nodes = step->nodes > step->row_count ? step->nodes : step->row_count;
+    const int64_t nodes = step->nodes > 2 * step->row_count ? step->nodes : 2 * step->row_count;
     int32_t widest = model->heads * model->width;
     widest = widest > model->hidden ? widest : model->hidden;
     step_job job = {.model = model, .step = step};
@@ -408,7 +432,7 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     job.attention_floats = kernels->attention_floats(longest + 32, model->width, queries);
     job.private_bytes = aligned(4 * (int64_t)model->hidden) +
                         aligned(4 * (int64_t)(QUERIES + 16) * model->width) +
-                        rows_bytes(FEW, model->hidden) + aligned(4 * job.attention_floats);
+                        rows_bytes(2 * FEW, model->hidden) + aligned(4 * job.attention_floats);
     int64_t hidden = aligned(4 * nodes * model->hidden);
     int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
     int64_t shared = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
