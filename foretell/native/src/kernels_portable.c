@@ -2,5 +2,5 @@
 
 const ft_kernels ft_portable = {
     "portable", prepare, product, deliver, norm, rotate, gate,
-    store, halves, attention_floats, attend,
+    store, attention_floats, attend,
 };
