@@ -98,7 +98,7 @@ def library() -> Any:
     Raises LookupError, with the reason, where there is none.
     """
     wanted = os.environ.get(VARIABLE, "")
-    if wanted == "off":
+    if switched_off():
         raise LookupError(f"{VARIABLE}=off")
     try:
         module = importlib.import_module("foretell.native._library")
@@ -122,6 +122,11 @@ def library() -> Any:
     if not any(lib.ft_choose(kind.encode()) for kind in ([wanted] if wanted else KINDS)):
         raise LookupError(f"this processor cannot run its kernels {wanted}")
     return lib
+
+
+def switched_off() -> bool:
+    """Whether the user wants no library."""
+    return os.environ.get(VARIABLE) == "off"
 
 
 def available() -> bool:
