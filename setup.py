@@ -4,9 +4,9 @@ import sys
 
 from setuptools import Extension, setup
 
-SOURCES = (
-    "module pool step kernels_portable kernels_avx2 kernels_avx512 kernels_avx512_bf16".split()
-)
+KERNELS = ("portable", "avx2", "avx512", "avx512_bf16", "neon")
+SOURCES = ("module", "pool", "step", "matrix", *(f"kernels_{kind}" for kind in KERNELS))
+HEADERS = ("foretell_native", "kernels", "pool", "simd", "simd_neon")
 # Sums must round as written: no product and sum in one where the code has two.
 FLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"]
 
@@ -15,10 +15,7 @@ setup(
         Extension(
             "foretell.native._library",
             [f"foretell/native/src/{name}.c" for name in SOURCES],
-            depends=[
-                f"foretell/native/src/{name}.h"
-                for name in ("foretell_native", "kernels", "pool", "simd")
-            ],
+            depends=[f"foretell/native/src/{name}.h" for name in HEADERS],
             extra_compile_args=FLAGS,
             libraries=[] if sys.platform == "win32" else ["m", "pthread"],
             optional=True,

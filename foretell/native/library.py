@@ -15,7 +15,7 @@ from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
 VERSION = 1  # of the structures, as of FT_VERSION
-KINDS = ("avx512_bf16", "avx512", "avx2", "portable")  # kernels, the quickest first
+KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
 
@@ -98,7 +98,7 @@ def library() -> Any:
     Raises LookupError, with the reason, where there is none.
     """
     wanted = os.environ.get(VARIABLE, "")
-    if wanted == "off":
+    if switched_off():
         raise LookupError(f"{VARIABLE}=off")
     try:
         module = importlib.import_module("foretell.native._library")
@@ -122,6 +122,11 @@ def library() -> Any:
     if not any(lib.ft_choose(kind.encode()) for kind in ([wanted] if wanted else KINDS)):
         raise LookupError(f"this processor cannot run its kernels {wanted}")
     return lib
+
+
+def switched_off() -> bool:
+    """Whether the user wants no library."""
+    return os.environ.get(VARIABLE) == "off"
 
 
 def available() -> bool:

@@ -34,11 +34,15 @@ WIDEST_GROUP = 40  # query heads that share a key head
 
 
 def suits(hf: Any, named: bool = False) -> bool:
-    """Whether a model is of a build and of number formats that the library computes."""
+    """Whether a model is of a build and of number formats that the library computes.
+
+    So it is where the library is not built, too: then `make` says so, as nobody should have the
+    slower steps without a word. Who has switched it off knows.
+    """
     layers = getattr(hf.get_decoder(), "layers", ())
     packed = isinstance(hf.get_output_embeddings(), PackedLinear)
     return (
-        library.available()
+        not library.switched_off()
         and (packed or hf.dtype == torch.bfloat16)
         and len(layers) > 0
         and all(map(fits, layers))
@@ -46,8 +50,9 @@ def suits(hf: Any, named: bool = False) -> bool:
 
 
 def prepare(hf: Any) -> None:
-    """Packs the weights of a model of bfloat16."""
-    if not isinstance(hf.get_output_embeddings(), PackedLinear) and hf.dtype == torch.bfloat16:
+    """Packs the weights of a model of bfloat16, where there is a library to read them."""
+    packed = isinstance(hf.get_output_embeddings(), PackedLinear)
+    if library.available() and not packed and hf.dtype == torch.bfloat16:
         pack(hf, "bfloat16")
 
 

@@ -4,6 +4,7 @@ in trees, batches and pieces.
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -195,6 +196,31 @@ def test_what_it_cannot_compute_is_refused_with_the_reason() -> None:
             model.use(NativeExecutor)
     with pytest.raises(Unsupported, match="executor='native' cannot run on demo"):
         foretell.load("demo", executor="native", dtype="float32")
+
+
+def test_where_it_is_not_built_auto_says_so_and_torch_computes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("foretell.diagnosis._told", set())
+    monkeypatch.setattr("foretell.runtimes.registry.names", lambda kind: ["native"])
+    monkeypatch.setitem(sys.modules, "foretell.native._library", None)
+    library.library.cache_clear()
+    try:
+        lm = foretell.load("demo")
+        with pytest.raises(Unsupported, match="not built: install foretell again"):
+            foretell.load("demo", executor="native")
+    finally:
+        monkeypatch.undo()
+        library.library.cache_clear()
+    (refusal,) = lm.refusals["target"]
+    assert refusal[0] == "native" and refusal[1].startswith("the C library is not built")
+    said = capsys.readouterr().err
+    assert "is computed by torch: native does not take it (the C library is not built" in said
+    target = lm.models["target"]
+    assert isinstance(target, Decoder) and target.executor is None
+    packed = [part for part in target.hf.modules() if isinstance(part, PackedLinear)]
+    assert not packed, "weights are packed for the library alone"
+    assert lm.generate("def add(a, b):", "plain", max_new_tokens=4).tokens
 
 
 def test_auto_leaves_it_alone_where_it_does_not_suit() -> None:

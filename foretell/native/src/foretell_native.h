@@ -105,7 +105,6 @@ typedef struct {
     void (*gate)(const float *gate, const float *up, int32_t count, int32_t activation,
                  float *out);
     void (*store)(const float *x, int32_t count, uint16_t *out);
-    void (*halves)(const uint16_t *from, float *out); /* 16 of them */
     int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
     void (*attend)(const ft_heads *heads, const ft_job *job, int64_t layer_offset,
                    int32_t kv_head, int32_t layer, int32_t first, int32_t nodes,
@@ -113,6 +112,36 @@ typedef struct {
                    int64_t out_stride);
 } ft_kernels;
 
-extern const ft_kernels ft_portable, ft_avx2, ft_avx512, ft_avx512_bf16;
+/* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only
+   where the whole program may use them, as on Apple's processors. */
+#if defined(__aarch64__) && !defined(__AARCH64EB__)
+#if !defined(__clang__) || __clang_major__ >= 17 || defined(__ARM_FEATURE_DOTPROD)
+#define FT_BUILDS_NEON
+#endif
+#endif
+
+extern const ft_kernels ft_portable, ft_avx2, ft_avx512, ft_avx512_bf16, ft_neon;
+
+/* --- what Python calls */
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+EXPORT int32_t ft_version(void);
+EXPORT const char *ft_kind(void);
+/* Chooses the kernels of this kind from now on; 0: this processor cannot run them. */
+EXPORT int32_t ft_choose(const char *name);
+/* y (rows, outputs) = x (rows, inputs) W^T + bias. 0: no memory. */
+EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows, float *y,
+                          int32_t threads);
+/* One forward. 0: no memory. */
+EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads);
+/* Rows of a matrix by number, out (count, inputs). */
+EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count, float *out);
+/* Bytes a second that this many threads read of memory (bytes,). */
+EXPORT double ft_read_rate(const void *memory, int64_t bytes, int32_t threads);
 
 #endif

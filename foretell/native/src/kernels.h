@@ -9,7 +9,7 @@
 #if defined(FT_AVX512)
 #define UNROLL _Pragma("GCC unroll 16")
 #define HIGHEST TILE /* rows of a tile */
-#elif defined(FT_AVX2)
+#elif defined(FT_AVX2) || defined(FT_NEON)
 #define UNROLL _Pragma("GCC unroll 8")
 #define HIGHEST 2
 #define WIDTHS {1, 1}
@@ -36,6 +36,8 @@ static void store(const float *x, int32_t count, uint16_t *out) {
         v_store_bfloat(out + i, v_load(x + i));
 }
 
+#define TINY 1e-36f /* what is no larger counts as zero: 127 / it could be infinite */
+
 /* Inputs `first` to `first + count - 1` of a row as a product reads them. Whole numbers have one
    scale for each group of 32: the largest becomes 127. */
 static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
@@ -49,7 +51,7 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
         vec low = v_load(x + i), high = v_load(x + i + 16);
         float top = v_top(v_max(v_abs(low), v_abs(high)));
         float scale = top / 127.0f;
-        vec inverse = v_set(top > 0.0f ? 127.0f / top : 0.0f);
+        vec inverse = v_set(top > TINY ? 127.0f / top : 0.0f);
         veci a = v_int(v_mul(low, inverse)), b = v_int(v_mul(high, inverse));
         i_store_bytes(rows->numbers + place + i, a);
         i_store_bytes(rows->numbers + place + i + 16, b);
@@ -91,8 +93,6 @@ static void norm(const float *x, const float *weight, float eps, int32_t count, 
     for (int32_t i = 0; i < count; i += 16)
         v_store(out + i, v_mul(v_mul(v_load(x + i), factor), v_load(weight + i)));
 }
-
-static void halves(const uint16_t *from, float *out) { v_store(out, v_half(from)); }
 
 /* Turns a head: its first half with its second. */
 static void rotate(float *head, const float *cosines, const float *sines, int32_t width) {
@@ -331,8 +331,10 @@ typedef struct {
 #define MOST_SPANS 33
 #define QUERIES 24 /* query heads of one call, about */
 
+/* What one call works in: keys of two tiles, and of each query its numbers, what it mixes and its
+   scores. */
 static int64_t attention_floats(int32_t longest, int32_t width, int32_t queries) {
-    return 32 * width + (int64_t)queries * (width + 2 * longest + 64);
+    return 32 * width + (int64_t)queries * (2 * width + longest + 32);
 }
 
 /* Scores of `count` queries for `tiles` times 16 keys, whose pairs of numbers lie in `pairs`. */

@@ -9,7 +9,7 @@
 
 const ft_kernels ft_avx2 = {
     "avx2", prepare, prepare_twice, product, deliver, norm, rotate,
-    gate, store, halves, attention_floats, attend,
+    gate, store, attention_floats, attend,
 };
 #if defined(__clang__)
 #pragma clang attribute pop

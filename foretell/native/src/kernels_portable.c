@@ -2,5 +2,5 @@
 
 const ft_kernels ft_portable = {
     "portable", prepare, prepare_twice, product, deliver, norm, rotate,
-    gate, store, halves, attention_floats, attend,
+    gate, store, attention_floats, attend,
 };

@@ -258,6 +258,10 @@ INLINE vec v_second(bytes x) {
                  _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
 }
 
+#elif defined(FT_NEON)
+
+#include "simd_neon.h"
+
 #else
 
 typedef struct { float v[16]; } vec;
@@ -278,7 +282,12 @@ INLINE vec v_abs(vec a) { EACH a.v[i] = fabsf(a.v[i]); return a; }
 INLINE vec v_round(vec a) { EACH a.v[i] = nearbyintf(a.v[i]); return a; }
 INLINE vec v_half(const uint16_t *p) { vec r; EACH r.v[i] = ft_half(p[i]); return r; }
 INLINE vec v_bfloat(const uint16_t *p) { vec r; EACH r.v[i] = ft_bfloat(p[i]); return r; }
-INLINE veci v_int(vec a) { veci r; EACH r.v[i] = (int32_t)nearbyintf(a.v[i]); return r; }
+/* NaN, which has no whole number, becomes 0. */
+INLINE veci v_int(vec a) {
+    veci r;
+    EACH r.v[i] = isnan(a.v[i]) ? 0 : (int32_t)nearbyintf(a.v[i]);
+    return r;
+}
 INLINE vec v_float(veci a) { vec r; EACH r.v[i] = (float)a.v[i]; return r; }
 INLINE veci i_set(int32_t a) { veci r; EACH r.v[i] = a; return r; }
 INLINE veci i_add(veci a, veci b) { EACH a.v[i] += b.v[i]; return a; }

@@ -8,13 +8,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
+#if defined(__linux__) && defined(FT_BUILDS_NEON)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
@@ -44,6 +41,16 @@ static const ft_kernels *find(const char *name) {
     if (!strcmp(name, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         __builtin_cpu_supports("f16c"))
         return &ft_avx2;
+#elif defined(FT_BUILDS_NEON)
+#if defined(__APPLE__)
+    int dot_products = 1;
+#elif defined(__linux__)
+    int dot_products = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    int dot_products = 0;
+#endif
+    if (!strcmp(name, "neon") && dot_products)
+        return &ft_neon;
 #endif
     return NULL;
 }
@@ -105,8 +112,8 @@ static int32_t tile_rows(const ft_matrix *matrix, int32_t count) {
 }
 
 /* The team's part of y (+)= rows W^T. */
-static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const ft_rows *rows, int32_t count,
-                     float *y, int64_t stride, int add) {
+static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const ft_rows *rows,
+                     int32_t count, float *y, int64_t stride, int add) {
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP], total = strips(matrix);
     int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
@@ -162,7 +169,8 @@ typedef struct {
     const ft_step *step;
     float *hidden;            /* (nodes, hidden): the residual stream */
     float *qkv;               /* (nodes, outputs of qkv) */
-    ft_rows shared;           /* normed states, or what attention gave */
+    ft_rows normed, attended; /* inputs of products, in the same memory: one is read, then the
+                                 other is written */
     ft_rows inner;            /* what the gates gave */
     char *private_memory;     /* of each thread */
     int64_t private_bytes, attention_floats;
@@ -197,11 +205,10 @@ static const ft_rows *normed_rows(ft_team *team, int thread, step_job *job, priv
                                   const float *weight, float eps) {
     const ft_model *model = job->model;
     int32_t nodes = job->step->nodes, few = nodes <= FEW;
-    ft_rows *rows = few ? &own->few : &job->shared;
+    const ft_rows *rows = few ? &own->few : &job->normed;
     for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
         kernels->norm(job->hidden + (int64_t)row * model->hidden, weight, eps, model->hidden,
                       own->normed);
-        rows->inputs = model->hidden;
         kernels->prepare(rows, row, 0, model->hidden, own->normed, model->format);
     }
     if (!few)
@@ -247,7 +254,7 @@ static void attend_nodes(step_job *job, private *own, const ft_layer *layer, int
                     job->qkv + row * outputs + (int64_t)kv_head * wide, outputs, own->attention,
                     own->attended, wide);
     for (int32_t i = 0; i < nodes; i++)
-        kernels->prepare(&job->shared, (int32_t)row + i, kv_head * wide, wide,
+        kernels->prepare(&job->attended, (int32_t)row + i, kv_head * wide, wide,
                          own->attended + i * wide, model->format);
 }
 
@@ -256,7 +263,6 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const int32_t kv_heads = model->kv_heads, block = job->node_block;
-    job->shared.inputs = model->heads * model->width;
     const int32_t heads = step->job_count * kv_heads;
     for (int32_t task; (task = ft_next(team, thread, heads)) < heads;) {
         int32_t which = task / kv_heads, kv_head = task % kv_heads;
@@ -268,10 +274,11 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
             attend_nodes(job, own, layer, index, which, 0, part->nodes, kv_head);
     }
     ft_barrier(team);
-    if (!job->attention_tasks)
+    const int32_t total = job->attention_tasks;
+    if (!total)
         return;
     /* Longer parts wait until all of their keys are stored. */
-    for (int32_t task; (task = ft_next(team, thread, job->attention_tasks)) < job->attention_tasks;) {
+    for (int32_t task; (task = ft_next(team, thread, total)) < total;) {
         int32_t before = 0, which = 0;
         for (;; which++) {
             int32_t nodes = step->jobs[which].nodes;
@@ -289,7 +296,8 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
 }
 
 /* Gates and what they let through, as inputs of the last product. */
-static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer, const ft_rows *rows) {
+static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer,
+                  const ft_rows *rows) {
     const ft_model *model = job->model;
     const int32_t pairs = model->inner / GROUP, half = model->inner / BLOCK;
     const int32_t nodes = job->step->nodes, tall = tile_rows(&layer->gate_up, nodes);
@@ -332,10 +340,9 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
     const ft_step *step = job->step;
     const ft_matrix *matrix = &model->head;
     const int32_t few = step->row_count <= FEW, twice = matrix->format != FT_BFLOAT16;
-    ft_rows *rows = few ? &own->few : &job->shared;
-    rows->inputs = model->hidden;
-    for (int32_t next = 0, i;
-         (i = few ? next++ : ft_next(team, thread, step->row_count)) < step->row_count;) {
+    const ft_rows *rows = few ? &own->few : &job->normed;
+    const int32_t wanted = step->row_count;
+    for (int32_t next = 0, i; (i = few ? next++ : ft_next(team, thread, wanted)) < wanted;) {
         const float *state = job->hidden + (int64_t)step->rows[i] * model->hidden;
         kernels->norm(state, model->norm, model->norm_eps, model->hidden, own->normed);
         if (twice)
@@ -385,15 +392,18 @@ static void step_work(ft_team *team, int thread, void *argument) {
             for (int32_t skipped = last + 1; skipped <= index; skipped++)
                 tap(team, thread, job, skipped);
         last = index;
-        const ft_rows *rows = normed_rows(team, thread, job, &own, layer->before, layer->before_eps);
+        const ft_rows *rows =
+            normed_rows(team, thread, job, &own, layer->before, layer->before_eps);
         multiply(team, thread, &layer->qkv, rows, step->nodes, job->qkv, layer->qkv.outputs, 0);
         ft_barrier(team);
         attention(team, thread, job, &own, layer, index);
-        multiply(team, thread, &layer->out, &job->shared, step->nodes, job->hidden, model->hidden, 1);
+        multiply(team, thread, &layer->out, &job->attended, step->nodes, job->hidden,
+                 model->hidden, 1);
         ft_barrier(team);
         rows = normed_rows(team, thread, job, &own, layer->after, layer->after_eps);
         gates(team, thread, job, layer, rows);
-        multiply(team, thread, &layer->down, &job->inner, step->nodes, job->hidden, model->hidden, 1);
+        multiply(team, thread, &layer->down, &job->inner, step->nodes, job->hidden, model->hidden,
+                 1);
         ft_barrier(team);
     }
     if (step->tap_count)
@@ -429,23 +439,25 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
             job.attention_tasks += (step->jobs[i].nodes + job.node_block - 1) / job.node_block *
                                    model->kv_heads;
     int32_t queries = job.node_block * group;
-    job.attention_floats = kernels->attention_floats(longest + 32, model->width, queries);
+    job.attention_floats = kernels->attention_floats(longest, model->width, queries);
     job.private_bytes = aligned(4 * (int64_t)model->hidden) +
                         aligned(4 * (int64_t)(QUERIES + 16) * model->width) +
                         rows_bytes(2 * FEW, model->hidden) + aligned(4 * job.attention_floats);
     int64_t hidden = aligned(4 * nodes * model->hidden);
     int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
-    int64_t shared = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
+    int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
     int64_t firsts = aligned(4 * (int64_t)step->job_count);
     char *memory =
-        memory_of(hidden + qkv + shared + inner + firsts + threads * job.private_bytes);
+        memory_of(hidden + qkv + rows + inner + firsts + threads * job.private_bytes);
     if (!memory)
         return 0;
     char *place = memory;
     job.hidden = (float *)place;
     job.qkv = (float *)(place += hidden);
-    job.shared = rows_at(place += qkv, nodes, widest);
-    job.inner = rows_at(place += shared, nodes, model->inner);
+    job.normed = job.attended = rows_at(place += qkv, nodes, widest);
+    job.normed.inputs = model->hidden;
+    job.attended.inputs = model->heads * model->width;
+    job.inner = rows_at(place += rows, nodes, model->inner);
     job.first_node = (int32_t *)(place += inner);
     job.private_memory = place + firsts;
     for (int32_t i = 0, first = 0; i < step->job_count; first += step->jobs[i++].nodes)
@@ -454,52 +466,6 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     ft_run(step_work, &job, threads);
     free(memory);
     return 1;
-}
-
-/* --- what a matrix holds */
-
-/* Row `output` of a matrix, (inputs,) in single precision. */
-static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
-    int32_t inputs = matrix->inputs, lane = output % BLOCK, narrow = matrix->format == FT_INT4;
-    int64_t block = output / BLOCK, groups = inputs / GROUP;
-    if (matrix->format == FT_BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)matrix->weights + block * inputs * BLOCK;
-        for (int32_t k = 0; k < inputs; k++) {
-            uint32_t bits = (uint32_t)from[k / 2 * 2 * BLOCK + lane * 2 + k % 2] << 16;
-            memcpy(out + k, &bits, 4);
-        }
-        return;
-    }
-    const uint8_t *from = matrix->weights + (block * inputs * BLOCK >> narrow) + lane * 4;
-    for (int32_t group = 0; group < groups; group++) {
-        int64_t place = (block * groups + group) * BLOCK + lane;
-        float scale = 0.0f, least = 0.0f, both[16];
-        uint16_t halves[16] = {matrix->scales[place]};
-        kernels->halves(halves, both);
-        scale = both[0];
-        if (matrix->minima) {
-            halves[0] = matrix->minima[place];
-            kernels->halves(halves, both);
-            least = both[0];
-        }
-        for (int32_t k = 0; k < GROUP; k++) {
-            int32_t number;
-            if (narrow) {
-                uint8_t pair = from[(group * 4 + k % 16 / 4) * 64 + k % 4];
-                number = (k < 16 ? pair & 15 : pair >> 4) - (matrix->minima ? 0 : 8);
-            } else {
-                number = from[(group * 8 + k / 4) * 64 + k % 4] - 128;
-            }
-            out[group * GROUP + k] = scale * (float)number + least;
-        }
-    }
-}
-
-/* Rows of a matrix by number, out (count, inputs). */
-EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
-                       float *out) {
-    for (int32_t i = 0; i < count; i++)
-        unpack_row(matrix, (int32_t)outputs[i], out + (int64_t)i * matrix->inputs);
 }
 
 /* --- the memory's rate */

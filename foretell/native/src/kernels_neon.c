@@ -1,0 +1,19 @@
+#include "foretell_native.h"
+
+#if defined(FT_BUILDS_NEON)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
+#else
+#pragma GCC target("arch=armv8.2-a+dotprod")
+#endif
+#define FT_NEON
+#include "kernels.h"
+
+const ft_kernels ft_neon = {
+    "neon", prepare, prepare_twice, product, deliver, norm, rotate,
+    gate, store, attention_floats, attend,
+};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

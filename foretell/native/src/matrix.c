@@ -1,0 +1,39 @@
+/* The rows of a packed matrix: a head is the embedding's matrix as well. */
+
+#include "foretell_native.h"
+#include "simd.h"
+
+/* Row `output` of a matrix, (inputs,) in single precision. */
+static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
+    int32_t inputs = matrix->inputs, lane = output % BLOCK, narrow = matrix->format == FT_INT4;
+    int64_t block = output / BLOCK, groups = inputs / GROUP;
+    if (matrix->format == FT_BFLOAT16) {
+        const uint16_t *from = (const uint16_t *)matrix->weights + block * inputs * BLOCK;
+        for (int32_t k = 0; k < inputs; k++)
+            out[k] = ft_bfloat(from[k / 2 * 2 * BLOCK + lane * 2 + k % 2]);
+        return;
+    }
+    const uint8_t *from = matrix->weights + (block * inputs * BLOCK >> narrow) + lane * 4;
+    for (int32_t group = 0; group < groups; group++) {
+        int64_t place = (block * groups + group) * BLOCK + lane;
+        float scale = ft_half(matrix->scales[place]);
+        float least = matrix->minima ? ft_half(matrix->minima[place]) : 0.0f;
+        for (int32_t k = 0; k < GROUP; k++) {
+            int32_t number;
+            if (narrow) {
+                uint8_t pair = from[(group * 4 + k % 16 / 4) * 64 + k % 4];
+                number = (k < 16 ? pair & 15 : pair >> 4) - (matrix->minima ? 0 : 8);
+            } else {
+                number = from[(group * 8 + k / 4) * 64 + k % 4] - 128;
+            }
+            out[group * GROUP + k] = scale * (float)number + least;
+        }
+    }
+}
+
+/* Rows of a matrix by number, out (count, inputs). */
+EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
+                       float *out) {
+    for (int32_t i = 0; i < count; i++)
+        unpack_row(matrix, (int32_t)outputs[i], out + (int64_t)i * matrix->inputs);
+}

@@ -1,0 +1,374 @@
+/* Forwards of small models in every way there is to compute a text: in pieces, as a tree, beside
+   other requests, behind shared rows, by some of the layers, on 1 to 3 threads. A node's logits
+   must be those of its text token by token on one thread, by the portable kernels. */
+
+#include "checks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define VOCAB 41
+#define LAYERS 3
+#define WINDOW 6 /* of the layer in the middle */
+#define TEXT 67  /* tokens */
+#define LONG_TEXT 530
+
+static int32_t text[LONG_TEXT], places[LONG_TEXT];
+
+/* --- small models, their caches and texts */
+
+typedef struct {
+    int32_t hidden, heads, kv_heads, width, inner, activation, normed, biased;
+    float logit_scale;
+} shape;
+
+typedef struct {
+    ft_model model;
+    ft_layer layer[LAYERS];
+    float *cosines, *sines;
+} network;
+
+/* Keys and values (layers, heads, capacity, width), and the position of each row. */
+typedef struct {
+    uint16_t *keys, *values;
+    int32_t *positions, capacity;
+} cache;
+
+static void make_network(network *net, const shape *of, int form) {
+    int32_t width = of->width, qkv = (of->heads + 2 * of->kv_heads) * width;
+    net->model = (ft_model){
+        LAYERS, of->hidden, of->heads, of->kv_heads, width, of->inner, of->activation,
+        form == 0 ? FT_INT8 : form == 3 ? FT_BFLOAT16 : FT_INT4, 0.2f, 1e-5f, of->logit_scale,
+        random_floats(of->hidden, 1), net->layer, make_matrix(form, VOCAB, of->hidden, 0)};
+    for (int i = 0; i < LAYERS; i++)
+        net->layer[i] = (ft_layer){
+            random_floats(of->hidden, 1), random_floats(of->hidden, 1),
+            of->normed ? random_floats(width, 1) : NULL,
+            of->normed ? random_floats(width, 1) : NULL, 1e-5f, 1e-5f, 1e-6f,
+            i == 1 ? WINDOW : 0, make_matrix(form, qkv, of->hidden, of->biased),
+            make_matrix(form, of->hidden, of->heads * width, of->biased),
+            make_matrix(form, 2 * of->inner, of->hidden, of->biased),
+            make_matrix(form, of->hidden, of->inner, of->biased)};
+    int32_t half = width / 2;
+    net->cosines = room((size_t)(LONG_TEXT + 32) * half * 4);
+    net->sines = room((size_t)(LONG_TEXT + 32) * half * 4);
+    for (int32_t i = 0; i < (LONG_TEXT + 32) * half; i++) {
+        double angle = i / half * pow(100.0, -(double)(i % half) / half);
+        net->cosines[i] = (float)cos(angle);
+        net->sines[i] = (float)sin(angle);
+    }
+}
+
+static void drop_network(network *net) {
+    for (int i = 0; i < LAYERS; i++) {
+        ft_layer *layer = net->layer + i;
+        ft_matrix *parts[] = {&layer->qkv, &layer->out, &layer->gate_up, &layer->down};
+        for (int j = 0; j < COUNT(parts); j++)
+            drop_matrix(parts[j]);
+        free((void *)layer->before);
+        free((void *)layer->after);
+        free((void *)layer->query_norm);
+        free((void *)layer->key_norm);
+    }
+    drop_matrix(&net->model.head);
+    free((void *)net->model.norm);
+    free(net->cosines);
+    free(net->sines);
+}
+
+static int64_t cache_numbers(const network *net, int32_t capacity) {
+    return (int64_t)LAYERS * net->model.kv_heads * capacity * net->model.width;
+}
+
+static cache make_cache(const network *net, int32_t capacity) {
+    size_t bytes = 2 * (size_t)cache_numbers(net, capacity);
+    cache made = {room(bytes), room(bytes), room((size_t)capacity * 4), capacity};
+    memset(made.keys, 0xff, bytes); /* NaN: what is not there must not be read */
+    memset(made.values, 0xff, bytes);
+    return made;
+}
+
+static void drop_cache(cache *of) {
+    free(of->keys);
+    free(of->values);
+    free(of->positions);
+}
+
+/* The job of `nodes` new tokens at these positions, behind `start` rows. */
+static ft_job job_of(const network *net, cache *of, int32_t start, int32_t base, int32_t nodes,
+                     const int32_t *positions, const uint8_t *seen) {
+    for (int32_t i = 0; i < nodes; i++)
+        of->positions[start + i] = positions[i];
+    int64_t stride = (int64_t)of->capacity * net->model.width;
+    return (ft_job){nodes, start, base, positions, seen, of->positions, of->keys, of->values,
+                    stride * net->model.kv_heads, stride, 0, NULL};
+}
+
+typedef struct {
+    const int32_t *layers;
+    int32_t layer_count;
+    float *logits, *tapped; /* of all nodes; (4, nodes, hidden), or NULL */
+    int32_t threads;
+} wish;
+
+/* One forward of these jobs; `tokens` are those of all their nodes. */
+static void forward(const network *net, const ft_job *jobs, int32_t count, const int32_t *tokens,
+                    wish what) {
+    static const int32_t all[] = {0, 1, 2}, taps[] = {0, 1, 2, 3};
+    int32_t nodes = 0, hidden = net->model.hidden;
+    for (int32_t i = 0; i < count; i++)
+        nodes += jobs[i].nodes;
+    float *states = room((size_t)nodes * hidden * 4);
+    int32_t *rows = room((size_t)nodes * 4);
+    for (int32_t i = 0; i < nodes; i++) {
+        uint32_t before = seed;
+        seed = (uint32_t)tokens[i] * 2654435761u + 1;
+        for (int32_t k = 0; k < hidden; k++)
+            states[i * hidden + k] = random_float();
+        seed = before;
+        rows[i] = i;
+    }
+    ft_step step = {
+        .jobs = jobs, .job_count = count, .nodes = nodes, .states = states,
+        .cosines = net->cosines, .sines = net->sines,
+        .layers = what.layers ? what.layers : all,
+        .layer_count = what.layers ? what.layer_count : LAYERS,
+        .rows = rows, .row_count = nodes, .logits = what.logits,
+        .taps = taps, .tap_count = what.tapped ? COUNT(taps) : 0, .tapped = what.tapped};
+    if (!ft_forward(&net->model, &step, what.threads))
+        fail("no memory", "forward");
+    free(states);
+    free(rows);
+}
+
+/* Logits (to - from, VOCAB) of a part of a text, token by token on one thread. */
+static void alone(const network *net, cache *of, const int32_t *tokens, int32_t from, int32_t to,
+                  float *logits) {
+    for (int32_t i = from; i < to; i++) {
+        ft_job job = job_of(net, of, i, i, 1, places + i, NULL);
+        wish what = {.logits = logits + (i - from) * VOCAB, .threads = 1};
+        forward(net, &job, 1, tokens + i, what);
+    }
+}
+
+static void compare(const float *ours, const float *wanted, int32_t rows, const char *where) {
+    if (memcmp(ours, wanted, (size_t)rows * VOCAB * 4))
+        fail("a node has other logits than alone", where);
+}
+
+/* --- the ways to compute a text */
+
+static void check_pieces(const network *net, const float *wanted, int32_t threads) {
+    static const int32_t cuts[][6] = {{TEXT}, {24, 43}, {25, 1, 7, 2, 32}, {1, 6, 60}};
+    float logits[TEXT * VOCAB];
+    for (int i = 0; i < COUNT(cuts); i++) {
+        cache own = make_cache(net, TEXT);
+        for (int32_t j = 0, from = 0; from < TEXT; from += cuts[i][j++]) {
+            ft_job job = job_of(net, &own, from, from, cuts[i][j], places + from, NULL);
+            wish what = {.logits = logits + from * VOCAB, .threads = threads};
+            forward(net, &job, 1, text + from, what);
+        }
+        compare(logits, wanted, TEXT, "pieces of a text");
+        drop_cache(&own);
+    }
+}
+
+/* A tree of two forwards: of each node its parent, -1 the text. */
+static const int32_t parents[] = {-1, 0, 0, 1, 1, 2, 5, 3, 6, 0};
+enum { NODES = COUNT(parents), FIRST = 6, BEFORE = 40 };
+
+typedef struct {
+    int32_t tokens[NODES], positions[NODES];
+    uint8_t seen[NODES][NODES];
+    float wanted[NODES * VOCAB];
+} tree;
+
+/* `own` holds what is before the tree. */
+static void make_tree(const network *net, cache *own, tree *made) {
+    memset(made->seen, 0, sizeof made->seen);
+    int32_t path[BEFORE + NODES];
+    float logits[NODES * VOCAB];
+    for (int32_t i = 0; i < NODES; i++) {
+        int32_t depth = 0;
+        made->tokens[i] = 100 + i;
+        for (int32_t node = i; node >= 0; node = parents[node], depth++)
+            made->seen[i][node] = 1;
+        made->positions[i] = BEFORE + depth - 1;
+        for (int32_t node = i; node >= 0; node = parents[node])
+            path[made->positions[node]] = made->tokens[node];
+        alone(net, own, path, BEFORE, BEFORE + depth, logits);
+        memcpy(made->wanted + i * VOCAB, logits + (depth - 1) * VOCAB, VOCAB * 4);
+    }
+}
+
+/* `seen` of nodes `from` to `to - 1` as a job has it, (to - from, to). */
+static const uint8_t *seen_of(const tree *of, int32_t from, int32_t to, uint8_t *seen) {
+    for (int32_t i = from; i < to; i++)
+        memcpy(seen + (i - from) * to, of->seen[i], (size_t)to);
+    return seen;
+}
+
+static void check_trees(const network *net, const tree *of, const float *wanted,
+                        int32_t threads) {
+    float logits[(BEFORE + NODES + TEXT) * VOCAB];
+    uint8_t seen[NODES * NODES];
+    cache own = make_cache(net, BEFORE + NODES), other = make_cache(net, TEXT);
+    ft_job jobs[3] = {job_of(net, &own, 0, 0, BEFORE, places, NULL)};
+    forward(net, jobs, 1, text, (wish){.logits = logits, .threads = threads});
+    jobs[0] = job_of(net, &own, BEFORE, BEFORE, FIRST, of->positions, seen_of(of, 0, FIRST, seen));
+    forward(net, jobs, 1, of->tokens, (wish){.logits = logits, .threads = threads});
+    compare(logits, of->wanted, FIRST, "a tree");
+    /* The rest of the tree beside another request's piece of a text. */
+    int32_t tokens[NODES + TEXT], rest = NODES - FIRST;
+    memcpy(tokens, text, BEFORE * 4);
+    memcpy(tokens + BEFORE, of->tokens + FIRST, (size_t)rest * 4);
+    jobs[0] = job_of(net, &other, 0, 0, BEFORE, places, NULL);
+    jobs[1] = job_of(net, &own, BEFORE + FIRST, BEFORE, rest, of->positions + FIRST,
+                     seen_of(of, FIRST, NODES, seen));
+    forward(net, jobs, 2, tokens, (wish){.logits = logits, .threads = threads});
+    compare(logits, wanted, BEFORE, "a text beside a tree");
+    compare(logits + BEFORE * VOCAB, of->wanted + FIRST * VOCAB, rest, "a tree that grows");
+    drop_cache(&own);
+    drop_cache(&other);
+}
+
+/* The first rows of a text lie in two segments, and a tree and a text see them. */
+static void check_segments(const network *net, const tree *of, const float *wanted,
+                           int32_t threads) {
+    enum { ONE = 13, TWO = 8, SHARED = ONE + TWO, MORE = BEFORE - SHARED };
+    float logits[(MORE + NODES) * VOCAB];
+    uint8_t seen[NODES * NODES];
+    const int32_t width = net->model.width;
+    cache shared = make_cache(net, SHARED), own = make_cache(net, MORE + NODES);
+    ft_job job = job_of(net, &shared, 0, 0, SHARED, places, NULL);
+    forward(net, &job, 1, text, (wish){.logits = logits, .threads = threads});
+    ft_segment segments[2] = {
+        {shared.keys, shared.values, job.layer_stride, job.head_stride, 0, ONE},
+        {shared.keys + ONE * width, shared.values + ONE * width, job.layer_stride,
+         job.head_stride, ONE, TWO}};
+    job = job_of(net, &own, 0, 0, MORE, places + SHARED, NULL);
+    job.segments = 2;
+    job.segment = segments;
+    forward(net, &job, 1, text + SHARED, (wish){.logits = logits, .threads = threads});
+    compare(logits, wanted + SHARED * VOCAB, MORE, "a text behind segments");
+    job = job_of(net, &own, MORE, MORE, NODES, of->positions, seen_of(of, 0, NODES, seen));
+    job.segments = 2;
+    job.segment = segments;
+    forward(net, &job, 1, of->tokens, (wish){.logits = logits, .threads = threads});
+    compare(logits, of->wanted, NODES, "a tree behind segments");
+    drop_cache(&shared);
+    drop_cache(&own);
+}
+
+/* Parts of the layers, with the states that enter them, at once and token by token. */
+static void check_layers(const network *net, int32_t threads) {
+    enum { SOME = 9 };
+    static const int32_t layers[] = {0, 2};
+    const int32_t hidden = net->model.hidden;
+    float *tapped = room(4 * SOME * (size_t)hidden * 4), *one = room(4 * (size_t)hidden * 4);
+    float logits[SOME * VOCAB], logit[VOCAB];
+    cache own = make_cache(net, SOME), other = make_cache(net, SOME);
+    ft_job job = job_of(net, &own, 0, 0, SOME, places, NULL);
+    forward(net, &job, 1, text, (wish){layers, 2, logits, tapped, threads});
+    for (int32_t i = 0; i < SOME; i++) {
+        job = job_of(net, &other, i, i, 1, places + i, NULL);
+        forward(net, &job, 1, text + i, (wish){layers, 2, logit, one, 1});
+        compare(logits + i * VOCAB, logit, 1, "parts of the layers");
+        for (int32_t tap = 0; tap < 4; tap++)
+            if (memcmp(tapped + (tap * SOME + i) * hidden, one + tap * hidden, 4 * (size_t)hidden))
+                fail("a node has other states than alone", "taps");
+    }
+    drop_cache(&own);
+    drop_cache(&other);
+    free(tapped);
+    free(one);
+}
+
+/* What a model's nodes are to be, by the kernels chosen. */
+typedef struct {
+    float wanted[TEXT * VOCAB];
+    tree branches;
+} answers;
+
+static void find_answers(const network *net, answers *found) {
+    cache own = make_cache(net, TEXT);
+    alone(net, &own, text, 0, TEXT, found->wanted);
+    make_tree(net, &own, &found->branches);
+    drop_cache(&own);
+    for (int32_t i = 0; i < TEXT * VOCAB; i++)
+        if (!isfinite(found->wanted[i]))
+            fail("a logit is no number", "token by token");
+}
+
+static void check_model(const shape *of, int form) {
+    network net;
+    answers right;
+    const char *found = "";
+    float again[TEXT * VOCAB];
+    seed = 7;
+    make_network(&net, of, form);
+    for (int i = 0; i < COUNT(kinds); i++) {
+        if (!ft_choose(kinds[i]))
+            continue;
+        const char *twin = twin_of(kinds[i], form);
+        if (strcmp(twin, found)) {
+            choose(twin);
+            find_answers(&net, &right);
+            found = twin;
+        }
+        choose(kinds[i]);
+        cache own = make_cache(&net, TEXT);
+        alone(&net, &own, text, 0, TEXT, again);
+        compare(again, right.wanted, TEXT, "token by token");
+        drop_cache(&own);
+        for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++) {
+            check_pieces(&net, right.wanted, threads);
+            check_trees(&net, &right.branches, right.wanted, threads);
+            check_segments(&net, &right.branches, right.wanted, threads);
+            check_layers(&net, threads);
+        }
+    }
+    drop_network(&net);
+}
+
+/* Over long texts few nodes are shared out among the threads. */
+static void check_long_text(const char *kind, const shape *of) {
+    enum { LAST = 5 };
+    network net;
+    float *logits = room(LONG_TEXT * VOCAB * 4), few[LAST * VOCAB];
+    choose(kind);
+    make_network(&net, of, 0);
+    for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++) {
+        cache own = make_cache(&net, LONG_TEXT);
+        ft_job job = job_of(&net, &own, 0, 0, LONG_TEXT, places, NULL);
+        forward(&net, &job, 1, text, (wish){.logits = logits, .threads = threads});
+        const int32_t from = LONG_TEXT - LAST;
+        job = job_of(&net, &own, from, from, LAST, places + from, NULL);
+        forward(&net, &job, 1, text + from, (wish){.logits = few, .threads = threads});
+        compare(few, logits + from * VOCAB, LAST, "the end of a long text");
+        drop_cache(&own);
+    }
+    drop_network(&net);
+    free(logits);
+}
+
+void check_forwards(void) {
+    static const shape shapes[] = {
+        {64, 4, 2, 32, 96, FT_SILU, 1, 0, 1.0f},
+        {96, 2, 2, 128, 64, FT_GELU_TANH, 0, 1, 0.5f},
+        {32, 40, 1, 32, 32, FT_SILU, 0, 0, 1.0f},
+    };
+    for (int32_t i = 0; i < LONG_TEXT; i++) {
+        text[i] = i * i % 23;
+        places[i] = i;
+    }
+    for (int form = 0; form < COUNT(forms); form++)
+        check_model(shapes, form);
+    check_model(shapes + 1, 0);
+    check_model(shapes + 1, 3);
+    check_model(shapes + 2, 1);
+    for (int i = 0; i < COUNT(kinds); i++)
+        if (ft_choose(kinds[i]))
+            check_long_text(kinds[i], shapes);
+    printf("forwards of small models are right\n");
+}

@@ -1,0 +1,226 @@
+/* The C library by itself, for sanitisers and other processors: `make sanitize`.
+
+   Every kind of kernels that runs here computes products of every format, and forwards of small
+   models in test_forward.c. A row's bits must be those it has alone, by the portable kernels. */
+
+#define _GNU_SOURCE
+#include "checks.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define OUTPUTS 41
+
+const char *const kinds[] = {"avx512_bf16", "avx512", "avx2", "neon", "portable"};
+const char *const forms[] = {"int8", "int4", "int4 around zero", "bfloat16"};
+
+void fail(const char *what, const char *where) {
+    fprintf(stderr, "%s kernels: %s (%s)\n", ft_kind(), what, where);
+    exit(1);
+}
+
+void *room(size_t bytes) {
+    void *memory = malloc(bytes);
+    if (!memory)
+        fail("no memory", "test");
+    return memory;
+}
+
+void choose(const char *kind) {
+    if (!ft_choose(kind))
+        fail("cannot be chosen", kind);
+}
+
+uint32_t seed = 1;
+
+static uint32_t random_bits(void) {
+    seed ^= seed << 13;
+    seed ^= seed >> 17;
+    seed ^= seed << 5;
+    return seed;
+}
+
+float random_float(void) { return (float)(int32_t)random_bits() * 0x1p-31f; }
+
+float *random_floats(int64_t count, float size) {
+    float *numbers = room(4 * (size_t)count);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = size * random_float();
+    return numbers;
+}
+
+const char *twin_of(const char *kind, int form) {
+    return forms[form] == forms[3] && !strcmp(kind, "avx512_bf16") ? kind : "portable";
+}
+
+/* --- matrices */
+
+ft_matrix make_matrix(int form, int32_t outputs, int32_t inputs, int biased) {
+    int32_t format = form == 0 ? FT_INT8 : form == 3 ? FT_BFLOAT16 : FT_INT4;
+    ft_matrix matrix = {format, outputs, inputs, (outputs + BLOCK - 1) / BLOCK, 0, 0, 0, 0};
+    int64_t count = (int64_t)matrix.blocks * BLOCK * inputs;
+    int64_t bytes = format == FT_BFLOAT16 ? 2 * count : format == FT_INT8 ? count : count / 2;
+    uint8_t *weights = room((size_t)bytes);
+    for (int64_t i = 0; i < bytes; i++)
+        weights[i] = (uint8_t)(random_bits() >> 8);
+    if (format == FT_INT8)
+        for (int64_t i = 0; i < bytes; i++)
+            weights[i] = weights[i] ? weights[i] : 1; /* -127 is the least number */
+    if (format == FT_BFLOAT16)
+        for (int64_t i = 0; i < count; i++) {
+            uint16_t number = ft_to_bfloat(0.2f * random_float());
+            memcpy(weights + 2 * i, &number, 2);
+        }
+    matrix.weights = weights;
+    uint16_t *halves[2] = {NULL, NULL}; /* scales, minima */
+    for (int i = 0; i < (format == FT_BFLOAT16 ? 0 : form == 1 ? 2 : 1); i++) {
+        halves[i] = room((size_t)(count / GROUP * 2));
+        uint16_t one = format == FT_INT8 ? 0x1400 : 0x2000; /* 0.001, 0.0078 */
+        for (int64_t j = 0; j < count / GROUP; j++)
+            halves[i][j] = (uint16_t)(one | (random_bits() >> 8 & 0x3ff) | (i ? 0x8000 : 0));
+    }
+    matrix.scales = halves[0];
+    matrix.minima = halves[1];
+    matrix.bias = biased ? random_floats(outputs, 0.5f) : NULL;
+    return matrix;
+}
+
+void drop_matrix(ft_matrix *matrix) {
+    free((void *)matrix->weights);
+    free((void *)matrix->scales);
+    free((void *)matrix->minima);
+    free((void *)matrix->bias);
+}
+
+/* --- products */
+
+/* One number of a product, from what the format says. Returns how large its parts are, too. */
+static double slow_product(const ft_matrix *matrix, const float *row, const float *x,
+                           double *size) {
+    double sum = 0;
+    *size = 1e-6;
+    for (int32_t first = 0; first < matrix->inputs; first += GROUP) {
+        float top = 0;
+        for (int32_t k = first; k < first + GROUP; k++)
+            top = fabsf(x[k]) > top ? fabsf(x[k]) : top;
+        for (int32_t k = first; k < first + GROUP; k++) {
+            double rounded = ft_bfloat(ft_to_bfloat(x[k]));
+            if (matrix->format != FT_BFLOAT16)
+                rounded = top > 0 ? nearbyintf(x[k] * (127.0f / top)) * ((double)top / 127) : 0;
+            sum += rounded * row[k];
+            *size += fabs(rounded * row[k]);
+        }
+    }
+    return sum;
+}
+
+static void check_products(const char *kind, int form, int32_t outputs, int32_t inputs) {
+    enum { ROWS = 19 };
+    static const int32_t some[] = {1, 2, 3, 5, 8, 9, ROWS};
+    const size_t bytes = (size_t)outputs * 4;
+    ft_matrix matrix = make_matrix(form, outputs, inputs, 1);
+    float *x = random_floats((int64_t)ROWS * inputs, 3), *y = room(ROWS * bytes);
+    float *want = room(ROWS * bytes), *row = room((size_t)inputs * 4);
+    choose(twin_of(kind, form));
+    for (int32_t i = 0; i < ROWS; i++)
+        ft_product(&matrix, x + (int64_t)i * inputs, 1, want + (int64_t)i * outputs, 1);
+    for (int64_t output = 0; output < outputs; output++) {
+        ft_rows_of(&matrix, &output, 1, row);
+        double size, sum = slow_product(&matrix, row, x, &size) + matrix.bias[output];
+        if (fabs(want[output] - sum) > 1e-5 * size)
+            fail("a product is not that of its numbers", forms[form]);
+    }
+    choose(kind);
+    for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++)
+        for (int i = 0; i < COUNT(some); i++) {
+            ft_product(&matrix, x, some[i], y, threads);
+            if (memcmp(y, want, some[i] * bytes))
+                fail("a row of a product has other bits than alone", forms[form]);
+        }
+    /* Rows whose groups have no range, or no numbers at all, break nothing. */
+    for (int32_t k = 0; k < inputs; k++) {
+        x[k] = k % 2 ? 1e-38f : 0.0f;
+        x[inputs + k] = k % 2 ? NAN : INFINITY;
+    }
+    ft_product(&matrix, x, 3, y, 1);
+    for (int32_t output = 0; output < outputs; output++)
+        if (fabsf(y[output] - matrix.bias[output]) > 1e-30f)
+            fail("a row of next to nothing has a product", forms[form]);
+    if (memcmp(y + 2 * outputs, want + 2 * outputs, bytes))
+        fail("a row without numbers changed another", forms[form]);
+    drop_matrix(&matrix);
+    free(x);
+    free(y);
+    free(want);
+    free(row);
+}
+
+/* --- the team */
+
+typedef struct {
+    const ft_matrix *matrix;
+    const float *x, *wanted;
+    int32_t threads;
+} question;
+
+static void *ask(void *argument) {
+    const question *asked = argument;
+    float y[2 * OUTPUTS];
+    for (int i = 0; i < 20; i++) {
+        if (i == 10)
+            usleep(5000); /* longer than the team stays awake */
+        ft_product(asked->matrix, asked->x, 2, y, asked->threads);
+        if (memcmp(y, asked->wanted, sizeof y))
+            fail("a product of one of several callers is wrong", "team");
+    }
+    return NULL;
+}
+
+static void check_team(void) {
+    enum { INPUTS = 64, CALLERS = 3 };
+    ft_matrix matrix = make_matrix(0, OUTPUTS, INPUTS, 0);
+    float *x = random_floats(2 * INPUTS, 1), wanted[2 * OUTPUTS];
+    ft_product(&matrix, x, 2, wanted, 1);
+    pthread_t callers[CALLERS];
+    question asked[CALLERS];
+    for (int i = 0; i < CALLERS; i++) {
+        asked[i] = (question){&matrix, x, wanted, 2 * i + 1};
+        if (pthread_create(callers + i, NULL, ask, asked + i))
+            fail("no thread", "team");
+    }
+    for (int i = 0; i < CALLERS; i++)
+        pthread_join(callers[i], NULL);
+    if (ft_read_rate(x, 2 * INPUTS * 4, 2) <= 0)
+        fail("no rate", "team");
+#ifndef NO_FORKS /* the sanitiser of threads, and emulators, know none after a fork */
+    pid_t child = fork();
+    if (!child) {
+        ask(asked + 1);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    if (status)
+        fail("a forked child computes no product", "team");
+#endif
+    drop_matrix(&matrix);
+    free(x);
+}
+
+int main(void) {
+    for (int i = 0; i < COUNT(kinds); i++) {
+        if (!ft_choose(kinds[i]))
+            continue;
+        for (int form = 0; form < COUNT(forms); form++) {
+            check_products(kinds[i], form, 37, 96);
+            check_products(kinds[i], form, 144, 1056);
+        }
+        check_team();
+        printf("%s kernels: products are right\n", kinds[i]);
+    }
+    check_forwards();
+    return 0;
+}
