@@ -23,7 +23,7 @@ from foretell.api import LM, ends, named_models, pair
 from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
-from foretell.families.packed import WHOLE_NUMBERS, pack
+from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import resolve
 from foretell.native import library
 from foretell.ops.memory import trim
@@ -114,7 +114,7 @@ def load(
     named = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
     if name == "demo":
         named = {"draft": "demo-draft", **named}
-    if (_is_gguf(name) or found != name) and revision is not None:
+    if revision is not None and (_is_gguf(name) or found != name):
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
     as_it_is = _is_gguf(name) and (
         executor in ("auto", LLAMA_CPP) or (executor == "native" and dtype == "auto")
@@ -123,7 +123,7 @@ def load(
         _check_gguf(name, device, dtype)
         device = "cpu"  # of those of the other models that are no .gguf files
         target = _gguf(name, executor, exact_bits)
-        executor = "auto" if executor == LLAMA_CPP else executor
+        executor = "auto"
     options = _checked(name, device, dtype, exact_bits, executor, trust_remote_code)
     if not as_it_is:
         target = _loaded(found, name, options, revision)
@@ -133,12 +133,10 @@ def load(
             "prompts must be token ids",
             stacklevel=2,
         )
-    others = {}
-    for key, place in named.items():
-        if _is_gguf(place):
-            others[key] = _gguf(place)
-        else:
-            others[key] = _loaded(place, f"{name} ({key})", options)
+    others = {
+        key: _gguf(place) if _is_gguf(place) else _loaded(place, f"{name} ({key})", options)
+        for key, place in named.items()
+    }
     trim()
     lm = pair(
         target.model,
@@ -148,8 +146,7 @@ def load(
         target.eos,
         {key: other.tokenizer for key, other in others.items()},
     )
-    lm.refusals = {"target": target.refusals}
-    lm.refusals |= {key: other.refusals for key, other in others.items()}
+    lm.refusals = {key: loaded.refusals for key, loaded in {"target": target, **others}.items()}
     notice_refusals(lm, name)
     return lm
 
@@ -163,9 +160,9 @@ def _checked(
     trust_remote_code: bool,
 ) -> _Options:
     """The options with what they stand for. Raises BadConfig or Unsupported for wrong ones."""
-    if dtype not in ("auto", *WHOLE_NUMBERS, *DTYPES):
-        kinds = ", ".join(("auto", *WHOLE_NUMBERS, *DTYPES))
-        raise BadConfig.field("dtype", dtype, f"one of {kinds}")
+    dtypes = ("auto", *WHOLE_NUMBERS, *DTYPES)
+    if dtype not in dtypes:
+        raise BadConfig.field("dtype", dtype, f"one of {', '.join(dtypes)}")
     executors = ("auto", "torch", *registry.names())
     if executor not in executors:
         raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
@@ -426,9 +423,11 @@ def _model(
     """The model on its device, and the folder or file it came from; None: the hub."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    from foretell.families.smoothing import narrow  # of transformers' models, as those
+
     dtype: Any = DTYPES.get(options.dtype, "auto")
-    if options.dtype in WHOLE_NUMBERS:
-        dtype = torch.bfloat16  # of what is not a linear layer's weights
+    if options.dtype in WHOLE_NUMBERS:  # bfloat16: what is not a linear layer's weights
+        dtype = torch.bfloat16
     arguments: dict[str, Any] = {
         "dtype": dtype,
         "use_safetensors": True,
@@ -463,21 +462,10 @@ def _model(
             cure = "pass trust_remote_code=True if you trust its code"
         raise BadModel(f"{name}: cannot be loaded ({first_line(error)}); {cure}") from error
     _check_keys(name, report)
-    if options.dtype in WHOLE_NUMBERS and not _packed(hf, options.dtype):
-        need = "torch's linear layers"
-        raise Unsupported.missing(f"dtype={options.dtype!r}", name, need, "use bfloat16")
+    if options.dtype in WHOLE_NUMBERS and not narrow(hf, options.dtype):
+        what = f"dtype={options.dtype!r}"
+        raise Unsupported.missing(what, name, "torch's linear layers", "use bfloat16")
     return hf.to(options.device).eval(), path
-
-
-def _packed(hf: PreTrainedModel, dtype: str) -> int:
-    """Rounds the linear layers; returns how many. In 8 bits their inputs are evened out before,
-    which would move weights of 4 bits farther apart than these can be.
-    """
-    from foretell.families.smoothing import smooth
-
-    if dtype == "int8":
-        smooth(hf)
-    return pack(hf, dtype)
 
 
 def _check_keys(name: str, report: dict[str, Any]) -> None:

@@ -51,6 +51,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--sets", default=",".join(bench.SETS), help="with commas: names, files or random")
     everybody = ",".join([sides.OURS, *peers.names()])
     add("--contenders", default=everybody, help="libraries, with commas")
+    add("--prompts", type=int, default=8, help="of each set")
     add("--tokens", type=int, default=96, help="of each answer")
     add("--rounds", type=int, default=3, help="that count, after one to warm up")
     add("--temperature", type=float, default=0.0)
@@ -95,7 +96,7 @@ def measured(args: argparse.Namespace) -> document.Document:
     chosen = checked_contenders(args.contenders.split(","))
     for spec in args.methods.split(";"):
         check_method(spec)
-    sets = read_sets(args.sets.split(","), args.quick)
+    sets = read_sets(args.sets.split(","), 1 if args.quick else args.prompts)
     console = Console(stderr=True)
     here = sides.Sides()
     hosts: list[Worker] = []
@@ -145,7 +146,7 @@ def checked_contenders(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def read_sets(names: Sequence[str], quick: bool) -> dict[str, list[Prompt]]:
+def read_sets(names: Sequence[str], most: int) -> dict[str, list[Prompt]]:
     """Prompts by set; those of random tokens are made when the model is known. Raises BadConfig."""
     sets: dict[str, list[Prompt]] = {}
     for name in names:
@@ -155,7 +156,7 @@ def read_sets(names: Sequence[str], quick: bool) -> dict[str, list[Prompt]]:
             sets |= bench.read_sets([name])
     if not sets:
         raise BadConfig.field("--sets", ",".join(names), f"some of {', '.join(bench.SETS)}")
-    return {name: prompts[:1] if quick else prompts for name, prompts in sets.items()}
+    return {name: prompts[:most] for name, prompts in sets.items()}
 
 
 def encoded(host: Worker, name: str, prompts: Sequence[Prompt]) -> list[list[int]]:

@@ -58,21 +58,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def llama(seed: int = 0, **more: Any) -> LlamaForCausalLM:
     """Random, float32; its laws are spread but not flat."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer()),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        initializer_range=0.35,
-        **more,
-    )
+    sizes = {
+        "vocab_size": len(tokenizer()),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "initializer_range": 0.35,
+    }
+    config = LlamaConfig(**{**sizes, **more})
     return LlamaForCausalLM(config).eval()
 
 
@@ -119,11 +119,16 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def gguf(
-    model: PreTrainedModel, path: Path, template: str | None = None, words: str = "gpt-2"
+    model: PreTrainedModel,
+    path: Path,
+    template: str | None = None,
+    words: str = "gpt-2",
+    kind: str = "F32",
 ) -> Path:
-    """The same weights and this tokenizer in a .gguf file, float32. Llama, Qwen2 or Qwen3.
+    """The same weights and this tokenizer in a .gguf file. Llama, Qwen2 or Qwen3.
 
-    `words`: the rule by which the file says that texts are split before the merges.
+    `words`: the rule by which the file says that texts are split before the merges. `kind`: the
+    format of its matrices.
     """
     import gguf as lib
 
@@ -172,7 +177,12 @@ def gguf(
             )
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, name
-        writer.add_tensor(found, np.ascontiguousarray(data))
+        data = np.ascontiguousarray(data)
+        if data.ndim > 1 and kind != "F32":
+            form = lib.GGMLQuantizationType[kind]
+            writer.add_tensor(found, lib.quantize(data, form), raw_dtype=form)
+        else:
+            writer.add_tensor(found, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

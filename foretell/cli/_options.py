@@ -33,7 +33,9 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option(help="Number format: float32, bfloat16, float16, float64, int8; auto: as stored."),
+    typer.Option(
+        help="Number format: float32, bfloat16, float16, float64, int8, int4; auto: as stored."
+    ),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 TrustRemoteCode = Annotated[
@@ -76,13 +78,15 @@ class ExecutorOptions:
 
     executor: Annotated[
         str,
-        typer.Option(help="Computes the steps: torch, openvino, onnxruntime, graphs, or auto."),
+        typer.Option(
+            help="Who computes steps: torch, native, openvino, onnxruntime, graphs, auto."
+        ),
     ] = "auto"
     exact_bits: Annotated[
         bool,
         typer.Option(
             "--exact-bits",
-            help="The same logits to the last bit in any forward; computes in int8, on a CPU.",
+            help="Refuses what cannot promise the same logits to the last bit in any forward.",
         ),
     ] = False
 

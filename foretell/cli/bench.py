@@ -42,7 +42,7 @@ def bench(
     draft: Draft = None,
     dtype: Annotated[
         str,
-        typer.Option(help="One or several: float32, bfloat16, float16, float64, int8, auto."),
+        typer.Option(help="One or several: float32, bfloat16, float16, float64, int8, int4, auto."),
     ] = "auto",
     methods: Annotated[
         str, typer.Option(help="One or several; plain decoding is always among them.")

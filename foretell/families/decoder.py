@@ -25,7 +25,7 @@ from foretell.core.cache import Cache
 from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import ForetellError, Unsupported
+from foretell.errors import ForetellError, Unsupported, first_line
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.memory.buffers import Layout
@@ -498,9 +498,3 @@ def run_layers(
         return h.new_zeros(0, model.row_size), hidden
     every = all(job.rows == [*range(len(job.tokens))] for job in jobs)
     return model.read(h if every else h[rows]), hidden
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what it says, or its kind where it says nothing."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

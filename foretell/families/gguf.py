@@ -70,9 +70,9 @@ def read(path: Path) -> PreTrainedModel:
 
         with init_empty_weights(include_buffers=False):
             hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    except LookupError:
-        raise
     except Exception as error:  # the reader and transformers raise nearly anything
+        if type(error) is LookupError:  # one of ours, and no KeyError of theirs
+            raise
         raise LookupError(f"it cannot be read ({first_line(error)})") from error
     _fill(hf, tensors, config, architecture == "llama")
     return hf.eval()  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from foretell.families.fused import fits
+from foretell.families.packed import pack
 
 TOKENS = 256  # that the model reads
 STRENGTH = 0.5  # of a channel's size that moves into the weights, as an exponent
@@ -23,6 +24,15 @@ READERS = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
+
+
+def narrow(hf: Any, dtype: str) -> int:
+    """Rounds the linear layers to int8 or int4; returns how many. In 8 bits their inputs are evened
+    out before, which would move weights of 4 bits farther apart than these can be.
+    """
+    if dtype == "int8":
+        smooth(hf)
+    return pack(hf, dtype)
 
 
 @torch.no_grad()
