@@ -202,7 +202,7 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("foretell.diagnosis._told", set())
-    monkeypatch.setattr("foretell.runtimes.registry.names", lambda kind: ["native"])
+    monkeypatch.setattr("foretell.runtimes.registry.names", lambda kind=None: ["native"])
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
     library.library.cache_clear()
     try:

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#if defined(__linux__) && defined(FT_BUILDS_NEON)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__linux__) && defined(FT_BUILDS_NEON)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -27,6 +29,15 @@ EXPORT int32_t ft_version(void) { return FT_VERSION; }
 
 EXPORT const char *ft_kind(void) { return kernels->name; }
 
+#if defined(__x86_64__)
+/* A bit of what the processor says of itself, for what older versions of clang have no name. */
+static int processor_bit(unsigned leaf, unsigned part, int place, int bit) {
+    unsigned said[4];
+    return __get_cpuid_count(leaf, part, said, said + 1, said + 2, said + 3) &&
+           (said[place] >> bit & 1);
+}
+#endif
+
 static const ft_kernels *find(const char *name) {
     if (!strcmp(name, "portable"))
         return &ft_portable;
@@ -34,12 +45,12 @@ static const ft_kernels *find(const char *name) {
     int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                  __builtin_cpu_supports("avx512vnni");
-    if (!strcmp(name, "avx512_bf16") && avx512 && __builtin_cpu_supports("avx512bf16"))
+    if (!strcmp(name, "avx512_bf16") && avx512 && processor_bit(7, 1, 0, 5))
         return &ft_avx512_bf16;
     if (!strcmp(name, "avx512") && avx512)
         return &ft_avx512;
     if (!strcmp(name, "avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+        processor_bit(1, 0, 2, 29)) /* f16c */
         return &ft_avx2;
 #elif defined(FT_BUILDS_NEON)
 #if defined(__APPLE__)
