@@ -25,6 +25,7 @@ from foretell.ops.memory import release, trim
 
 SMALLEST = 2  # inputs of a layer that is packed
 WHOLE_NUMBERS = ("int8", "int4")
+TINY = 1e-36  # groups whose numbers are no larger count as zero, as in the C library
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
 OFF = 3  # times as far from the exact rows as another way to compute: still rounding
 
@@ -188,7 +189,7 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     groups = x.view(len(x), packed.inputs // GROUP, GROUP)
     top = groups.abs().amax(-1, keepdim=True)
     scale = top / 127
-    whole = (groups * torch.where(top > 0, 127 / top, torch.zeros_like(top))).round()
+    whole = (groups * torch.where(top > TINY, 127 / top, torch.zeros_like(top))).round()
     weights = numbers(packed).float()
     if packed.format == "int4" and packed.minima is None:
         weights -= 8

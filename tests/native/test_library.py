@@ -81,6 +81,18 @@ def test_a_row_depends_on_no_other_row_and_no_thread(kind: str, form: str) -> No
 
 
 @built
+def test_groups_of_next_to_nothing_are_zero() -> None:
+    """127 over numbers below the normal ones is infinite."""
+    x = torch.zeros(1, 64)
+    x[0, ::2] = 1e-38
+    for form in ("int8", "int4"):
+        packed = matrix(form, 20, 64)
+        for kind in KINDS:
+            assert not product(packed, x, kind).any(), kind
+        assert not product_by_torch(packed, x).any()
+
+
+@built
 def test_a_group_s_largest_sums_do_not_overflow() -> None:
     x = torch.full((3, 64), 5.0)
     x[1, ::2] = -5.0
