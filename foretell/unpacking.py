@@ -26,7 +26,6 @@ def unpack(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    tokenizer = read_tokenizer(file)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent,
@@ -36,6 +35,7 @@ def unpack(file: Path, folder: Path) -> None:
         )
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(f"{file}: cannot be unpacked ({first_line(error)}); {CURE}") from error
+    tokenizer = read_tokenizer(file)
     try:
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)

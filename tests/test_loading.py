@@ -145,7 +145,9 @@ def test_an_executor_belongs_to_a_kind_of_device(folder: Path) -> None:
     assert "executor='graphs' with exact_bits=True" in refusal(
         folder, executor="graphs", exact_bits=True
     )
-    assert "one of auto, torch, openvino, onnxruntime, graphs" in refusal(folder, executor="fast")
+    assert "one of auto, torch, openvino, onnxruntime, native, graphs" in refusal(
+        folder, executor="fast"
+    )
 
 
 def test_what_is_handed_over_to_whom() -> None:

@@ -109,7 +109,7 @@ def candidates(hf: Any, device_type: str, wanted: str = "auto") -> Iterator[tupl
     """
     for name in names(device_type):
         runtime = load(name)
-        if (name == wanted or runtime.suits(hf)) and not runtime.WHOLE:
+        if not runtime.WHOLE and (name == wanted or runtime.suits(hf)):
             yield name, runtime
         if name == wanted:
             return

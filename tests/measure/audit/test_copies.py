@@ -26,6 +26,8 @@ class Plain:
     name = "plain"
     size = 0
     sizes: tuple[int, ...] = ()
+    exact_bits = False
+    takes_layers = False
 
     def __init__(
         self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None
