@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foretell import profiles, stores
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
 from foretell.core.live import Live
@@ -31,6 +32,7 @@ from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.outputs import Output, Piece, Stream, outputs
+from foretell.policy.checks import models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan
@@ -307,10 +309,10 @@ class LM:
         """The same, or why the prompt cannot be used. Raises where its arguments cannot be."""
         engine = self.engine
         try:
-            engine.end(engine.add(Request(requests[0].prompt, resolve("plain")[1])))
+            models_for(engine, Request(requests[0].prompt, resolve("plain")[1]))
         except ForetellError as error:
             return error
-        engine.end(engine.add(requests[0]))
+        Context(engine, requests[0], models_for(engine, requests[0]))
         return requests
 
     # --- methods and what they cost

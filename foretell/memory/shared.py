@@ -63,7 +63,8 @@ class SharedRows(Rows):
 
         False: it has to compute them, as they lack states that it keeps, or it has a policy.
         """
-        assert self.length == segment.start and self.base == 0, "only an empty cache adopts rows"
+        empty = self.base == 0 and not self.tokens
+        assert empty and self.length == segment.start, "only an empty cache adopts rows"
         if self.policy is not None:
             return False
         if self.states is not None:
@@ -77,7 +78,8 @@ class SharedRows(Rows):
 
     def take(self, segments: Sequence[Segment]) -> None:
         """Begins an empty cache with copies of shared rows, for who reads no segments."""
-        assert self.length == self.base == 0 and self.policy is None, "only an empty cache takes"
+        empty = self.length == self.base == 0 and not self.tokens and self.policy is None
+        assert empty, "only an empty cache takes rows"
         assert self.states is None, "its states are read where they are shared"
         self.reserve(segments[-1].end)
         for segment in segments:

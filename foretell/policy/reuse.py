@@ -35,7 +35,8 @@ class Reuse:
         if entry.ask.model != "target" or entry.pending < WORTH:
             return False
         cache = entry.live.caches["target", entry.ask.branch]
-        return cache.length == 0 and self._shares(entry.live, cache)
+        untouched = cache.length == 0 and not cache.tokens  # a first piece is not committed yet
+        return untouched and self._shares(entry.live, cache)
 
     @staticmethod
     def _shares(live: Live, cache: Cache) -> bool:
