@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEPT = 64  # compiled forms of a tokenizer
-# Between the parts of a JSON text. Without a limit a small model may write line ends for ever.
-SPACE = r"[ \n\r\t]{1,40}"
+# Between the parts of a JSON text: without a limit a small model may write line ends for ever.
+SPACE = r" {1,2}|\r?\n[ \t]{0,40}"
 OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
 # What llguidance says of a schema, and the cure.
 CURES = {
@@ -70,7 +70,10 @@ class Grammars:
                 self._compiled.move_to_end(key)
                 return self._compiled[key]
         grammar = Grammar(self._matcher(*key), name, self.vocab, self._ends())
-        if grammar.matcher.is_stopped() or not grammar.walk().allowed(()).any():
+        start = grammar.matcher.deep_copy()
+        start.compute_bitmask()
+        nothing = start.is_error() and start.get_error().startswith("NoExtension")
+        if nothing or not grammar.walk().allowed(()).any():
             raise BadConfig(f"{name}: no text, or an empty one alone, has this form; change it")
         with self._lock:
             self._compiled[key] = grammar
@@ -85,7 +88,8 @@ class Grammars:
         from llguidance import LLMatcher
 
         if name == "json_schema":
-            defaults: Any = {"whitespace_pattern": SPACE}
+            own = json.loads(source).get(OPTIONS) or {}
+            defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
             grammar = LLMatcher.grammar_from_json_schema(source, defaults=defaults)
         elif name == "regex":
             grammar = LLMatcher.grammar_from_regex(source)
@@ -142,7 +146,8 @@ class Matcher:
     """One branch's place in a grammar; a Walk.
 
     It stands behind the output it was last asked about, `path`, and goes from there to the next
-    one: back to where they part, then on.
+    one: back to where they part, then on. Where a form leaves no choice of characters, llguidance
+    allows the tokens alone that the tokenizer would write them with.
     """
 
     def __init__(self, grammar: Grammar):

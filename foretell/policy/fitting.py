@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from foretell.core.context import Context
 
 FORCED = 16  # tokens without a choice that are drafted at once, at most
-SURE = 0.9  # chance that such a token is the one that the target takes
 
 
 def fitting(ctx: Context, tree: TokenTree, whole: bool, free: bool) -> TokenTree:
@@ -34,5 +33,5 @@ def fitting(ctx: Context, tree: TokenTree, whole: bool, free: bool) -> TokenTree
     if free and (len(tree) == 1 or "tree" in ctx.models["target"].caps):
         node = 0
         for token in guide.walk.forced(ctx.output)[: min(FORCED, ctx.depth)]:
-            node = tree.add(node, token, value=SURE * tree.values[node], source="constraint")
+            node = tree.add(node, token, value=1.0, source="constraint")
     return tree
