@@ -200,10 +200,9 @@ class Matcher:
     def _check(self) -> None:
         """Raises BadConfig where the grammar became too large to go on in."""
         if self.matcher.is_error():
-            reason = first_line(ValueError(self.matcher.get_error()))
-            raise BadConfig(
-                f"{self.grammar.name}: gave up after {len(self.path)} tokens ({reason}); simplify it"
-            )
+            name, reason = self.grammar.name, self.matcher.get_error().splitlines()[0]
+            place = f"after {len(self.path)} tokens"
+            raise BadConfig(f"{name}: gave up {place} ({reason}); simplify it")
 
 
 def _source(name: str, value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
+from foretell.policy.constraint import form_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -202,7 +203,7 @@ class Text:
         if "bad_words" in options:
             options["bad_words"] = self._bad_words(options["bad_words"])
         sampling = Sampling(**options)
-        form, constraint = sampling.form, sampling.constraint
+        form, constraint = form_of(sampling), sampling.constraint
         if form and constraint is not None:
             raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
         if constraint is not None and not callable(getattr(constraint, "walk", None)):

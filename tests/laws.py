@@ -246,9 +246,7 @@ def ended(output: Sequence[int], setting: Setting, vocab: int = 3) -> bool:
         return bool(output)
     complete = bool(setting.form) and not setting.follows(output, vocab)
     return (
-        complete
-        or len(output) >= s.max_new_tokens
-        or any(stop in spell(output) for stop in s.stop)
+        complete or len(output) >= s.max_new_tokens or any(stop in spell(output) for stop in s.stop)
     )
 
 

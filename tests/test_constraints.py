@@ -269,7 +269,7 @@ def test_bans_and_penalties_hold_beside_a_form() -> None:
 
 def test_where_bans_leave_nothing_the_request_ends_with_a_word_on_it() -> None:
     single = [token for token, piece in enumerate(pieces()) if piece == b"a"]
-    with pytest.raises(BadConfig, match="no token possible.*text's form"):
+    with pytest.raises(BadConfig, match=r"no token possible.*text's form"):
         lm().generate("The", "plain", regex="a", bad_words=[single])
 
 
@@ -387,7 +387,7 @@ def test_without_a_tokenizer_it_is_refused_by_name() -> None:
     bare = foretell.wrap(tiny.llama(), None, name="bare")
     with pytest.raises(BadModel, match="json_schema: this model has no tokenizer"):
         bare.generate([1, 2], "plain", json_schema=True)
-    with pytest.raises(BadConfig, match="regex: only LM.generate"):
+    with pytest.raises(BadConfig, match=r"regex: only LM\.generate"):
         foretell.core.sampling.Sampler(Sampling(regex="a"), [1], [], 9)
 
 

@@ -17,7 +17,7 @@ from transformers.generation import logits_process as hf
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel
-from foretell.policy.constraint import guide_of
+from foretell.policy.constraint import form_of, guide_of
 from foretell.text import stopped
 
 Text = Callable[[Sequence[int]], str]
@@ -65,7 +65,7 @@ class Sampler:
         self.greedy = s.temperature == 0
         counted = s.presence_penalty or s.frequency_penalty
         held_back = s.min_new_tokens and self.stops
-        self.guide = guide_of(s.form, s.constraint, self.stops)
+        self.guide = guide_of(form_of(s), s.constraint, self.stops)
         # Whether the row alone decides the law, whatever tokens stand before it.
         self.plain = not (self.processors or counted or s.logit_bias or held_back or self.guide)
 
@@ -92,7 +92,7 @@ class Sampler:
         if tree.tokens[node] in self.stops or not (self.sampling.stop or self.guide):
             return tree.tokens[node] in self.stops
         text = [*output, *tree.tokens_to(node)]
-        return self.guide is not None and not self.guide.permits(text) or self.ended(text)
+        return (self.guide is not None and not self.guide.permits(text)) or self.ended(text)
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Processed logits (V,) after the tokens `output`, before temperature and filters."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
-from foretell.policy.constraint import FORMS, Constraint, check_form
+from foretell.policy.constraint import Constraint, check_form, form_of
 
 if TYPE_CHECKING:
     import torch
@@ -81,13 +81,7 @@ class Sampling:
             items = getattr(self, name)
             if not all(isinstance(item, kinds) and item for item in items):
                 raise BadConfig.field(name, items, "a list without empty items")
-        check_form(self.form, self.constraint, self.ignore_eos)
-
-    @property
-    def form(self) -> dict[str, Any]:
-        """What the text must look like: json_schema, regex or grammar, where it is given."""
-        given = {name: getattr(self, name) for name in FORMS}
-        return {name: value for name, value in given.items() if value is not None}
+        check_form(form_of(self), self.constraint, self.ignore_eos)
 
 
 HUGE = 2**62

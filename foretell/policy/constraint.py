@@ -51,11 +51,17 @@ class Constraint(Protocol):
         """What one branch asks."""
 
 
+def form_of(sampling: Any) -> dict[str, Any]:
+    """Which form a Sampling gives, and as what: one of json_schema, regex and grammar, or none."""
+    given = {name: getattr(sampling, name) for name in FORMS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def check_form(form: Mapping[str, Any], constraint: Constraint | None, ignore_eos: bool) -> None:
     """Raises BadConfig where the form of a text is given twice, or by something else."""
     for name, value in form.items():
         kind, meant = FORMS[name]
-        if not isinstance(value, kind) or not value and not isinstance(value, Mapping):
+        if not isinstance(value, kind) or (not value and not isinstance(value, Mapping)):
             raise BadConfig.field(name, value, meant)
     if len(form) > 1:
         raise BadConfig(f"{' and '.join(form)}: a text has one form; give one of them")

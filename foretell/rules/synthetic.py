@@ -43,8 +43,8 @@ class Synthetic(Rule):
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         if target.sampler.guide is not None:
             raise BadConfig(
-                "rule 'synthetic' accepts by chance, so it cannot honour json_schema, regex, grammar "
-                "or constraint: choose another rule"
+                "rule 'synthetic' accepts by chance, so it cannot honour "
+                "json_schema, regex, grammar or constraint: choose another rule"
             )
         node = 0
         tries = 0
