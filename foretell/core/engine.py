@@ -18,12 +18,16 @@ from foretell.core.live import Live, Task
 from foretell.core.messages import handle, states_first
 from foretell.core.model import Model
 from foretell.core.request import Event, Request
-from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
+from foretell.errors import ForetellError, RequestFailed
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
 from foretell.ops.threads import steady
+from foretell.policy.admission import Admission
+from foretell.policy.checks import models_for
 from foretell.policy.costs import Costs
+from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan, Plan
+from foretell.status import Totals, status
 
 
 class Engine:
@@ -38,7 +42,11 @@ class Engine:
         self.costs: dict[tuple[Model, str, tuple[int, ...] | None], Costs] = {}
         self.stores = Stores()
         self.brought: dict[Any, Mapping[str, Model]] = {}  # of each method, the models it brought
+        self.admission = Admission()
+        self.reuse: Reuse | None = None  # of rows of earlier texts
+        self.totals = Totals()
         self.live: list[Live] = []
+        self.running = 0  # of these, those that take part in the current step
         # Of the running step; if it is interrupted, the next one returns them.
         self.events: list[Event] = []
         self.requests = 0
@@ -52,53 +60,16 @@ class Engine:
 
         Raises Unsupported, PromptTooLong or BadConfig before any forward.
         """
-        models = self._check(request)
+        models = models_for(self, request)
         ctx = Context(self, request, models)
         root = Task(request.strategy.run(ctx))
         live = Live(self.requests, ctx, root, time.perf_counter(), [root])
         self.requests += 1
         if not request.sampling.max_new_tokens:
             live.reason = "length"
+        self.admission.arrive(request.tenant, self.live)
         self.live.append(live)
         return live
-
-    def _check(self, request: Request) -> Mapping[str, Model]:
-        """The models of the request, its method's own included."""
-        target = self.models["target"]
-        prompt = request.prompt
-        known = all(isinstance(t, int) and 0 <= t < target.vocab for t in prompt)
-        if not known or not prompt:
-            span = f"0 to {target.vocab - 1}"
-            raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
-        if len(prompt) >= target.context:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
-                "shorten it"
-            )
-        if request.sampling.stop and request.text is None:
-            raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
-        models = dict(self.models)
-        for part in request.parts:
-            for need in {*part.needs} - target.caps:
-                raise Unsupported.missing(
-                    request.name, target.name, f"the capability {need!r}", "choose another method"
-                )
-            brought = self.brought.get(part) or part.bring(self.models)
-            if brought:
-                self.brought[part] = brought
-            models |= brought
-            if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
-                raise Unsupported.missing(
-                    request.name, target.name, "hidden states", "use another method or model"
-                )
-            for name in {*part.models} - {*models}:
-                cure = f'load one: load(..., models={{"{name}": ...}})'
-                raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
-        if request.policy is not None and not target.layout:
-            raise Unsupported.missing(
-                "a cache policy", target.name, "cache rows that it can change", "use another model"
-            )
-        return models
 
     def run(self) -> Iterator[Event]:
         """Drives every request to its end. Leaving the loop early ends those still in flight."""
@@ -116,6 +87,7 @@ class Engine:
         live.free()
         if live in self.live:
             self.live.remove(live)
+            self.totals.add(live.ctx.stats)
             self.stores.trim({other.ctx.request.tenant for other in self.live})
 
     def preempt(self, live: Live) -> bool:
@@ -125,6 +97,8 @@ class Engine:
         """
         if not all(cache.recomputable for cache in live.caches.values()):
             return False
+        if self.reuse is not None:
+            self.reuse.ended(live)
         live.free()
         for entry in list(live.asks):
             branch = entry.ask.branch
@@ -145,17 +119,25 @@ class Engine:
         self.end(live)
         self.events.append(Event(live.index, [], [], "error"))
 
+    def status(self) -> dict[str, Any]:
+        """Numbers of what it does and has done: see foretell.status."""
+        return status(self)
+
     # --- one step
 
     @steady
     def step(self) -> list[Event]:
         """Lets every request run on to its next asks, then answers some of them by one forward."""
-        for live in list(self.live):
+        self.admission(self)
+        running = [live for live in self.live if not live.paused]
+        for live in running:
             try:
                 self._advance(live)
             except Exception as error:  # a user's processor or a strategy may raise anything
                 self.fail(live, error)
-        waiting = [entry for live in self.live for entry in live.asks if entry.after is None]
+        waiting = [entry for live in running for entry in live.asks if entry.after is None]
+        if self.reuse is not None:
+            waiting = self.reuse.ready(waiting)
         if waiting:
             for entry in waiting:
                 entry.waited = self.forwards - entry.since
@@ -237,6 +219,8 @@ class Engine:
             self.events.append(Event(live.index, rest, ["target"] * len(rest)))
         elapsed = time.perf_counter() - live.started
         ctx.stats.ended(len(ctx.branches[0].output), elapsed)
+        if self.reuse is not None:
+            self.reuse.ended(live)
         self.end(live)
         self.events.append(Event(live.index, [], [], live.reason))
 

@@ -39,6 +39,11 @@ class OpenAsk:
         """Tokens to compute, when all rows of the tree are new."""
         return self.pending + len(self.ask.tree)
 
+    @property
+    def before(self) -> int:
+        """Tokens that its cache has taken in."""
+        return len(self.live.ctx.branches[self.ask.branch].tokens) - 1 - self.pending
+
 
 @dataclass(eq=False)
 class Task:
@@ -91,6 +96,7 @@ class Live:
     streamed: int = 0  # output tokens that events have carried
     next_branch: int = 1
     error: BaseException | None = None
+    paused: bool = True  # it waits for its turn: it has no rows, and takes part in no step
 
     @property
     def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
@@ -116,6 +122,7 @@ class Live:
 class Host(Shared, Protocol):
     """What messages and forwards use of the engine."""
 
+    live: list[Any]
     events: list[Event]
     forwards: int
     pool: ThreadPoolExecutor | None

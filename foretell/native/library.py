@@ -14,7 +14,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 1  # of the structures, as of FT_VERSION
+VERSION = 2  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -91,12 +91,27 @@ class Step(ctypes.Structure):
     ]
 
 
-@cache
 def library() -> Any:
     """The library with the quickest kernels that this processor runs.
 
     Raises LookupError, with the reason, where there is none.
     """
+    lib, reason = found()
+    if lib is None:
+        raise LookupError(reason)
+    return lib
+
+
+@cache
+def found() -> tuple[Any, str]:
+    """The library, or None and why there is none; it is looked for once."""
+    try:
+        return _open(), ""
+    except LookupError as error:
+        return None, str(error)
+
+
+def _open() -> Any:
     wanted = os.environ.get(VARIABLE, "")
     if switched_off():
         raise LookupError(f"{VARIABLE}=off")
@@ -111,6 +126,8 @@ def library() -> Any:
     lib.ft_choose.argtypes = [c_char_p]
     lib.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
     lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
+    lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
+    lib.ft_peaks.restype = None
     lib.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     lib.ft_rows_of.restype = None
     lib.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
@@ -131,11 +148,7 @@ def switched_off() -> bool:
 
 def available() -> bool:
     """Whether the library can be had."""
-    try:
-        library()
-    except LookupError:
-        return False
-    return True
+    return found()[0] is not None
 
 
 def kind() -> str:
@@ -172,6 +185,14 @@ def product(of: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor:
     if len(x) and not library().ft_product(of, address(x), len(x), address(y), threads):
         raise MemoryError("no memory for a product")
     return y
+
+
+def peaks(groups: torch.Tensor) -> torch.Tensor:
+    """`packing.best_peaks`, up to rounding, of groups (N, G, 32) float32, uint8 (N, G)."""
+    best = torch.empty(groups.shape[:-1], dtype=torch.uint8)
+    groups = groups.contiguous()
+    library().ft_peaks(address(groups), best.numel(), address(best), torch.get_num_threads())
+    return best
 
 
 def rows_of(of: Matrix, outputs: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from foretell.errors import BadConfig
 from foretell.families.packed import product_by_torch
 from foretell.native import library
-from foretell.native.packing import FORMATS, GROUP, Packed, numbers, pack, quantize, unpack
+from foretell.native.packing import (
+    FORMATS,
+    GROUP,
+    Packed,
+    best_peaks,
+    numbers,
+    pack,
+    quantize,
+    unpack,
+)
 from tests.native.machines import built, kernels, kinds, no_library
 
 KINDS = kinds()
@@ -150,25 +159,45 @@ def test_kernels_can_be_named_and_wrong_names_are_refused(monkeypatch: pytest.Mo
     usual = library.kind()
     try:
         monkeypatch.setenv(library.VARIABLE, "portable")
-        library.library.cache_clear()
+        library.found.cache_clear()
         assert library.kind() == "portable"
         monkeypatch.setenv(library.VARIABLE, "fastest")
-        library.library.cache_clear()
+        library.found.cache_clear()
         with pytest.raises(BadConfig, match="FORETELL_NATIVE='fastest': must be off or one of"):
             library.library()
     finally:
         monkeypatch.undo()
-        library.library.cache_clear()
+        library.found.cache_clear()
     assert library.kind() == usual
 
 
 def test_without_a_build_the_reason_and_the_cure_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
-    library.library.cache_clear()
+    library.found.cache_clear()
     try:
         with pytest.raises(LookupError, match="not built: install foretell again"):
             library.library()
         assert not library.available()
     finally:
         monkeypatch.undo()
-        library.library.cache_clear()
+        library.found.cache_clear()
+
+
+@built
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e4])
+def test_peaks_lose_as_little_as_those_that_torch_finds(kind: str, size: float) -> None:
+    torch.manual_seed(0)
+    groups = torch.randn(37, 61, 32) * size
+    groups[3, 5] = 0
+    with kernels(kind):
+        found = library.peaks(groups)
+    wanted = best_peaks(groups)
+    assert (found == wanted).float().mean() > 0.99, "but for equally good ones"
+    assert int(found[3, 5]) == 127
+
+    def lost(peaks: torch.Tensor) -> torch.Tensor:
+        scale = (groups.double().abs().amax(-1) / peaks).clamp_min(1e-40)[..., None]
+        return ((groups / scale).round() * scale - groups).square().sum(-1)
+
+    assert (lost(found) <= 1.0001 * lost(wanted)).all()

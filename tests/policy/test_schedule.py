@@ -13,7 +13,7 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.engine import Engine
-from foretell.core.live import Live
+from foretell.core.live import Live, OpenAsk
 from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
@@ -125,6 +125,40 @@ def test_a_tree_larger_than_a_step_does_not_wait_for_texts() -> None:
     while not long.ctx.output:
         engine.step()
     assert len(running.ctx.output) >= 8
+
+
+@pytest.mark.parametrize("between_tokens", [None, 0.0105, 0.02, 0.001])
+@pytest.mark.parametrize("before", [0, 100])
+def test_a_piece_of_a_text_takes_the_time_there_is(
+    monkeypatch: pytest.MonkeyPatch, between_tokens: float | None, before: int
+) -> None:
+    """A forward of n tokens takes 6 ms, half a millisecond for each beyond the fourth, and 1 us for
+    each row that each of them reads.
+    """
+    monkeypatch.setattr(schedule, "LEAST", 2)
+    target = Wide(8)
+    engine = Engine({"target": target})
+    costs = Costs()
+    costs.seconds = {1: 0.006, 4: 0.006, 64: 0.036, 1024: 0.516}
+    costs.slope = {64: 64e-6}
+    waiting = []
+    for text in ([1], [2], [3], [4], LONG):
+        live = engine.add(Request(text, Plain(), Sampling(max_new_tokens=4)))
+        pending = max(0, engine.cache_of(live, "target", 0).sync(text) - before)
+        waiting.append(OpenAsk(live, target, Ask(TokenTree(0)), live.root, 0, 0, pending))
+    planned = FairPlan(between_tokens=between_tokens)(waiting, {(target, "torch", None): costs})
+    steps, (text, piece) = planned[:4], planned[4]
+    assert [tokens for _, tokens in steps] == [1, 1, 1, 1] and text is waiting[4]
+
+    def takes(tokens: int) -> float:
+        return 0.006 + 0.0005 * tokens + 1e-6 * tokens * (before + tokens / 2)
+
+    allowed = between_tokens or schedule.STRETCH * takes(0)
+    want = max([2, *(n for n in range(len(LONG)) if takes(n) <= allowed)])
+    assert piece == min(want, text.pending)
+    alone = FairPlan()(waiting[4:], {(target, "torch", None): costs})
+    assert alone[0][1] == schedule.CHUNK
+    engine.run().close()
 
 
 @dataclass(frozen=True)

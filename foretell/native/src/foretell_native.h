@@ -6,11 +6,12 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 1
+#define FT_VERSION 2
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
 #define TILE 8        /* rows that share each weight that is read */
+#define QUERIES 24    /* query heads that one call of attention computes, about */
 
 enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
 enum { FT_SILU, FT_GELU_TANH };
@@ -83,12 +84,21 @@ typedef struct {
     float *tapped;                 /* (tap_count, nodes, hidden) */
 } ft_step;
 
-/* One query's part of attention: what the kernel needs to know of its head and its nodes. */
+/* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
     int32_t width, group;          /* of a head; query heads that share keys */
     float scale;
     int32_t window;
+    int32_t layer, kv_head;
 } ft_heads;
+
+/* Nodes of one job that a call of attention computes. */
+typedef struct {
+    const ft_job *job;
+    int32_t first, nodes;
+    const float *queries;          /* of the first node */
+    int32_t row;                   /* of the first node, in the forward */
+} ft_part;
 
 /* The kernels of one kind of processor. */
 typedef struct {
@@ -96,6 +106,7 @@ typedef struct {
     void (*prepare)(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
                     const float *x, int32_t format);
     void (*prepare_twice)(const ft_rows *rows, int32_t row, int32_t count, const float *x);
+    void (*choose_peaks)(const float *weights, int64_t groups, uint8_t *peaks);
     void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
     void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,
@@ -106,10 +117,8 @@ typedef struct {
                  float *out);
     void (*store)(const float *x, int32_t count, uint16_t *out);
     int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
-    void (*attend)(const ft_heads *heads, const ft_job *job, int64_t layer_offset,
-                   int32_t kv_head, int32_t layer, int32_t first, int32_t nodes,
-                   const float *queries, int64_t query_stride, float *work, float *out,
-                   int64_t out_stride);
+    void (*attend)(const ft_heads *heads, const ft_part *parts, int32_t part_count,
+                   int64_t query_stride, float *work, float *out);
 } ft_kernels;
 
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only
@@ -139,6 +148,9 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
                           int32_t threads);
 /* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads);
+/* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
+   least squared error, peaks (groups,). */
+EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count, float *out);
 /* Bytes a second that this many threads read of memory (bytes,). */

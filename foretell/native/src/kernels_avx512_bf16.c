@@ -1,6 +1,8 @@
 #if defined(__x86_64__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
 #endif
@@ -9,7 +11,7 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx512_bf16 = {
-    "avx512_bf16", prepare, prepare_twice, product, deliver, norm, rotate,
+    "avx512_bf16", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
     gate, store, attention_floats, attend,
 };
 #if defined(__clang__)
