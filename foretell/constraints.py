@@ -2,7 +2,7 @@
 
 The work is llguidance's, which compiles a form against a tokenizer and says which tokens may come
 next; this file knows how to ask it. A form is compiled once a tokenizer, by whoever makes the
-request, and the engine's thread only walks. What a schema says and llguidance cannot enforce is
+request, and the engine's thread only follows its texts. What a schema says and llguidance cannot enforce is
 refused by name.
 """
 
@@ -73,7 +73,7 @@ class Grammars:
         start = grammar.matcher.deep_copy()
         start.compute_bitmask()
         nothing = start.is_error() and start.get_error().startswith("NoExtension")
-        if nothing or not grammar.walk().allowed(()).any():
+        if nothing or not grammar.track().allowed(()).any():
             raise BadConfig(f"{name}: no text, or an empty one alone, has this form; change it")
         with self._lock:
             self._compiled[key] = grammar
@@ -138,12 +138,12 @@ class Grammar:
         self.vocab = vocab
         self.ends = list(ends)
 
-    def walk(self) -> Matcher:
+    def track(self) -> Matcher:
         return Matcher(self)
 
 
 class Matcher:
-    """One branch's place in a grammar; a Walk.
+    """One branch's place in a grammar; a Tracker.
 
     It stands behind the output it was last asked about, `path`, and goes from there to the next
     one: back to where they part, then on. Where a form leaves no choice of characters, llguidance
@@ -160,13 +160,14 @@ class Matcher:
         if common < len(self.path):
             self.matcher.rollback(len(self.path) - common)
             del self.path[common:]
-        rest = list(output[common:])
-        # An end is no part of a text, though the matcher would take one.
-        known = [token for token in rest if token not in self.grammar.ends]
-        taken = self.matcher.try_consume_tokens(rest) if known == rest and rest else 0
-        self.path += rest[:taken]
+        for token in output[common:]:
+            # An end is no part of a text, though the matcher would take one. One token at a time:
+            # what work a grammar may make is limited for each call.
+            if token in self.grammar.ends or not self.matcher.try_consume_tokens([token]):
+                break
+            self.path.append(token)
         self._check()
-        return taken == len(rest)
+        return len(self.path) == len(output)
 
     def whole(self, output: Sequence[int]) -> bool:
         return self.permits(output) and bool(self.matcher.is_accepting())

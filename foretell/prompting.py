@@ -227,8 +227,8 @@ class Text:
         form, constraint = form_of(sampling), sampling.constraint
         if form and constraint is not None:
             raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
-        if constraint is not None and not callable(getattr(constraint, "walk", None)):
-            raise BadConfig.field("constraint", constraint, "an object with a method walk()")
+        if constraint is not None and not callable(getattr(constraint, "track", None)):
+            raise BadConfig.field("constraint", constraint, "an object with a method track()")
         if form:
             sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
         return sampling

@@ -80,7 +80,7 @@ def pieces() -> list[bytes]:
 
 
 def test_what_may_follow_is_what_words_of_the_language_go_on_with() -> None:
-    walk = grammars().compile({"regex": WORDS}).walk()
+    tracker = grammars().compile({"regex": WORDS}).track()
     language = [word.encode() for word in LANGUAGE]
     for word in LANGUAGE:
         output = encoded(word)
@@ -89,9 +89,9 @@ def test_what_may_follow_is_what_words_of_the_language_go_on_with() -> None:
             want = []
             for piece in pieces():
                 want.append(bool(piece) and any(w.startswith(begun + piece) for w in language))
-            assert walk.permits(output[:n]) and walk.whole(output[:n]) == (begun in language)
-            allowed = walk.allowed(output[:n]).tolist()
-            forced = walk.forced(output[:n])
+            assert tracker.permits(output[:n]) and tracker.whole(output[:n]) == (begun in language)
+            allowed = tracker.allowed(output[:n]).tolist()
+            forced = tracker.forced(output[:n])
             if not forced:
                 assert allowed == want, f"after {begun!r}"
                 continue
@@ -101,49 +101,49 @@ def test_what_may_follow_is_what_words_of_the_language_go_on_with() -> None:
             assert allowed.count(True) == 1 and allowed[forced[0]] and forced[0] == output[n]
 
 
-def test_a_walk_answers_alike_in_any_order() -> None:
+def test_a_tracker_answers_alike_in_any_order() -> None:
     """Trees ask about branches, engines about what was committed: back and forth (complaint 16)."""
     draw = random.Random(5)
     for form in ({"regex": "(ab|ba|c{2,3})+x?"}, {"json_schema": True}, {"json_schema": PERSON}):
         grammar = grammars().compile(form)
-        walk = grammar.walk()
+        tracker = grammar.track()
         texts: list[list[int]] = [[]]
         for _ in range(60):
             output = draw.choice(texts[-9:])
-            fresh = grammar.walk()
-            allowed = walk.allowed(output)
+            fresh = grammar.track()
+            allowed = tracker.allowed(output)
             assert torch.equal(allowed, fresh.allowed(output))
-            assert walk.whole(output) == fresh.whole(output)
+            assert tracker.whole(output) == fresh.whole(output)
             forbidden = (~allowed).nonzero()[:, 0].tolist()
-            assert not walk.permits([*output, draw.choice(forbidden), 5])
-            assert walk.permits(output), "what was refused left a trace"
+            assert not tracker.permits([*output, draw.choice(forbidden), 5])
+            assert tracker.permits(output), "what was refused left a trace"
             if bool(allowed.any()):
                 texts.append([*output, draw.choice(allowed.nonzero()[:, 0].tolist())])
         assert max(map(len, texts)) > 5
 
 
 def test_forced_tokens_may_follow_and_nothing_else_could() -> None:
-    walk = grammars().compile({"json_schema": PERSON}).walk()
+    tracker = grammars().compile({"json_schema": PERSON}).track()
     begun = encoded('{"')
-    forced = walk.forced(begun)
-    assert forced and walk.permits([*begun, *forced])
+    forced = tracker.forced(begun)
+    assert forced and tracker.permits([*begun, *forced])
     text = tiny.tokenizer().decode([*begun, *forced])
     assert '{"name":"'.startswith(text)
-    assert walk.forced(encoded('{"name":"')) == []
-    assert walk.forced(encoded("no such text")) == []
+    assert tracker.forced(encoded('{"name":"')) == []
+    assert tracker.forced(encoded("no such text")) == []
 
 
 def test_a_model_with_more_tokens_than_its_tokenizer_never_writes_these() -> None:
     known = len(tiny.tokenizer())
-    wide = Grammars(tiny.tokenizer(), known + 10, [0]).compile({"regex": ".*"}).walk()
+    wide = Grammars(tiny.tokenizer(), known + 10, [0]).compile({"regex": ".*"}).track()
     assert len(wide.allowed(())) == known + 10 and not wide.allowed(())[known:].any()
-    narrow = Grammars(tiny.tokenizer(), 40, [0]).compile({"regex": ".*"}).walk()
+    narrow = Grammars(tiny.tokenizer(), 40, [0]).compile({"regex": ".*"}).track()
     assert len(narrow.allowed(())) == 40
 
 
 def test_an_end_is_never_part_of_a_text() -> None:
-    walk = grammars().compile({"regex": "a*"}).walk()
-    assert not walk.allowed(())[0] and not walk.permits([0]) and walk.permits(encoded("aa"))
+    tracker = grammars().compile({"regex": "a*"}).track()
+    assert not tracker.allowed(())[0] and not tracker.permits([0]) and tracker.permits(encoded("aa"))
 
 
 # --- whole generations
@@ -277,7 +277,7 @@ def test_a_constraint_of_the_users_own() -> None:
     class Twice:
         """Only token 7, twice."""
 
-        def walk(self) -> Twice:
+        def track(self) -> Twice:
             return self
 
         def permits(self, output: Any) -> bool:
@@ -329,7 +329,7 @@ def test_a_constraint_of_the_users_own() -> None:
         ({"grammar": "%%"}, ("grammar, line 1", "lexer error")),
         ({"regex": "a", "grammar": 'start: "a"'}, ("regex and grammar", "give one of them")),
         ({"regex": "a", "ignore_eos": True}, ("ignore_eos", "leave one out")),
-        ({"constraint": 3}, ("constraint=3", "walk()")),
+        ({"constraint": 3}, ("constraint=3", "track()")),
         ({"regex": "a", "constraint": Grammars(None, 1)}, ("regex and constraint",)),
     ],
 )
@@ -352,11 +352,11 @@ def test_what_is_not_supported_may_be_left_out_by_the_schema() -> None:
 
 def test_true_is_any_json() -> None:
     for form in (True, "true", {}, "{}"):
-        walk = grammars().compile({"json_schema": form}).walk()
+        tracker = grammars().compile({"json_schema": form}).track()
         for text in ('{"a": [1, {"b": null}]}', "3", '"x"', "true", "[ ]"):
-            assert walk.whole(encoded(text)), text
+            assert tracker.whole(encoded(text)), text
         for text in ("{", '{{"a": 1}', "'x'", " 3", "[1,]", "{" + " " * 50 + "}"):
-            assert not walk.whole(encoded(text)), text
+            assert not tracker.whole(encoded(text)), text
 
 
 def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
@@ -378,7 +378,7 @@ def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
 
     monkeypatch.setattr(grammar, "matcher", Broken())
     with pytest.raises(BadConfig, match=r"regex: gave up after 0 tokens \(too many items\)"):
-        grammar.walk().permits([])
+        grammar.track().permits([])
     broken, sound = lm().generate(["a", "b"], "plain", constraint=[grammar, None])
     assert isinstance(broken.error, BadConfig) and sound.error is None
 
@@ -421,12 +421,12 @@ def test_forms_are_compiled_once_and_not_kept_for_ever() -> None:
     assert own.compile({"json_schema": {"type": "null"}}) is not first
 
 
-def test_threads_may_compile_and_walk_at_once() -> None:
+def test_threads_may_compile_and_follow_at_once() -> None:
     own = Grammars(tiny.tokenizer(), 330)
 
     def use(n: int) -> bool:
-        walk = own.compile({"regex": f"(ab|c){{{1 + n % 5}}}"}).walk()
-        return all(walk.permits(encoded("ab"[:k])) for k in (2, 1, 0, 2)) and walk.whole(
+        tracker = own.compile({"regex": f"(ab|c){{{1 + n % 5}}}"}).track()
+        return all(tracker.permits(encoded("ab"[:k])) for k in (2, 1, 0, 2)) and tracker.whole(
             encoded("ab" * (1 + n % 5))
         )
 

@@ -25,7 +25,7 @@ FORMS: dict[str, tuple[Any, str]] = {  # what the form of a text may be given by
 }
 
 
-class Walk(Protocol):
+class Tracker(Protocol):
     """A constraint as one branch asks it: about outputs that mostly differ in a few last tokens.
 
     The tokens that end a text are not of its form and never stand in an `output`.
@@ -47,7 +47,7 @@ class Walk(Protocol):
 class Constraint(Protocol):
     """Which texts are allowed. Requests share it."""
 
-    def walk(self) -> Walk:
+    def track(self) -> Tracker:
         """What one branch asks."""
 
 
@@ -77,7 +77,7 @@ def guide_of(
     Raises BadConfig for a form of which no constraint was made, since that takes a tokenizer.
     """
     if constraint is not None:
-        return Guide(constraint.walk(), stops)
+        return Guide(constraint.track(), stops)
     for name in form:
         raise BadConfig(f"{name}: only LM.generate, which has a tokenizer, takes it")
     return None
@@ -86,34 +86,34 @@ def guide_of(
 class Guide:
     """The constraint of one branch and the tokens that end its text, `stops`."""
 
-    def __init__(self, walk: Walk, stops: Collection[int]):
-        self.walk = walk
+    def __init__(self, tracker: Tracker, stops: Collection[int]):
+        self.tracker = tracker
         self.stops = list(stops)
 
     def permits(self, output: Sequence[int]) -> bool:
         """Whether an allowed text begins with these tokens, the last of which may end it."""
-        if output[-1] in self.stops and self.walk.whole(output[:-1]):
+        if output[-1] in self.stops and self.tracker.whole(output[:-1]):
             return True
-        return self.walk.permits(output)
+        return self.tracker.permits(output)
 
     def complete(self, output: Sequence[int]) -> bool:
         """Whether nothing can follow but an end.
 
         Raises BadConfig where the text is not allowed: it was accepted against the constraint.
         """
-        if not self.walk.permits(output):
+        if not self.tracker.permits(output):
             raise BadConfig(
                 "the method accepted a text that is not of the given form; "
                 "choose another method or rule"
             )
-        return self.walk.whole(output) and not bool(self.walk.allowed(output).any())
+        return self.tracker.whole(output) and not bool(self.tracker.allowed(output).any())
 
     def masked(self, scores: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Scores (V,) of the tokens after `output`, -inf for those that may not follow.
 
         Tokens that end a text may follow where it may end, and only there.
         """
-        allowed = self.walk.allowed(output)
-        if self.walk.whole(output):
+        allowed = self.tracker.allowed(output)
+        if self.tracker.whole(output):
             allowed[self.stops] = True
         return scores.masked_fill(~allowed.to(scores.device), -math.inf)

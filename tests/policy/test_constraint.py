@@ -23,7 +23,7 @@ class Listed:
     def __init__(self, *texts: Sequence[int]):
         self.texts = [list(text) for text in texts]
 
-    def walk(self) -> Listed:
+    def track(self) -> Listed:
         return self
 
     def permits(self, output: Sequence[int]) -> bool:
