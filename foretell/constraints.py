@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEPT = 64  # compiled forms of a tokenizer
+USES = 256  # of a compiled form: what its matchers note of texts, for all of them, only grows
 # Between the parts of a JSON text: without a limit a small model may write line ends for ever.
 SPACE = r" {1,2}|\r?\n[ \t]{0,40}"
 OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
@@ -66,9 +67,11 @@ class Grammars:
             )
         key = name, _source(name, value)
         with self._lock:
-            if key in self._compiled:
+            known = self._compiled.get(key)
+            if known is not None and known.usable and known.uses < USES:
+                known.uses += 1
                 self._compiled.move_to_end(key)
-                return self._compiled[key]
+                return known
         grammar = Grammar(self._matcher(*key), name, self.vocab, self._ends())
         start = grammar.matcher.deep_copy()
         start.compute_bitmask()
@@ -77,6 +80,7 @@ class Grammars:
             raise BadConfig(f"{name}: no text, or an empty one alone, has this form; change it")
         with self._lock:
             self._compiled[key] = grammar
+            self._compiled.move_to_end(key)
             while len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
         return grammar
@@ -137,6 +141,8 @@ class Grammar:
         self.name = name
         self.vocab = vocab
         self.ends = list(ends)
+        self.usable = True  # for new requests: no matcher has failed
+        self.uses = 0
 
     def track(self) -> Matcher:
         return Matcher(self)
@@ -154,20 +160,26 @@ class Matcher:
         self.grammar = grammar
         self.matcher = grammar.matcher.deep_copy()
         self.path: list[int] = []
+        self.bits: bytes | None = None  # of the tokens that may follow `path`, where it was asked
 
     def permits(self, output: Sequence[int]) -> bool:
         common = self._common(output)
         if common < len(self.path):
             self.matcher.rollback(len(self.path) - common)
             del self.path[common:]
+            self.bits = None
         for token in output[common:]:
-            # An end is no part of a text, though the matcher would take one. One token at a time:
-            # what work a grammar may make is limited for each call.
-            if token in self.grammar.ends or not self.matcher.try_consume_tokens([token]):
-                break
+            # The bits are looked at first. They are needed anyway: llguidance limits the work
+            # between two such calls, and one matcher beyond the limit takes all its copies along.
+            bits = self._following()
+            allowed = token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1
+            if not allowed or token in self.grammar.ends:
+                return False
+            self.matcher.consume_token(token)
+            self._check()
             self.path.append(token)
-        self._check()
-        return len(self.path) == len(output)
+            self.bits = None
+        return True
 
     def whole(self, output: Sequence[int]) -> bool:
         return self.permits(output) and bool(self.matcher.is_accepting())
@@ -175,11 +187,17 @@ class Matcher:
     def allowed(self, output: Sequence[int]) -> torch.Tensor:
         if not self.permits(output):
             return torch.zeros(self.grammar.vocab, dtype=torch.bool)
-        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
-        self._check()
+        bits = np.frombuffer(self._following(), np.uint8)
         mask = np.unpackbits(bits, bitorder="little", count=self.grammar.vocab)
         mask[self.grammar.ends] = 0
         return torch.from_numpy(mask.view(np.bool_))
+
+    def _following(self) -> bytes:
+        """A bit for each token that may follow `path`."""
+        if self.bits is None:
+            self.bits = self.matcher.compute_bitmask()
+            self._check()
+        return self.bits
 
     def forced(self, output: Sequence[int]) -> list[int]:
         return self.matcher.compute_ff_tokens() if self.permits(output) else []
@@ -201,6 +219,7 @@ class Matcher:
     def _check(self) -> None:
         """Raises BadConfig where the grammar became too large to go on in."""
         if self.matcher.is_error():
+            self.grammar.usable = False
             name, reason = self.grammar.name, self.matcher.get_error().splitlines()[0]
             place = f"after {len(self.path)} tokens"
             raise BadConfig(f"{name}: gave up {place} ({reason}); simplify it")

@@ -16,7 +16,7 @@ import torch
 
 import foretell
 from foretell import registry
-from foretell.constraints import KEPT, Grammars
+from foretell.constraints import KEPT, USES, Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, Unsupported
 from tests import tiny
@@ -376,11 +376,15 @@ def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
         def get_error(self) -> str:
             return "too many items\nin row 7"
 
+        def compute_bitmask(self) -> bytes:
+            return b""
+
     monkeypatch.setattr(grammar, "matcher", Broken())
     with pytest.raises(BadConfig, match=r"regex: gave up after 0 tokens \(too many items\)"):
-        grammar.track().permits([])
+        grammar.track().permits([7])
     broken, sound = lm().generate(["a", "b"], "plain", constraint=[grammar, None])
     assert isinstance(broken.error, BadConfig) and sound.error is None
+    assert grammars().compile({"regex": "(x|y)+"}) is not grammar, "later requests get a sound one"
 
 
 def test_without_a_tokenizer_it_is_refused_by_name() -> None:
@@ -419,6 +423,23 @@ def test_forms_are_compiled_once_and_not_kept_for_ever() -> None:
         own.compile({"regex": f"a{{{n + 1}}}"})
     assert len(own._compiled) == KEPT
     assert own.compile({"json_schema": {"type": "null"}}) is not first
+
+
+def test_a_form_is_compiled_anew_after_many_uses() -> None:
+    own = Grammars(tiny.tokenizer(), 330)
+    first = own.compile({"regex": "ab"})
+    assert [own.compile({"regex": "ab"}) is first for _ in range(USES + 1)].count(False) == 1
+
+
+def test_a_pattern_that_takes_much_work_is_followed_to_its_end() -> None:
+    """llguidance limits the work between two masks, and what exceeds it breaks all copies."""
+    schema = {"type": "string", "pattern": "^$|(^(?:\\S+\\s+){0,199}\\S+$)"}
+    grammar = grammars().compile({"json_schema": {"type": "array", "items": schema}})
+    tracker = grammar.track()
+    assert bool(tracker.allowed(()).any())
+    output = encoded(json.dumps(["the quick brown fox jumps over " * 3 + "it"] * 4))
+    assert tracker.whole(output) and grammar.usable
+    assert bool(tracker.allowed(()).any()) and bool(grammar.track().allowed(()).any())
 
 
 def test_threads_may_compile_and_follow_at_once() -> None:
