@@ -143,7 +143,9 @@ def test_a_model_with_more_tokens_than_its_tokenizer_never_writes_these() -> Non
 
 def test_an_end_is_never_part_of_a_text() -> None:
     tracker = grammars().compile({"regex": "a*"}).track()
-    assert not tracker.allowed(())[0] and not tracker.permits([0]) and tracker.permits(encoded("aa"))
+    assert (
+        not tracker.allowed(())[0] and not tracker.permits([0]) and tracker.permits(encoded("aa"))
+    )
 
 
 # --- whole generations
@@ -431,15 +433,42 @@ def test_a_form_is_compiled_anew_after_many_uses() -> None:
     assert [own.compile({"regex": "ab"}) is first for _ in range(USES + 1)].count(False) == 1
 
 
-def test_a_pattern_that_takes_much_work_is_followed_to_its_end() -> None:
+def test_a_form_that_takes_too_much_work_fails_alone_and_breaks_no_later_request() -> None:
     """llguidance limits the work between two masks, and what exceeds it breaks all copies."""
-    schema = {"type": "string", "pattern": "^$|(^(?:\\S+\\s+){0,199}\\S+$)"}
-    grammar = grammars().compile({"json_schema": {"type": "array", "items": schema}})
+    pattern = {"type": "string", "maxLength": 1000, "pattern": "^(?:\\S+\\s+){0,60}\\S+$"}
+    form = {"json_schema": {"type": "array", "items": pattern, "minItems": 1}}
+    grammar = grammars().compile(form)
+    output = encoded('["the quick brown fox jumps over"]')
+    with pytest.raises(BadConfig, match=r"json_schema: gave up after \d tokens \(lexer error"):
+        grammar.track().permits(output)
+    assert not grammar.usable
+    again = grammars().compile(form)
+    assert again is not grammar and bool(again.track().allowed(()).any())
+
+
+def test_a_mask_is_asked_for_before_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that each token has the whole limit of work to itself."""
+    grammar = grammars().compile({"regex": "[a-z ]+"})
+    calls: list[str] = []
+
+    class Noting:
+        """A matcher that notes what it is asked."""
+
+        def __init__(self, matcher: Any):
+            self.matcher = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("compute_bitmask", "consume_token", "rollback"):
+                calls.append(name)
+            return getattr(self.matcher, name)
+
     tracker = grammar.track()
-    assert bool(tracker.allowed(()).any())
-    output = encoded(json.dumps(["the quick brown fox jumps over " * 3 + "it"] * 4))
-    assert tracker.whole(output) and grammar.usable
-    assert bool(tracker.allowed(()).any()) and bool(grammar.track().allowed(()).any())
+    monkeypatch.setattr(tracker, "matcher", Noting(tracker.matcher))
+    assert tracker.permits(encoded("the fox")) and tracker.permits(encoded("the dog"))
+    assert tracker.permits(encoded("the"))
+    assert calls.count("consume_token") >= 4 and calls.count("rollback") == 2
+    for before, call in zip(calls, calls[1:], strict=False):
+        assert call != "consume_token" or before == "compute_bitmask"
 
 
 def test_threads_may_compile_and_follow_at_once() -> None:
