@@ -1,9 +1,9 @@
 """JSON schemas, regular expressions and grammars as constraints on a model's tokens.
 
 The work is llguidance's, which compiles a form against a tokenizer and says which tokens may come
-next; this file knows how to ask it. A form is compiled once a tokenizer, by whoever makes the
-request, and the engine's thread only follows its texts. What a schema says and llguidance cannot enforce is
-refused by name.
+next; this file knows how to ask it. A form is compiled by whoever makes the request, and kept for
+the next one; the engine's thread only follows its texts. What a schema says and llguidance cannot
+enforce is refused by name.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -265,7 +266,7 @@ def test_bans_and_penalties_hold_beside_a_form() -> None:
         output = lm().generate("The", method, regex="[ab]{8}", bad_words=["a"], logit_bias={1: 9})
         assert set(output.text) == {"b"}
         varied = lm().generate("The", method, regex="[abc]{6}", no_repeat_ngram_size=2)
-        pairs = list(zip(varied.tokens, varied.tokens[1:], strict=False))
+        pairs = list(itertools.pairwise(varied.tokens))
         assert len(set(pairs)) == len(pairs)
 
 
@@ -467,7 +468,7 @@ def test_a_mask_is_asked_for_before_every_token(monkeypatch: pytest.MonkeyPatch)
     assert tracker.permits(encoded("the fox")) and tracker.permits(encoded("the dog"))
     assert tracker.permits(encoded("the"))
     assert calls.count("consume_token") >= 4 and calls.count("rollback") == 2
-    for before, call in zip(calls, calls[1:], strict=False):
+    for before, call in itertools.pairwise(calls):
         assert call != "consume_token" or before == "compute_bitmask"
 
 
