@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
+from foretell.policy.constraint import form_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,8 +112,12 @@ def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 class Text:
     """A tokenizer with its model's rules: texts and chats to token ids, and token ids to text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocab: int = 0, eos: Sequence[int] = ()
+    ):
+        """`vocab` and `eos`: of the model, for constraints."""
         self.tokenizer = tokenizer
+        self.grammars = Grammars(tokenizer, vocab, eos)
         # Setting up a fast tokenizer while another thread uses it is an error there.
         self._encoding = threading.Lock()
 
@@ -217,7 +223,15 @@ class Text:
             options["stop_token_ids"] = tuple(_as_python(token) for token in ids)
         if "bad_words" in options:
             options["bad_words"] = self._bad_words(options["bad_words"])
-        return Sampling(**options)
+        sampling = Sampling(**options)
+        form, constraint = form_of(sampling), sampling.constraint
+        if form and constraint is not None:
+            raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
+        if constraint is not None and not callable(getattr(constraint, "track", None)):
+            raise BadConfig.field("constraint", constraint, "an object with a method track()")
+        if form:
+            sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
+        return sampling
 
     def _bad_words(self, banned: Iterable[Any]) -> tuple[list[int], ...]:
         sequences: list[list[int]] = []

@@ -11,7 +11,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from foretell import cards, registry
+from foretell.constraints import Grammars
 from foretell.core.cache import Cache
 from foretell.core.engine import Engine
 from foretell.core.live import Live
@@ -78,7 +83,23 @@ class Refusing:
         return scores
 
 
+@cache
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer with one letter a token, as `spell` has them."""
+    words = {letter: token for token, letter in enumerate(LETTERS)}
+    bpe = Tokenizer(models.BPE(vocab={**words, "<end>": len(words)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>")
+
+
+@cache
+def grammars(vocab: int) -> Grammars:
+    return Grammars(letters(), vocab)
+
+
 PROMPT = (0, 1, 2, 0, 1, 2, 0)
+REACH = 2  # letters at most that a text of a form lacks for being whole
 
 
 @dataclass(frozen=True)
@@ -87,10 +108,35 @@ class Setting:
 
     sampling: Sampling
     eos: tuple[int, ...] = ()
+    form: str = ""  # the regex that the output's letters have to match; none: any text
+
+    def follows(self, output: Sequence[int], vocab: int) -> list[int]:
+        """The tokens after which a text that began with `output` can still match the form."""
+        return [token for token in range(vocab) if can_match(self.form, vocab, *output, token)]
+
+    def whole(self, output: Sequence[int]) -> bool:
+        """Whether the text may end here."""
+        return re.fullmatch(self.form, spell(output)) is not None
 
     @property
     def text(self) -> Callable[[Sequence[int]], str] | None:
         return spell if self.sampling.stop else None
+
+
+@cache
+def can_match(form: str, vocab: int, *output: int) -> bool:
+    """Whether a text that matches the form begins with `output`, by trying all endings."""
+    for length in range(REACH + 1):
+        for rest in itertools.product(range(vocab), repeat=length):
+            if re.fullmatch(form, spell([*output, *rest])):
+                return True
+    return False
+
+
+def formed(form: str, vocab: int, eos: tuple[int, ...] = (), **options: Any) -> Setting:
+    """A setting whose outputs have to match a regex."""
+    constraint = grammars(vocab).compile({"regex": form})
+    return Setting(Sampling(regex=form, constraint=constraint, **options), eos, form)
 
 
 SETTINGS = {
@@ -113,6 +159,8 @@ SETTINGS = {
             logits_processors=(Refusing(len(PROMPT), (2,), ("ab",)),),
         )
     ),
+    "form": formed("(b(a|cb)|c|ab?)+", 3, temperature=1.0, frequency_penalty=0.3),
+    "form, ends": formed("[ab](a|b[ab])?", 3, eos=(2,), temperature=1.0),
 }
 
 
@@ -161,6 +209,11 @@ def expected_law(
     if len(output) < s.min_new_tokens:
         for t in (*setting.eos, *s.stop_token_ids):
             scores[t] = -math.inf
+    if setting.form:
+        possible = set(setting.follows(output, len(scores)))
+        if setting.whole(output):
+            possible |= {*setting.eos, *s.stop_token_ids}
+        scores = [x if t in possible else -math.inf for t, x in enumerate(scores)]
     if s.temperature == 0:
         best = scores.index(max(scores))
         return [float(t == best) for t in range(len(scores))]
@@ -186,13 +239,14 @@ def _softmax(scores: Sequence[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def ended(output: Sequence[int], setting: Setting) -> bool:
+def ended(output: Sequence[int], setting: Setting, vocab: int = 3) -> bool:
     s = setting.sampling
     stops = (*(() if s.ignore_eos else setting.eos), *s.stop_token_ids)
-    return bool(output) and (
-        output[-1] in stops
-        or len(output) >= s.max_new_tokens
-        or any(stop in spell(output) for stop in s.stop)
+    if not output or output[-1] in stops:
+        return bool(output)
+    complete = bool(setting.form) and not setting.follows(output, vocab)
+    return (
+        complete or len(output) >= s.max_new_tokens or any(stop in spell(output) for stop in s.stop)
     )
 
 
@@ -371,6 +425,7 @@ GREEDY = [
     Setting(Sampling(max_new_tokens=14, no_repeat_ngram_size=3)),
     Setting(Sampling(max_new_tokens=14, logits_processors=(Grammar(),), logit_bias={3: 1.5})),
     Setting(Sampling(max_new_tokens=14, stop_token_ids=(5,), stop=("ab",), min_new_tokens=3)),
+    formed("([a-h][i-p]{1,3}|[c-m]{2})*", 16, max_new_tokens=14, presence_penalty=0.3),
 ]
 
 
@@ -433,6 +488,8 @@ def check_batch(strategies: Sequence[Strategy], vocab: int = 8, tenants: bool = 
         Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, max_new_tokens=6, seed=11),
         Sampling(temperature=1.0, max_new_tokens=9, stop_token_ids=(3,), seed=3),
         Sampling(temperature=1.2, max_new_tokens=1, seed=4),
+        formed("([a-e][d-h]?)*", vocab, temperature=1.0, max_new_tokens=9).sampling,
+        formed("(b|cd)+(e|f)", vocab, max_new_tokens=9).sampling,
     ]
     texts = prompts(len(strategies) * len(samplings), vocab)
     requests = [

@@ -241,3 +241,43 @@ def test_a_toy_model_tells_a_wrong_world_apart() -> None:
     base = laws.row(toy, [1, 2, 3, 4])
     for other in ([1, 2, 3], [1, 2, 3, 5], [2, 1, 3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4, 4]):
         assert laws.row(toy, other) != base
+
+
+FORMS = {"[a-h]{3}(ij|[c-p]{2})*": False, "([a-d][e-p]){2}": True}  # and whether it comes to an end
+
+
+def methods() -> list[tuple[str, str]]:
+    """Every drafter with every rule that takes its trees, lossy ones too, and its variants."""
+    pairs = [("plain", "default")]
+    for name in registry.names("drafter"):
+        first, *others = laws.variants(name)
+        pairs += [(first, rule) for rule in laws.rules_for(first, exact=None)]
+        pairs += [(spec, "default") for spec in others]
+    return pairs
+
+
+@pytest.mark.parametrize(("spec", "rule"), methods())
+def test_a_form_is_honoured_or_refused_by_name(spec: str, rule: str) -> None:
+    """No text leaves the form, and one that has it whole goes on no further.
+
+    Strategies are held to it in test_constraints.py, on a transformer, which some of them need.
+    """
+    strategy = laws.build(spec, rule)
+    for form, ends in FORMS.items():
+        for temperature in (0.0, 1.0):
+            setting = laws.formed(form, 16, temperature=temperature, max_new_tokens=11)
+            models = laws.world(strategy, 16, copy=2.0)
+            engine = Engine(models)
+            live = engine.add(Request([1, 9, 2, 9, 1, 9, 2], strategy, setting.sampling, name=spec))
+            list(engine.run())
+            if rule == "synthetic":
+                assert isinstance(live.error, BadConfig) and rule in str(live.error)
+                assert "json_schema, regex, grammar" in str(live.error)
+                continue
+            assert live.error is None, live.error
+            text = laws.spell(live.ctx.output)
+            assert live.reason == ("stop" if ends else "length"), f"{text} ended by {live.reason}"
+            if ends:
+                assert setting.whole(live.ctx.output), f"{text} is not of the form {form}"
+            else:
+                assert laws.can_match(form, 16, *live.ctx.output), f"{text} leaves the form {form}"

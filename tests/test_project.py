@@ -441,7 +441,8 @@ def test_the_example_of_a_method_is_right(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_command_line_offers_every_sampling_option() -> None:
     offered = {option for p in docs.commands()["generate"].params for option in p.opts}
     wanted = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Sampling)} - {
-        "--logits-processors"
+        "--logits-processors",
+        "--constraint",
     }
     assert wanted <= offered, f"foretell generate lacks {sorted(wanted - offered)}"
 

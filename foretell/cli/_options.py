@@ -6,8 +6,10 @@ A command that takes one of these dataclasses has an option for each of its fiel
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -157,6 +159,20 @@ class SamplingOptions:
         int | None,
         typer.Option(help="With --json: log-probabilities of each token and of so many best ones."),
     ] = None
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="The answer is JSON that follows this schema; {} allows any JSON.",
+        ),
+    ] = None
+    regex: Annotated[
+        str | None, typer.Option(help="The whole answer matches this regular expression.")
+    ] = None
+    grammar: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The answer follows this grammar, in llguidance's Lark."),
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
         """What LM.generate takes. Raises BadConfig for a value outside its range."""
@@ -164,6 +180,10 @@ class SamplingOptions:
         for name in ("bad_words", "stop", "stop_token_ids"):
             given[name] = given[name] or ()
         given["logit_bias"] = biases(self.logit_bias or [])
+        if self.json_schema is not None:
+            given["json_schema"] = schema(self.json_schema)
+        if self.grammar is not None:
+            given["grammar"] = content("--grammar", self.grammar)
         unencoded = ("bad_words", "logit_bias")  # the model's tokenizer is needed to check these
         Sampling(**{name: value for name, value in given.items() if name not in unencoded})
         return given
@@ -217,3 +237,26 @@ def biases(pairs: Sequence[str]) -> dict[int, float]:
         except ValueError:
             raise BadConfig(f"--logit-bias {pair}: write ID=BIAS, as in 13=-5") from None
     return read
+
+
+def schema(given: str) -> str:
+    """The JSON text of `--json-schema`, which is that text itself or a file's name. Raises
+    BadConfig.
+    """
+    written = given.lstrip().startswith("{") or given.strip() == "true"
+    text = given if written else content("--json-schema", given)
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        shown = "" if written else f" {given}"
+        raise BadConfig(f"--json-schema{shown}: this is no JSON ({error}); correct it") from None
+    return text
+
+
+def content(option: str, name: str) -> str:
+    """What stands in the file that an option names. Raises BadConfig."""
+    try:
+        return Path(name).read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadConfig(f"{option} {name}: cannot be read ({what}); name a UTF-8 file") from None

@@ -142,8 +142,8 @@ class Jacobi(Drafter):
         for place in range(same, len(chain)):
             token = chain[place]
             scores = ctx.sampler.scores(state.rows[place], before + chain[:place])
-            ended = ctx.sampler.ended([*before, *chain[: place + 1]])
-            if ended or scores[token] == -torch.inf:
+            forbidden = bool(scores[token] == -torch.inf)
+            if forbidden or ctx.sampler.ended([*before, *chain[: place + 1]]):
                 state.chain = chain[:place]
                 state.rows = state.rows[: place + 1]
                 return

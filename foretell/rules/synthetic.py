@@ -41,6 +41,11 @@ class Synthetic(Rule):
                 raise BadConfig.field(name, getattr(self, name), "from 0 to 1")
 
     def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        if target.sampler.guide is not None:
+            raise BadConfig(
+                "rule 'synthetic' accepts by chance, so it cannot honour "
+                "json_schema, regex, grammar or constraint: choose another rule"
+            )
         node = 0
         tries = 0
         path: list[int] = []

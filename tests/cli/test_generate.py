@@ -156,3 +156,16 @@ def test_the_question_stands_before_the_answer_on_a_terminal(
     answer = tiny.lm().generate("user: def\n", "plain", max_new_tokens=12).text
     assert answer[:5].isprintable(), "rich leaves control characters out"
     assert capsys.readouterr().out.startswith(f"def\n\n{answer[:5]}")
+
+
+def test_an_answer_has_the_form_that_is_asked_for(run: Any, folder: str, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.lark"
+    rules.write_text('start: "a" /[0-9]{2}/')
+    options = ["generate", "--model", folder, "--method", "ngram", CODE]
+    code, out, _ = run(*options, "--json-schema", '{"enum": [[1, "x"]]}')
+    assert not code and json.loads(out) == [1, "x"]
+    assert run(*options, "--regex", "(yes){2}")[1] == "yesyes\n"
+    out = run(*options, "--grammar", str(rules))[1]
+    assert out[0] == "a" and out[1:3].isdigit() and len(out) == 4
+    code, out, err = run(*options, "--json-schema", '{"not": {}}')
+    assert code == 2 and not out and "json_schema at #/not: not is not supported" in err

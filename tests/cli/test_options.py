@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from foretell import cli
-from foretell.cli._options import DEFAULT, SamplingOptions, biases, numbers
+from foretell.cli._options import DEFAULT, SamplingOptions, biases, numbers, schema
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 
 
 def test_the_options_of_sampling_are_its_fields() -> None:
-    fields = {field.name for field in dataclasses.fields(Sampling)} - {"logits_processors"}
+    python_only = {"logits_processors", "constraint"}
+    fields = {field.name for field in dataclasses.fields(Sampling)} - python_only
     assert {field.name for field in dataclasses.fields(SamplingOptions)} == fields
     given = SamplingOptions().arguments()
     assert Sampling(**given) == DEFAULT
@@ -31,6 +33,29 @@ def test_numbers_and_biases_are_read() -> None:
         numbers("--requests", "1,x", int)
     with pytest.raises(BadConfig, match="--logit-bias x=1: write ID=BIAS"):
         biases(["x=1"])
+
+
+def test_forms_are_texts_or_stand_in_files(tmp_path: Path) -> None:
+    file = tmp_path / "person.json"
+    file.write_text('{"type": "object"}')
+    assert schema('{"a": 1}') == '{"a": 1}' and schema(" true ") == " true "
+    assert schema(str(file)) == '{"type": "object"}'
+    given = SamplingOptions(grammar=str(file)).arguments()
+    assert given["grammar"] == '{"type": "object"}' and given["json_schema"] is None
+    file.write_text('{"type": ')
+    with pytest.raises(
+        BadConfig, match=r"--json-schema .*person.json: this is no JSON \(Expecting"
+    ):
+        schema(str(file))
+    with pytest.raises(BadConfig, match="--json-schema: this is no JSON"):
+        schema("{type}")
+    file.write_bytes(b"\xff")
+    with pytest.raises(BadConfig, match=r"--grammar .*: cannot be read \(it is not UTF-8 text\)"):
+        SamplingOptions(grammar=str(file)).arguments()
+    with pytest.raises(BadConfig, match=r"--json-schema nowhere: cannot be read \(No such file"):
+        SamplingOptions(json_schema="nowhere").arguments()
+    with pytest.raises(BadConfig, match="json_schema and regex: a text has one form"):
+        SamplingOptions(json_schema="{}", regex="a").arguments()
 
 
 def test_specs_are_split_at_methods() -> None:

@@ -1,0 +1,92 @@
+"""The guide of a branch, on a constraint that is a list of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from foretell.core.sampling import Sampler
+from foretell.core.tree import TokenTree
+from foretell.core.types import Sampling
+from foretell.errors import BadConfig
+from foretell.policy.constraint import Guide
+
+VOCAB = 6
+END = 5
+
+
+class Listed:
+    """These texts and no others."""
+
+    def __init__(self, *texts: Sequence[int]):
+        self.texts = [list(text) for text in texts]
+
+    def track(self) -> Listed:
+        return self
+
+    def permits(self, output: Sequence[int]) -> bool:
+        return any(text[: len(output)] == list(output) for text in self.texts)
+
+    def whole(self, output: Sequence[int]) -> bool:
+        return list(output) in self.texts
+
+    def allowed(self, output: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([self.permits([*output, token]) for token in range(VOCAB)])
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        found: list[int] = []
+        while not self.whole([*output, *found]) and int(self.allowed([*output, *found]).sum()) == 1:
+            found.append(int(self.allowed([*output, *found]).nonzero()[0]))
+        return found
+
+
+TEXTS = Listed([1, 2], [1, 2, 3], [1, 4, 4])
+
+
+def test_ends_may_come_where_a_text_is_whole_and_only_there() -> None:
+    guide = Guide(TEXTS, [END])
+    row = torch.zeros(VOCAB)
+    for output, tokens in (([], [1]), ([1], [2, 4]), ([1, 2], [3, END]), ([1, 4], [4])):
+        scores = guide.masked(row, output)
+        assert (scores > -torch.inf).nonzero()[:, 0].tolist() == tokens
+        for token in range(VOCAB):
+            assert guide.permits([*output, token]) == (token in tokens)
+    assert bool((row == 0).all()), "the row was changed"
+
+
+def test_a_text_is_complete_where_nothing_else_may_follow() -> None:
+    guide = Guide(TEXTS, [END])
+    assert [guide.complete(text) for text in ([1], [1, 2], [1, 2, 3], [1, 4, 4])] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(BadConfig, match="not of the given form"):
+        guide.complete([2])
+
+
+def test_a_tree_ends_at_complete_texts_and_at_forbidden_ones() -> None:
+    sampler = Sampler(Sampling(constraint=TEXTS), [0], [END], VOCAB)
+    tree = TokenTree(0)
+    tree.chain([1, 2, 3])
+    tree.chain([3], at=1)
+    tree.chain([END], at=2)
+    assert [sampler.ends(tree, node, []) for node in range(len(tree))] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert not sampler.plain
+
+
+def test_a_stop_token_that_a_form_needs_may_stand_where_it_needs_it() -> None:
+    """Stop tokens of the user's are ends beside what they are in the form."""
+    guide = Guide(TEXTS, [4])
+    assert (guide.masked(torch.zeros(VOCAB), [1]) > -torch.inf).nonzero()[:, 0].tolist() == [2, 4]
+    assert (guide.masked(torch.zeros(VOCAB), [1, 2]) > -torch.inf).tolist()[4]
