@@ -68,7 +68,7 @@ def _misshapen(answer: Any) -> str:
 def fuzz(url: str, description: Any, cases: int, seed: int = 0) -> Report:
     """Sends at least so many requests to the operations of an OpenAPI description."""
     report = Report()
-    schema = schemathesis.openapi.from_dict(description)
+    schema: Any = schemathesis.openapi.from_dict(description)
     operations = [result.ok() for result in schema.get_all_operations()]
     posts = [one for one in operations if one.body]
     plain = [one for one in operations if not one.body]

