@@ -27,9 +27,10 @@ def one_of_them(text: str) -> bool:
     return document["a"] in ("x", "yes") and isinstance(document["b"], bool)
 
 
+NAMED = {"name": "n", "schema": SCHEMA}
 FORMS: dict[str, tuple[dict[str, Any], Any]] = {
     "schema": (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": NAMED}},
         one_of_them,
     ),
     "json": ({"structured_outputs": {"json": SCHEMA}}, one_of_them),
