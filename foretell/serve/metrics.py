@@ -65,7 +65,7 @@ class EngineNumbers(Collector):
         per_position = CounterMetricFamily(
             PER_POSITION, "Drafted tokens accepted, by their depth.", labels=[LABEL, "position"]
         )
-        for position, count in enumerate(numbers.get("accepted_per_position", ())):
+        for position, count in enumerate(numbers.get("accepted_per_position") or [0]):
             per_position.add_metric([self.model, str(position)], count)
         yield per_position
         yield self._gauge("foretell:http_requests", "HTTP requests in flight.", self.gate.requests)
