@@ -109,8 +109,11 @@ class Handler(SimpleHTTPRequestHandler):
     server: Server
 
     def __init__(self, request: Any, client: Any, server: Server):
-        self.script = server.script  # a later test's is none of this connection's business
         super().__init__(request, client, server, directory=str(PAGE))
+
+    def parse_request(self) -> bool:
+        self.script = self.server.script  # of this request: a connection may serve several tests
+        return super().parse_request()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged."""
