@@ -237,7 +237,7 @@ def test_the_tree_of_a_step_is_drawn(page: Page) -> None:
     assert page.text("step-said") == "1 of 1 drafted token accepted: “.↵”"  # of the last step
     page.all('.token[data-step="4"]')[0].click()
     assert page.text("step-number") == "5 of 6"
-    assert page.text("step-said") == "3 of 5 drafted tokens accepted: “·where the water falls”"
+    assert page.text("step-said") == "3 of 5 drafted tokens accepted: “where the water falls”"
     words = {
         kind: page.texts(f"#tree .node.{kind} text")
         for kind in ("root", "accepted", "own", "rejected")

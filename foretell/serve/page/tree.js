@@ -53,7 +53,7 @@ export function layout(tree, own = null) {
 
 /** What a step's tree shows, in a sentence. */
 export function described({ tree, parts }) {
-  const text = `“${visible(parts.join(""), 60)}”`;
+  const text = `“${visible(parts.join("").replace(/^ /, ""), 60)}”`;
   if (!tree || tree.parents.every((parent) => parent < 0)) {
     return `Nothing was drafted; the model added ${text}.`;
   }
