@@ -19,7 +19,10 @@ from typing import Any
 import foretell
 
 PAGE = Path(foretell.__file__).parent / "serve" / "page"
-POLICY = "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 TARGET = "target"
 # Each step: what was drafted, as (text, parent, source, accepted), below the last token; then
 # the token that the model added itself.
@@ -215,9 +218,8 @@ class Handler(SimpleHTTPRequestHandler):
         return {
             "model": "scripted",
             "methods": [
-                {"name": "auto", "guarantee": "exact"},
-                {"name": "plain", "guarantee": "exact"},
-                {"name": "suffix", "guarantee": "exact"},
+                {"name": "plain", "guarantee": "exact", "summary": "no drafts"},
+                {"name": "suffix", "guarantee": "exact", "summary": "copies what came before"},
             ],
             "running": 1,
             "waiting": 2,

@@ -549,4 +549,7 @@ def test_the_load_of_the_server_is_shown(page: Page) -> None:
     assert rows["Caches"].strip() == "256 MB of 1.0 GB"
     assert page.text("busy") == "1 running, 2 waiting"
     assert page.get("positions").get_attribute("aria-label") == "Of drafts: 80 %, 40 %, 13 %"
-    assert page.texts("#guarantee") == ["Guarantee: exact"]
+    offered = page.js("return [...document.querySelectorAll('option')].map((e) => e.value)")
+    assert {"auto", "plain", "suffix"} <= set(offered)
+    page.fill("method", "suffix")
+    assert page.text("guarantee") == "Copies what came before. Guarantee: exact."

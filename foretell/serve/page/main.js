@@ -2,7 +2,7 @@
 
 import { Trouble, stream } from "./api.js";
 import { byId, element, say } from "./dom.js";
-import { count, figure } from "./format.js";
+import { count, figure, sentence } from "./format.js";
 import { Lane } from "./lane.js";
 import { Load } from "./load.js";
 import { race, table, verdict } from "./race.js";
@@ -238,9 +238,8 @@ function beginAnew() {
 
 function learn(state) {
   if (!server) {
-    byId("methods").replaceChildren(
-      ...state.methods.map(({ name }) => element("option", { value: name })),
-    );
+    const names = ["auto", ...state.methods.map(({ name }) => name)];
+    byId("methods").replaceChildren(...names.map((value) => element("option", { value })));
   }
   server = state;
   byId("model").textContent = state.model;
@@ -250,7 +249,7 @@ function learn(state) {
 function showGuarantee() {
   const method = byId("method").value.trim();
   const known = server?.methods.find(({ name }) => name === method);
-  byId("guarantee").textContent = known ? `Guarantee: ${known.guarantee}` : "";
+  say(byId("guarantee"), known && `${sentence(known.summary)} Guarantee: ${known.guarantee}.`);
 }
 
 // --- wiring
