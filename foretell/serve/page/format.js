@@ -33,7 +33,8 @@ export function bytes(number) {
 
 /** A token's text as one visible word, at most `limit` letters. */
 export function visible(text, limit = 14) {
-  const shown = text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ | $/g, "·") || "∅";
+  const spaces = (found) => "·".repeat(found.length);
+  const shown = text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, spaces) || "∅";
   const letters = [...shown];
   return letters.length > limit ? `${letters.slice(0, limit - 1).join("")}…` : shown;
 }

@@ -7,7 +7,7 @@ import { TARGET, look, spoken, underline } from "./sources.js";
 const LETTER = 7.3; // pixels of a letter at the size of the labels
 const ROW = 34; // between rows of nodes
 const HEIGHT = 24; // of a node
-const GAP = 26; // between columns
+const GAP = 22; // between columns
 const EDGE = 3; // around the picture
 
 /**
