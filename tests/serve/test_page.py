@@ -85,7 +85,7 @@ def test_esc_stops_and_what_came_is_kept(page: Page) -> None:
     assert page.script.left.wait(PATIENCE)  # the server is told
     assert page.answer().startswith("The river bends")
     assert page.text("said").startswith("Stopped: ") and page.get("trouble").is_displayed() is False
-    assert "stopped by you" in page.texts(".badge")[0]
+    assert "stopped" in page.texts(".badge")[0]
 
 
 def test_the_button_stops_as_well(page: Page) -> None:
@@ -184,6 +184,14 @@ def test_a_race_is_stopped_as_a_whole(page: Page) -> None:
     page.get("prompt").send_keys(Keys.ESCAPE)
     page.until(page.idle)
     assert len(page.script.asked) == 1 and not page.get("race-result").is_displayed()
+
+
+def test_where_one_side_of_a_race_fails_the_other_ends(page: Page) -> None:
+    page.fill("order", "together")
+    page.script.full = 1
+    page.race("slow")
+    assert "full" in page.texts("#trouble p")[0] and len(page.script.asked) == 2
+    assert page.script.left.wait(PATIENCE)
 
 
 def test_a_race_of_plain_against_plain_is_refused(page: Page) -> None:

@@ -8,7 +8,7 @@ const REASONS = {
   stop: "ended by itself",
   length: "ended at the limit of tokens",
   timeout: "ended at its deadline",
-  stopped: "stopped by you",
+  stopped: "stopped",
   broken: "broke off",
 };
 const NEAR = 40; // pixels from the end of the text within which it follows what comes
@@ -64,7 +64,7 @@ export class Lane {
     const follows =
       this.text.scrollTop + this.text.clientHeight > this.text.scrollHeight - NEAR;
     if (extra?.parts?.length) this.#step(text, extra);
-    else if (text) this.#append(text, TARGET);
+    else this.#append(text);
     if (extra?.method) this.summary = extra;
     if (choice?.finish_reason) this.reason = choice.finish_reason;
     if (follows) this.text.scrollTop = this.text.scrollHeight;
@@ -88,14 +88,15 @@ export class Lane {
       this.#append(part, sources[i]);
     });
     // Text that was held back until the end belongs to no token in particular.
-    this.#append(text.slice(parts.join("").length), TARGET);
+    this.#append(text.slice(parts.join("").length));
   }
 
-  #append(text, source) {
+  /** source: who proposed the text; null where that is not known */
+  #append(text, source = null) {
     if (!text) return;
     this.words += text;
-    const token = element("span", { className: `token ${look(source)}` }, text);
-    if (this.steps.length) {
+    const token = element("span", { className: `token ${look(source ?? TARGET)}` }, text);
+    if (source !== null) {
       token.dataset.step = this.steps.length - 1;
       token.title = `proposed by ${spoken(source)}, step ${this.steps.length}`;
     }

@@ -40,6 +40,7 @@ async function run(task) {
   try {
     byId("said").textContent = await task(controller.signal);
   } catch (error) {
+    controller.abort(); // what else runs for the same task
     byId("said").textContent = "";
     tell(error);
   } finally {
