@@ -154,6 +154,8 @@ class Handler(SimpleHTTPRequestHandler):
             self.refuse(429, "the server is full", None, {"Retry-After": "3"})
         elif prompt == "refused":
             self.refuse(400, "top_k: input should be at most 10", "top_k")
+        elif prompt == "bad regex":
+            self.refuse(400, "regex: a bracket is not closed", "regex")
         elif prompt == "fails":
             self.refuse(500, "internal error 1f2e", None)
         else:
@@ -217,6 +219,7 @@ class Handler(SimpleHTTPRequestHandler):
     def status(self) -> dict[str, Any]:
         return {
             "model": "scripted",
+            "method": "suffix",
             "methods": [
                 {"name": "plain", "guarantee": "exact", "summary": "no drafts"},
                 {"name": "suffix", "guarantee": "exact", "summary": "copies what came before"},

@@ -133,6 +133,7 @@ def test_the_page_names_no_other_host_and_has_no_inline_code() -> None:
     for path in PAGE.iterdir():
         text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, f"{path.name} names another host"
+        assert max(map(len, text.splitlines())) <= 100, f"{path.name} has long lines"
     html = (PAGE / "index.html").read_text("utf-8")
     assert not re.search(r"\son\w+=|\sstyle=|<style|<script(?![^>]* src=)", html)
 

@@ -93,6 +93,17 @@ def test_a_bad_schema_is_not_sent(page: Page) -> None:
     assert page.driver.switch_to.active_element.is_displayed() and page.script.asked == []
 
 
+def test_a_refused_constraint_is_said_beside_it_or_where_it_is_seen(page: Page) -> None:
+    page.ask("bad regex")  # no field for it is shown
+    assert page.texts("#trouble p") == ["regex: a bracket is not closed."]
+    page.fill("format", "regex")
+    page.fill("constraint", "(a")
+    page.get("retry").click()
+    page.until(lambda: page.idle() and page.text("constraint-trouble"))
+    assert page.text("constraint-trouble") == "A bracket is not closed."
+    assert page.script.asked[-1]["structured_outputs"] == {"regex": "(a"}
+
+
 def test_nothing_is_not_sent(page: Page) -> None:
     page.ask("")
     assert page.text("prompt-trouble") == "Write a prompt first." and page.script.asked == []

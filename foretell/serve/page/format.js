@@ -39,8 +39,9 @@ export function visible(text, limit = 14) {
   return letters.length > limit ? `${letters.slice(0, limit - 1).join("")}…` : shown;
 }
 
-/** A message that begins with a capital and ends with a stop. */
+/** A message that ends with a stop, and begins with a capital unless a name from code begins it. */
 export function sentence(text) {
-  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  const word = /^[a-z]+[ ,.]/.test(text);
+  const whole = word ? text.charAt(0).toUpperCase() + text.slice(1) : text;
   return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }

@@ -12,6 +12,7 @@ import { Steps } from "./steps.js";
 import { followTheme } from "./theme.js";
 
 const SEEDS = 2 ** 31;
+const PAUSE = 100; // milliseconds between two drawings: more of them take time from a local server
 const steps = new Steps();
 const load = new Load(key, learn);
 let server = null; // its state, once it has answered
@@ -20,7 +21,7 @@ let last = null; // {prompt, turns, mode}: what was asked last, and what had bee
 let controller = null; // of what is running
 let retry = null; // does again what failed
 let lanes = []; // that are shown
-let painted = true; // false while a frame is waited for
+let drawing = null; // the timer of the next drawing
 
 function key() {
   return byId("key").value.trim();
@@ -94,16 +95,15 @@ async function answer(lane, { path, body }, signal) {
   return lane;
 }
 
-/** Shows what has come, once a frame however many chunks come. */
+/** Draws figures and steps soon, however many chunks come meanwhile. */
 function paint(lane) {
   lane.stale = true;
-  if (!painted) return;
-  painted = false;
-  requestAnimationFrame(refresh);
+  drawing ??= setTimeout(refresh, PAUSE);
 }
 
 function refresh() {
-  painted = true;
+  clearTimeout(drawing);
+  drawing = null;
   for (const lane of lanes.filter((lane) => lane.stale)) {
     lane.show();
     lane.stale = false;
@@ -244,6 +244,7 @@ function learn(state) {
   }
   server = state;
   byId("model").textContent = state.model;
+  byId("method").placeholder = state.method;
   showGuarantee();
 }
 

@@ -12,7 +12,8 @@ const FIELDS = {
   messages: "prompt",
   max_completion_tokens: "max_tokens",
   structured_outputs: "constraint",
-  response_format: "constraint",
+  json_schema: "constraint",
+  regex: "constraint",
   speculation: "method",
 };
 const CONSTRAINTS = { json: "Schema", regex: "Regular expression" };
@@ -33,11 +34,10 @@ export function complain(field, message) {
   const first = field?.split(".")[0];
   const name = FIELDS[first] ?? first;
   const input = name && byId("form").elements.namedItem(name);
-  if (!(input instanceof HTMLElement)) return false;
+  if (!(input instanceof HTMLElement) || input.closest("[hidden]")) return false;
   for (let at = input.parentElement; at; at = at.parentElement) {
     if (at instanceof HTMLDetailsElement) at.open = true;
   }
-  if (input.closest("[hidden]")) return false;
   let where = byId(`${name}-trouble`);
   if (!where) {
     where = element("p", { className: "trouble small", id: `${name}-trouble` });
@@ -101,7 +101,9 @@ function structure() {
   const given = text("constraint");
   if (format === "object") return { json: { type: "object" } };
   if (!format) return null;
-  if (!given.trim()) throw new Invalid("constraint", `${CONSTRAINTS[format]}: give one.`);
+  if (!given.trim()) {
+    throw new Invalid("constraint", `Give a ${CONSTRAINTS[format].toLowerCase()}.`);
+  }
   if (format === "regex") return { regex: given };
   try {
     return { json: JSON.parse(given) };
