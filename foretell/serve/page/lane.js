@@ -20,6 +20,8 @@ export class Lane {
     this.steps = []; // {tree, parts, sources}
     this.counts = new Map(); // source -> tokens
     this.words = ""; // the text so far
+    this.fresh = new DocumentFragment(); // tokens that are not in the text yet
+    this.marked = null; // the step whose tokens are marked in the text
     this.tokens = 0;
     this.drafted = 0;
     this.accepted = 0;
@@ -61,13 +63,10 @@ export class Lane {
     const choice = chunk.choices?.[0];
     const text = choice?.text ?? choice?.delta?.content ?? "";
     const extra = chunk.foretell;
-    const follows =
-      this.text.scrollTop + this.text.clientHeight > this.text.scrollHeight - NEAR;
     if (extra?.parts?.length) this.#step(text, extra);
     else this.#append(text);
     if (extra?.method) this.summary = extra;
     if (choice?.finish_reason) this.reason = choice.finish_reason;
-    if (follows) this.text.scrollTop = this.text.scrollHeight;
   }
 
   #step(text, { parts, sources, tree }) {
@@ -100,7 +99,15 @@ export class Lane {
       token.dataset.step = this.steps.length - 1;
       token.title = `proposed by ${spoken(source)}, step ${this.steps.length}`;
     }
-    this.text.append(token);
+    this.fresh.append(token);
+  }
+
+  /** Puts what has come into the text, which is laid out anew once rather than for every token. */
+  #flush() {
+    const { scrollTop, clientHeight, scrollHeight } = this.text;
+    const follows = scrollTop + clientHeight > scrollHeight - NEAR;
+    this.text.append(this.fresh);
+    if (follows) this.text.scrollTop = this.text.scrollHeight;
   }
 
   /** reason: "stopped" or "broken" where the server gave none */
@@ -110,8 +117,10 @@ export class Lane {
     this.show();
   }
 
-  /** Marks the tokens of one step in the text. */
+  /** Marks the tokens of one step in the text; null: of none. */
   mark(step) {
+    if (step === this.marked) return;
+    this.marked = step;
     for (const token of this.text.querySelectorAll(".token.marked")) {
       token.classList.remove("marked");
     }
@@ -131,8 +140,9 @@ export class Lane {
     return this.summary?.tokens_per_step ?? own;
   }
 
-  /** Brings the figures up to date. */
+  /** Brings text and figures up to date. */
   show() {
+    this.#flush();
     const drafted = this.summary?.drafted ?? this.drafted;
     const accepted = this.summary?.accepted ?? this.accepted;
     const wait = this.first === null ? null : (this.first - this.began) / 1000;

@@ -12,7 +12,10 @@ import { Steps } from "./steps.js";
 import { followTheme } from "./theme.js";
 
 const SEEDS = 2 ** 31;
-const PAUSE = 100; // milliseconds between two drawings: more of them take time from a local server
+// Drawing takes time from a server on the same machine, so it has pauses: of at least so many
+// milliseconds, and so many times as long as the last drawing took.
+const PAUSE = 80;
+const REST = 9;
 const steps = new Steps();
 const load = new Load(key, learn);
 let server = null; // its state, once it has answered
@@ -22,6 +25,7 @@ let controller = null; // of what is running
 let retry = null; // does again what failed
 let lanes = []; // that are shown
 let drawing = null; // the timer of the next drawing
+let effort = 0; // milliseconds that the last one took
 
 function key() {
   return byId("key").value.trim();
@@ -95,13 +99,14 @@ async function answer(lane, { path, body }, signal) {
   return lane;
 }
 
-/** Draws figures and steps soon, however many chunks come meanwhile. */
+/** Draws text, figures and steps soon, however many chunks come meanwhile. */
 function paint(lane) {
   lane.stale = true;
-  drawing ??= setTimeout(refresh, PAUSE);
+  drawing ??= setTimeout(refresh, Math.max(PAUSE, REST * effort));
 }
 
 function refresh() {
+  const began = performance.now();
   clearTimeout(drawing);
   drawing = null;
   for (const lane of lanes.filter((lane) => lane.stale)) {
@@ -110,6 +115,7 @@ function refresh() {
   }
   steps.show();
   showLegend(byId("legend"), lanes.at(-1).counts);
+  effort = performance.now() - began;
 }
 
 function showLanes(title, asked, ...shown) {

@@ -45,7 +45,7 @@ export class Steps {
     byId("step-said").textContent = described(steps[i]);
     drawTree(byId("tree"), steps[i]);
     drawStrip(byId("strip"), steps, i);
-    this.lane.mark(this.follow.checked ? -1 : i);
+    this.lane.mark(this.follow.checked ? null : i);
   }
 }
 
