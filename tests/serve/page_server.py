@@ -194,7 +194,7 @@ class Handler(SimpleHTTPRequestHandler):
             if end:
                 chunk["foretell"] |= self.summary(steps, accelerated)
             self.event(chunk)
-            time.sleep(0.02 if prompt == "slow" else self.script.pause)
+            time.sleep(0.01 if prompt == "slow" else self.script.pause)
         tokens = sum(len(extra["parts"]) for extra in steps)
         self.event({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": tokens}})
         self.write(b"data: [DONE]\n\n")

@@ -96,6 +96,20 @@ def test_the_button_stops_as_well(page: Page) -> None:
     assert page.script.left.wait(PATIENCE)
 
 
+def test_a_long_text_follows_what_comes_unless_it_is_scrolled_back(page: Page) -> None:
+    where = """const text = document.querySelector(".lane .text");
+    return [text.scrollTop, text.scrollHeight - text.clientHeight]"""
+    page.write("slow", Keys.ENTER)
+    page.until(lambda: page.js(where)[1] > 100)
+    page.until(lambda: page.js(where)[0] > 100)
+    page.js("document.querySelector('.lane .text').scrollTop = 0")
+    before = page.js(where)[1]
+    page.until(lambda: page.js(where)[1] > before + 30)
+    assert page.js(where)[0] == 0
+    page.get("halt").click()
+    page.until(page.idle)
+
+
 def test_texts_are_shown_as_they_are(page: Page) -> None:
     page.choose_completion()
     markup = "<b>bold</b><img src=x>"
