@@ -17,8 +17,12 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def asker(live: Live) -> Iterator[openai.OpenAI]:
-    with live.client() as http:
-        yield openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", http_client=http)
+    with openai.OpenAI(
+        base_url=f"{live.url}/v1",
+        api_key="none",
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as client:
+        yield client
 
 
 def test_models(asker: openai.OpenAI) -> None:
@@ -91,13 +95,16 @@ def test_errors_are_those_that_the_client_knows(asker: openai.OpenAI) -> None:
 
 def test_keys_and_limits() -> None:
     settings = Settings(keys=keys(requests_per_minute=1))
-    with running(settings=settings) as live, live.client() as http:
+    with running(settings=settings) as live:
 
         def ask(key: str) -> None:
-            client = openai.OpenAI(
-                base_url=f"{live.url}/v1", api_key=key, http_client=http, max_retries=0
-            )
-            client.completions.create(model=NAME, prompt="a", max_tokens=1)
+            with openai.OpenAI(
+                base_url=f"{live.url}/v1",
+                api_key=key,
+                http_client=openai.DefaultHttpxClient(trust_env=False),
+                max_retries=0,
+            ) as client:
+                client.completions.create(model=NAME, prompt="a", max_tokens=1)
 
         with pytest.raises(openai.AuthenticationError):
             ask("sk-wrong")
