@@ -1,0 +1,168 @@
+// One answer while it is made: its text token by token, its steps, its figures.
+
+import { element } from "./dom.js";
+import { figure, percent } from "./format.js";
+import { TARGET, look, spoken } from "./sources.js";
+
+const REASONS = {
+  stop: "ended by itself",
+  length: "ended at the limit of tokens",
+  timeout: "ended at its deadline",
+  stopped: "stopped",
+  broken: "broke off",
+};
+const NEAR = 40; // pixels from the end of the text within which it follows what comes
+
+export class Lane {
+  /** title: the heading of the answer, such as a method; onStep(i): a token of step i was chosen */
+  constructor(title, onStep = () => {}) {
+    this.title = title;
+    this.steps = []; // {tree, parts, sources}
+    this.counts = new Map(); // source -> tokens
+    this.words = ""; // the text so far
+    this.fresh = new DocumentFragment(); // tokens that are not in the text yet
+    this.marked = null; // the step whose tokens are marked in the text
+    this.tokens = 0;
+    this.drafted = 0;
+    this.accepted = 0;
+    this.began = this.first = this.last = null; // milliseconds
+    this.firstTokens = 0; // that came with the first step
+    this.summary = null; // the server's figures, at the end
+    this.reason = null;
+    this.heading = element("h3", {}, title);
+    this.guarantee = element("span", { className: "badge", hidden: true });
+    this.text = element("div", { className: "text", tabIndex: 0 });
+    this.text.setAttribute("role", "log");
+    this.text.setAttribute("aria-label", `Text: ${title}`);
+    this.figures = element("dl", { className: "figures" });
+    this.root = element(
+      "article",
+      { className: "lane" },
+      element("div", { className: "row" }, this.heading, this.guarantee),
+      this.text,
+      this.figures,
+    );
+    this.text.append(element("span", { className: "soft waits" }, "waits for its turn"));
+    this.text.addEventListener("click", (event) => {
+      const { step } = event.target.dataset ?? {};
+      if (step !== undefined) onStep(Number(step));
+    });
+  }
+
+  /** prefix: what the answer continues, shown before it */
+  begin(prefix = "") {
+    this.began = performance.now();
+    this.text.setAttribute("aria-busy", "true");
+    this.text.replaceChildren();
+    if (prefix) this.text.append(element("span", { className: "soft" }, prefix));
+    this.show();
+  }
+
+  /** Takes in one chunk of a stream, of either API. */
+  take(chunk) {
+    const choice = chunk.choices?.[0];
+    const text = choice?.text ?? choice?.delta?.content ?? "";
+    const extra = chunk.foretell;
+    if (extra?.parts?.length) this.#step(text, extra);
+    else this.#append(text);
+    if (extra?.method) this.summary = extra;
+    if (choice?.finish_reason) this.reason = choice.finish_reason;
+  }
+
+  #step(text, { parts, sources, tree }) {
+    const now = performance.now();
+    if (this.first === null) {
+      this.first = now;
+      this.firstTokens = parts.length;
+    }
+    this.last = now;
+    this.steps.push({ tree, parts, sources });
+    this.tokens += parts.length;
+    if (tree) {
+      this.drafted += tree.parents.filter((parent) => parent >= 0).length;
+      this.accepted += tree.accepted.filter((node) => tree.parents[node] >= 0).length;
+    }
+    parts.forEach((part, i) => {
+      this.counts.set(sources[i], (this.counts.get(sources[i]) ?? 0) + 1);
+      this.#append(part, sources[i]);
+    });
+    // Text that was held back until the end belongs to no token in particular.
+    this.#append(text.slice(parts.join("").length));
+  }
+
+  /** source: who proposed the text; null where that is not known */
+  #append(text, source = null) {
+    if (!text) return;
+    this.words += text;
+    const token = element("span", { className: `token ${look(source ?? TARGET)}` }, text);
+    if (source !== null) {
+      token.dataset.step = this.steps.length - 1;
+      token.title = `proposed by ${spoken(source)}, step ${this.steps.length}`;
+    }
+    this.fresh.append(token);
+  }
+
+  /** Puts what has come into the text, which is laid out anew once rather than for every token. */
+  #flush() {
+    const { scrollTop, clientHeight, scrollHeight } = this.text;
+    const follows = scrollTop + clientHeight > scrollHeight - NEAR;
+    this.text.append(this.fresh);
+    if (follows) this.text.scrollTop = this.text.scrollHeight;
+  }
+
+  /** reason: "stopped" or "broken" where the server gave none */
+  end(reason = null) {
+    this.reason = reason ?? this.reason;
+    this.text.setAttribute("aria-busy", "false");
+    this.show();
+  }
+
+  /** Marks the tokens of one step in the text; null: of none. */
+  mark(step) {
+    if (step === this.marked) return;
+    this.marked = step;
+    for (const token of this.text.querySelectorAll(".token.marked")) {
+      token.classList.remove("marked");
+    }
+    for (const token of this.text.querySelectorAll(`.token[data-step="${step}"]`)) {
+      token.classList.add("marked");
+    }
+  }
+
+  /** Tokens a second after the first step; null as long as there is nothing to measure. */
+  get speed() {
+    const tokens = this.tokens - this.firstTokens;
+    return tokens > 0 && this.last > this.first ? (1000 * tokens) / (this.last - this.first) : null;
+  }
+
+  get perStep() {
+    const own = this.steps.length ? this.tokens / this.steps.length : null;
+    return this.summary?.tokens_per_step ?? own;
+  }
+
+  /** Brings text and figures up to date. */
+  show() {
+    this.#flush();
+    const drafted = this.summary?.drafted ?? this.drafted;
+    const accepted = this.summary?.accepted ?? this.accepted;
+    const wait = this.first === null ? null : (this.first - this.began) / 1000;
+    const rows = [
+      ["tokens/s", figure(this.speed), "Tokens a second after the first step"],
+      ["tokens a step", figure(this.perStep), "Plain decoding has 1"],
+      ["drafts accepted", percent(accepted, drafted), `${accepted} of ${drafted} drafted tokens`],
+      ["tokens", this.tokens.toLocaleString("en"), "Tokens of the answer so far"],
+      ["s to the first", figure(wait), "Seconds from the request to the first token"],
+    ];
+    this.figures.replaceChildren(
+      ...rows.map(([name, value, title]) =>
+        element("div", { title }, element("dd", {}, value), element("dt", {}, name)),
+      ),
+    );
+    const { method, guarantee } = this.summary ?? {};
+    const known = !method || method === this.title;
+    this.heading.textContent = known ? this.title : `${this.title}: ${method}`;
+    const end = this.reason ? (REASONS[this.reason] ?? this.reason) : "";
+    this.guarantee.textContent = [guarantee, end].filter(Boolean).join(" · ");
+    this.guarantee.hidden = !this.guarantee.textContent;
+  }
+}
