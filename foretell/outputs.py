@@ -11,6 +11,7 @@ from foretell.core.request import Event
 from foretell.errors import ForetellError
 from foretell.stats import Stats
 from foretell.text import Detokenizer
+from foretell.tracing import Steps, TraceStep
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -54,6 +55,8 @@ class Piece:
     parts: list[str] = field(default_factory=list)  # the text that each token made certain
     error: ForetellError | None = None
     stats: Stats | None = None  # on the last piece of an answer
+    logprobs: list[dict[str, Any]] | None = None  # of each token, as in an Output
+    step: TraceStep | None = None  # with trace=True: the step that the tokens came from
 
 
 class Stream:
@@ -63,18 +66,33 @@ class Stream:
         self.live = live
         self.prompt = prompt
         self.detokenizer = Detokenizer(decode, live.ctx.request.sampling.stop)
+        self.told = 0  # tokens that pieces have carried
 
     def piece(self, event: Event) -> Piece:
         parts = []
         for token in event.tokens:
             parts.append(self.detokenizer.push(spoken(self.live, [token])))
         piece = Piece("".join(parts), event.tokens, event.sources, self.prompt, parts=parts)
+        piece.logprobs = _logprobs(self.live, event.tokens, self.told)
+        piece.step = self._step(len(event.tokens))
+        self.told += len(event.tokens)
         if event.done is not None:  # from here on the engine leaves the request alone
             piece.text += self.detokenizer.push([], final=True)
             piece.finish_reason = event.done
             piece.error = failure(self.live)
             piece.stats = self.live.ctx.stats
         return piece
+
+    def _step(self, tokens: int) -> TraceStep | None:
+        """The step that so many new tokens came from, if the request is traced."""
+        request = self.live.ctx.request
+        if not isinstance(request.trace, Steps):
+            return None
+        found = None
+        end = len(request.prompt) + self.told + tokens
+        while request.trace and request.trace[0].position < end:
+            found = request.trace.popleft()
+        return found
 
 
 def failure(live: Live) -> ForetellError | None:
@@ -93,7 +111,7 @@ def outputs(live: Live, sources: list[str], decode: Decode) -> list[Output]:
         live.reason or "error",
         ctx.stats,
         sources,
-        _logprobs(live),
+        _logprobs(live, ctx.output),
         error=failure(live),
     )
     found = [result]
@@ -116,11 +134,13 @@ def _text(live: Live, tokens: Sequence[int], decode: Decode) -> str:
     return detokenizer.push(spoken(live, tokens), final=True)
 
 
-def _logprobs(live: Live) -> list[dict[str, Any]] | None:
+def _logprobs(live: Live, tokens: Sequence[int], start: int = 0) -> list[dict[str, Any]] | None:
+    """Of these tokens of the result, the first of which has `start` others before it."""
     if live.ctx.request.sampling.logprobs is None:
         return None
     entries = []
-    for token, (value, best) in zip(live.ctx.output, live.logprobs, strict=True):
+    numbers = live.logprobs[start : start + len(tokens)]
+    for token, (value, best) in zip(tokens, numbers, strict=True):
         top = [{"token": other, "logprob": number} for other, number in best]
         entries.append({"token": token, "logprob": value, "top": top})
     return entries

@@ -61,7 +61,7 @@ class ApiError(Exception):
         }
 
 
-TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+TYPES = {403: "permission_error", 429: "rate_limit_error"}
 # Of our errors, the more special first: status and code.
 KINDS: tuple[tuple[type[ForetellError], int, str], ...] = (
     (DeadlineExceeded, HTTPStatus.REQUEST_TIMEOUT, "timeout"),
@@ -76,24 +76,33 @@ ONCE = {"x-should-retry": "false"}
 
 def of_ours(error: ForetellError) -> ApiError:
     """What the engine refused. A request that broke says no more than that: the log has it all."""
-    for kind, status, code in KINDS:
-        if isinstance(error, kind):
-            break
-    else:
-        status, code = HTTPStatus.INTERNAL_SERVER_ERROR, "model_error"
+    status, code = _kind(error)
     message = str(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "the request failed"
     headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
+    if isinstance(error, Unsupported):
+        return ApiError(f"method: {message}", "method", code, status, headers)
     return ApiError(message, _argument(message), code, status, headers)
+
+
+def _kind(error: ForetellError) -> tuple[int, str]:
+    """Status and code."""
+    for kind, status, code in KINDS:
+        if isinstance(error, kind):
+            return status, code
+    return HTTPStatus.INTERNAL_SERVER_ERROR, "model_error"
 
 
 def _argument(message: str) -> str | None:
     """The field that a message of ours begins with, as in `top_p=2: must be ...`."""
     from foretell.serve.translate import FIELDS_OF_ARGUMENTS
 
-    word = message.partition("=")[0].partition(":")[0].strip()
-    return FIELDS_OF_ARGUMENTS.get(word)
+    for argument, field in FIELDS_OF_ARGUMENTS.items():
+        rest = message.removeprefix(argument)
+        if rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):
+            return field
+    return None
 
 
 def of_pydantic(error: ValidationError) -> ApiError:
@@ -112,6 +121,9 @@ def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(f"{where}unknown field", param, "unknown_field")
     if kind == "missing":
         return ApiError(f"{where}is missing", param, "missing_required_parameter")
+    if kind in ("model_attributes_type", "model_type", "dict_type") and not place:
+        said = "the body must be a JSON object, sent as Content-Type: application/json"
+        return ApiError(said, None, "invalid_json")
     if kind == "json_invalid":
         return ApiError(f"the body is no JSON: {fault['msg']}", None, "invalid_json")
     message = str(fault["msg"]).removeprefix("Value error, ")

@@ -52,7 +52,10 @@ class Spelling:
         due = []
         while self.waiting:
             start, end, entry = self.waiting[0]
-            if not (whole or (start if done else end - 1) < self.written):
+            # A token that has no text of its own, since it is a part of a character, goes with the
+            # one that completes it.
+            shown = start < self.written and (done or end <= self.written)
+            if not (whole or shown):
                 break
             due.append((start, entry))
             self.waiting.pop(0)
@@ -136,27 +139,44 @@ class Answer:
 
     # --- streams
 
-    def chunks(self, piece: Piece) -> dict[str, Any] | None:
+    def chunk(self, piece: Piece) -> dict[str, Any] | None:
         """The chunk of a piece; None: it says nothing. Raises ApiError where its choice failed."""
         if piece.error is not None:
             raise of_ours(piece.error)
         if piece.stats is not None:
             self._finished[piece.prompt] = piece.stats
+        delta = self._delta(piece)  # which also notes the tokens of a piece without a text
         if not (piece.text or piece.finish_reason or (self.request.trace and piece.tokens)):
             return None
-        chunk = self._head(self.chunk_kind) | {"choices": [self._delta(piece)]}
+        chunk = self._head(self.chunk_kind) | {"choices": [delta]}
         if self.request.include_usage:
             chunk["usage"] = None
-        if len(self._finished) == len(self.call.prompts):
-            chunk["foretell"] = self.numbers(list(self._finished.values()))
+        about = self._trace(piece) if self.request.trace else {}
+        if piece.finish_reason and len(self._finished) == len(self.call.prompts):
+            about |= self.numbers(list(self._finished.values()))
+        if about:
+            chunk["foretell"] = about
         return chunk
+
+    def _trace(self, piece: Piece) -> dict[str, Any]:
+        """Who proposed each token of a piece, and the tree of its step."""
+        tree = None
+        if piece.step is not None and len(piece.step.tree) > 1:
+            drafted = piece.step.tree
+            tree = {
+                "tokens": [self.served.token_text(token) for token in drafted.tokens],
+                "parents": drafted.parents,
+                "sources": drafted.sources,
+                "accepted": piece.step.path,
+            }
+        return {"parts": piece.parts, "sources": piece.draft, "tree": tree}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, scores: Scores | None = None) -> list[dict[str, Any]]:
         """What a stream begins with."""
-        return []
+        raise NotImplementedError
 
     def closing(self) -> list[dict[str, Any]]:
         """What a stream ends with: the usage, if it is asked for."""
@@ -178,7 +198,7 @@ class Answer:
 
     def _best(self, entry: Entry) -> dict[str, float]:
         """The best tokens by their texts, the chosen one with them."""
-        best = {}
+        best: dict[str, float] = {}
         for one in [*entry["top"], entry]:
             best.setdefault(self.served.token_text(one["token"]), one["logprob"])
         return best
@@ -258,8 +278,8 @@ class Completion(Answer):
             "finish_reason": piece.finish_reason,
         }
 
-    def echoes(self, scores: Scores | None) -> list[dict[str, Any]]:
-        """What a stream with `echo` begins with: of each choice its prompt."""
+    def opening(self, scores: Scores | None = None) -> list[dict[str, Any]]:
+        """With `echo`: of each choice its prompt."""
         chunks = []
         for index in range(len(self.call.prompts)) if self.request.echo else ():
             logprobs = None
@@ -312,7 +332,8 @@ class Chat(Answer):
             "bytes": list(said),
         }
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, scores: Scores | None = None) -> list[dict[str, Any]]:
+        """Of each choice who speaks."""
         chunks = []
         for index in range(len(self.call.prompts)):
             delta = {"role": "assistant", "content": ""}
