@@ -236,8 +236,8 @@ def test_the_order_follows_what_answers_turn_out_to_be() -> None:
     lengths = Lengths()
     order = iter(Order(groups, batch, lengths))
     assert next(order).members == (0,)
-    assert list(Order(groups[1:], batch, Lengths()))[0].members == (1,)
+    assert next(iter(Order(groups[1:], batch, Lengths()))).members == (1,)
     batch[1].call.arguments["max_new_tokens"] = [15]
-    assert list(Order(groups[1:], batch, Lengths()))[0].members == (2,), "50/30 is above 15/10"
+    assert next(iter(Order(groups[1:], batch, Lengths()))).members == (2,), "50/30 is above 15/10"
     lengths.add(6)
     assert next(order).members == (1,), "6/10 is above 6/30"
