@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,7 @@ def batch(
     from foretell.serve import check_installed
 
     check_installed("pydantic")
-    if not memory > 0:
+    if not 0 < memory < math.inf:
         raise BadConfig.field("--memory", memory, "above 0, in gigabytes")
     check_method(method)
     check_writable("--out", results)
