@@ -86,11 +86,10 @@ def batch(
                 limits = Limits(int(memory * GIGABYTE), max_requests)
                 shared = answer(lm, ready, file, limits, meter, tick, tell)
         except KeyboardInterrupt:
-            message(
+            raise KeyboardInterrupt(
                 f"interrupted: {len(file.lines):,} of {len(asked):,} are done; "
                 "the same command goes on from there"
-            )
-            raise
+            ) from None
         if len(file.lines) > earlier:
             _say_what_was_done(meter, shared)
     message(f"{len(asked) - file.failed:,} of {len(asked):,} answered, {file.failed:,} failed")

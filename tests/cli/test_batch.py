@@ -169,7 +169,8 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(
     assert code == 130
     done = len(read(results))
     assert 2 <= done < 24
-    assert f"interrupted: {done} of 24 are done; the same command goes on from there" in err
+    last = f"interrupted: {done} of 24 are done; the same command goes on from there\n"
+    assert err.endswith(last) and err.count("interrupted") == 1
     code, _, err = run(*arguments(folder, requests, results))
     assert code == 0 and f"{done} of 24 are done already" in err
     assert found(results) == alone
