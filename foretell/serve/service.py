@@ -135,8 +135,7 @@ class Service:
         except TimeoutError:
             raise of_ours(_late()) from None
         except ForetellError as error:
-            self._log_failure(error, answer)
-            raise of_ours(error) from error
+            raise self._refusal(error, answer) from error
 
     async def _scores(self, answer: Answer) -> Scores | None:
         """Of the prompts, where they are to be echoed with their log-probabilities."""
@@ -180,8 +179,7 @@ class Service:
         except TimeoutError:
             raise of_ours(_late()) from None
         except ForetellError as error:
-            self._log_failure(error, answer)
-            raise of_ours(error) from error
+            raise self._refusal(error, answer) from error
         except (asyncio.CancelledError, GeneratorExit):
             self._aborted(unfinished)
             raise
@@ -198,6 +196,14 @@ class Service:
         self.metrics.answer(stats, reason)
         self.gate.answered(key, 1, stats.tokens if stats else 0)
         self._log_failure(error, answer)
+
+    def _refusal(self, error: ForetellError, answer: Answer) -> ApiError:
+        """What the client is told; of a form the field in which it was given."""
+        self._log_failure(error, answer)
+        refusal = of_ours(error)
+        if refusal.param == "response_format" and answer.request.structured_outputs is not None:
+            refusal.param = "structured_outputs"
+        return refusal
 
     def _aborted(self, answers: int) -> None:
         for _ in range(answers):
