@@ -8,6 +8,7 @@ ForetellError
 ├── BadFile            another file (a store, a recording) cannot be used      exit 2
 ├── PromptTooLong      the prompt does not fit into the model's context        exit 2
 └── RequestFailed      a request broke (say, in a logits processor)            exit 1
+    └── DeadlineExceeded  it was not done in the time it was given             exit 1
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ class RequestFailed(ForetellError):
     """One request failed while others went on; `__cause__` is the original error."""
 
     exit_code = 1
+
+
+class DeadlineExceeded(RequestFailed):
+    """A request was not done in the time it was given; what there was by then is its answer."""
 
 
 def first_line(error: BaseException) -> str:
