@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 PROMPT = "> "
 GOES_ON = ". "  # before the next line of a question
 REMEMBERED = 1000  # lines of earlier chats
+PREFIXES = 2**30  # bytes of cache rows at most that are kept for the next question
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def chat(
     check_method(method)
     standard_input("pipe questions in, one a line")
     lm = load_model(models, executors)
+    lm.limit(prefixes=PREFIXES)
     talk = Chat(lm, system=system)
     talk.change(method, **options)
     session = Session(talk, interactive=sys.stdin.isatty())
@@ -245,12 +247,16 @@ class Session:
         if turns and turns[-1].stats is not None:
             message(stats_line(turns[-1].stats, self.chat.method))
         stats = [turn.stats for turn in turns if turn.stats is not None]
-        context = self.chat.lm.models["target"].context
+        lm = self.chat.lm
+        context = lm.models["target"].context
+        numbers = lm.engine.status()
         message(
             f"conversation: {len(turns)} turns, {len(turns) - len(stats)} of them interrupted, "
             f"{self.chat.left_out} left out; "
             f"{sum(one.accepted for one in stats)} of {sum(one.drafted for one in stats)} drafted "
-            f"tokens accepted; {self.chat.tokens()} of {context} tokens of context"
+            f"tokens accepted; {self.chat.tokens()} of {context} tokens of context; "
+            f"{numbers['prefix_tokens_reused']} of {numbers['prefix_tokens_asked']} tokens of "
+            "questions and what was before them known already"
         )
 
     def system(self, text: str) -> None:

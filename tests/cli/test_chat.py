@@ -68,7 +68,7 @@ def answer(lm: foretell.LM, text: str, **more: Any) -> str:
 def test_each_line_is_a_question_and_each_answer_a_line(piped: Any, lm: foretell.LM) -> None:
     first = answer(lm, "user: One?\n")
     second = answer(lm, f"user: One?\nassistant: {first}\nuser: Two\n and more?\n")
-    code, out, err = piped("One?", "", "Two\\", " and more?")
+    code, out, err = piped("One?", "", "Two\\", " and more?", "/stats")
     assert (code, out) == (0, f"{first}\n{second}\n")
     assert (
         err.splitlines() == ["cut off at --max-new-tokens, or where the model's context ends"] * 2
