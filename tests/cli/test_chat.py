@@ -70,9 +70,10 @@ def test_each_line_is_a_question_and_each_answer_a_line(piped: Any, lm: foretell
     second = answer(lm, f"user: One?\nassistant: {first}\nuser: Two\n and more?\n")
     code, out, err = piped("One?", "", "Two\\", " and more?", "/stats")
     assert (code, out) == (0, f"{first}\n{second}\n")
-    assert (
-        err.splitlines() == ["cut off at --max-new-tokens, or where the model's context ends"] * 2
-    )
+    cut_off = "cut off at --max-new-tokens, or where the model's context ends"
+    assert err.splitlines()[:2] == [cut_off, cut_off]
+    known = re.search(r"; (\d+) of \d+ tokens of questions and what was before", err)
+    assert known and int(known[1]) > 0, "the second question comes after rows that are there"
 
 
 def test_commands_change_what_follows(piped: Any, lm: foretell.LM, tmp_path: Path) -> None:
