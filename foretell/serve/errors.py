@@ -1,0 +1,141 @@
+"""Every refusal in the shape that OpenAI's clients read: message, type, param, code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import ValidationError
+
+from foretell.errors import (
+    BadConfig,
+    DeadlineExceeded,
+    ForetellError,
+    PromptTooLong,
+    RequestFailed,
+    Unsupported,
+)
+
+LONGEST = 500  # characters of a message: it may quote what was sent
+
+
+class ApiError(Exception):
+    """A request is refused.
+
+    `param`: the field at fault, as in `messages.0.role`. `headers`: beside the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = HTTPStatus.BAD_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.message = message if len(message) <= LONGEST else f"{message[:LONGEST]}..."
+        self.param = param
+        self.code = code
+        self.status = int(status)
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for errors of this status."""
+        if self.status >= 500:
+            return "server_error"
+        return TYPES.get(self.status, "invalid_request_error")
+
+    def body(self) -> dict[str, Any]:
+        """What is sent."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+TYPES = {403: "permission_error", 429: "rate_limit_error"}
+# Of our errors, the more special first: status and code.
+KINDS: tuple[tuple[type[ForetellError], int, str], ...] = (
+    (DeadlineExceeded, HTTPStatus.REQUEST_TIMEOUT, "timeout"),
+    (RequestFailed, HTTPStatus.INTERNAL_SERVER_ERROR, "request_failed"),
+    (PromptTooLong, HTTPStatus.BAD_REQUEST, "context_length_exceeded"),
+    (Unsupported, HTTPStatus.BAD_REQUEST, "unsupported_value"),
+    (BadConfig, HTTPStatus.BAD_REQUEST, "invalid_value"),
+)
+# OpenAI's clients ask again after such a status, which would only take the time once more.
+ONCE = {"x-should-retry": "false"}
+
+
+def of_ours(error: ForetellError) -> ApiError:
+    """What the engine refused. A request that broke says no more than that: the log has it all."""
+    status, code = _kind(error)
+    message = str(error)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        message = "the request failed"
+    headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
+    return ApiError(message, _argument(message), code, status, headers)
+
+
+def _kind(error: ForetellError) -> tuple[int, str]:
+    """Status and code."""
+    for kind, status, code in KINDS:
+        if isinstance(error, kind):
+            return status, code
+    return HTTPStatus.INTERNAL_SERVER_ERROR, "model_error"
+
+
+def _argument(message: str) -> str | None:
+    """The field that a message of ours begins with, as in `top_p=2: must be ...`."""
+    from foretell.serve.translate import FIELDS_OF_ARGUMENTS
+
+    word = message.partition("=")[0].partition(":")[0].strip()
+    return FIELDS_OF_ARGUMENTS.get(word)
+
+
+def of_pydantic(error: ValidationError) -> ApiError:
+    """What is wrong with the fields of a body."""
+    return of_faults(error.errors(include_url=False, include_context=False))
+
+
+def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first of pydantic's faults, of those that are likeliest to be meant."""
+    fault = max(faults, key=_weight)
+    place = [str(part) for part in fault["loc"] if _is_field(part)]
+    param = ".".join(place) or None
+    where = f"{param}: " if param else ""
+    kind = str(fault["type"])
+    if kind == "extra_forbidden":
+        return ApiError(f"{where}unknown field", param, "unknown_field")
+    if kind == "missing":
+        return ApiError(f"{where}is missing", param, "missing_required_parameter")
+    if kind == "json_invalid":
+        return ApiError(f"the body is no JSON: {fault['msg']}", None, "invalid_json")
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if kind == "value_error":  # a sentence of ours, which begins with the field
+        name, _, message = message.partition(": ")
+        param = ".".join([*place, name])
+        where = f"{param}: "
+    return ApiError(f"{where}{message[:1].lower()}{message[1:]}", param, "invalid_value")
+
+
+def _weight(fault: Mapping[str, Any]) -> float:
+    """Of the faults of a union the deepest is the nearest to what was meant."""
+    return len(fault["loc"]) if fault["type"] != "extra_forbidden" else math.inf
+
+
+def _is_field(part: Any) -> bool:
+    """Whether a part of a place is a name or an index in the body, and not one of pydantic's."""
+    if isinstance(part, int):
+        return True
+    return part not in ("body", "query", "path") and "[" not in part and part not in UNIONS
+
+
+UNIONS = {"str", "int", "float", "bool", "TextPart"}  # what pydantic names the sides of a union

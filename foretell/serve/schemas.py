@@ -1,0 +1,229 @@
+"""What may be asked: the bodies of requests, field by field, as OpenAI names them.
+
+Values are read strictly ("1" is no number), unknown fields are refused by name, and fields that
+OpenAI has but this server has not are refused unless their value changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from foretell.serve.errors import ApiError, of_pydantic
+
+HUGE = 2**53  # whole numbers beyond it are no longer exact in every JSON reader
+Count = Annotated[int, Field(ge=0, le=HUGE)]
+Whole = Annotated[int, Field(ge=-HUGE, le=HUGE)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Words = Annotated[str, Field(min_length=1, max_length=4096)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Best = Annotated[int, Field(ge=0, le=20)]
+R = TypeVar("R", bound="Request")
+
+
+class Fields(BaseModel):
+    """A JSON object whose fields are known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    # Of each field that is not supported, the values that mean nothing.
+    without: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without(cls, body: Any) -> Any:
+        if not isinstance(body, Mapping):
+            return body
+        for name, harmless in cls.without.items():
+            value = body.get(name)
+            if value is not None and not any(value is one or value == one for one in harmless):
+                raise ApiError(
+                    f"{name}: not supported by this server; leave it out",
+                    name,
+                    "unsupported_parameter",
+                )
+        return {name: value for name, value in body.items() if name not in cls.without}
+
+
+class StreamOptions(Fields):
+    """What else a stream tells."""
+
+    include_usage: bool = False
+
+
+class Schema(Fields):
+    """The `json_schema` of a response format."""
+
+    name: Words
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema: goes with the type json_schema, and only with it")
+        return self
+
+
+class StructuredOutputs(Fields):
+    """vLLM's way to ask for a form: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: Words | None = None
+    grammar: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
+    choice: Annotated[list[Words], Field(min_length=1, max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = (self.json_, self.regex, self.grammar, self.choice)
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("regex: give exactly one of json, regex, grammar and choice")
+        return self
+
+
+class Request(Fields):
+    """What both kinds of completions have in common."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Whole | None = None
+    stop: Words | Annotated[list[Words], Field(max_length=16)] | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+    # Not OpenAI's.
+    method: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    speculation: Literal["on", "off"] | None = None
+    priority: Whole | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=HUGE)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Share | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=100)] | None = None
+    no_repeat_ngram_size: Count | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    bad_words: Annotated[list[Words], Field(max_length=256)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    trace: bool | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @model_validator(mode="after")
+    def _agree(self) -> Request:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream")
+        if self.trace and not self.stream:
+            raise ValueError("trace: only with stream")
+        if self.speculation == "off" and self.method not in (None, "auto", "plain"):
+            raise ValueError("speculation: 'off' and a method contradict each other")
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise ValueError("structured_outputs: not together with response_format")
+        return self
+
+
+Ids = Annotated[list[Count], Field(min_length=1)]
+
+
+class CompletionRequest(Request):
+    """`POST /v1/completions`."""
+
+    without: ClassVar[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
+
+    prompt: str | Annotated[list[str] | Ids | list[Ids], Field(min_length=1, max_length=1024)]
+    echo: bool | None = None
+    logprobs: Best | None = None
+
+
+class TextPart(Fields):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Fields):
+    """A turn of a conversation."""
+
+    without: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tool_calls": ([],),
+        "function_call": (),
+        "refusal": (),
+        "audio": (),
+        "annotations": ([],),
+    }
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(Request):
+    """`POST /v1/chat/completions`."""
+
+    without: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "best_of": (1,),
+        "tools": ([],),
+        "tool_choice": ("none",),
+        "parallel_tool_calls": (),
+        "functions": ([],),
+        "function_call": ("none",),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "metadata": ({},),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Best | None = None
+
+    @model_validator(mode="after")
+    def _agree_in_chat(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs")
+        if self.max_completion_tokens is not None and self.max_tokens is not None:
+            raise ValueError("max_tokens: not together with max_completion_tokens")
+        return self
+
+
+def parse(kind: type[R], body: Any) -> R:
+    """The request of a body that JSON made. Raises ApiError, which names the field at fault."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise of_pydantic(error) from None

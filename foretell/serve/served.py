@@ -1,0 +1,103 @@
+"""What is served: one LM under a name, with what answers say about it."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from foretell import registry
+from foretell.cards import card, guarantee
+from foretell.core.strategy import Speculative, Strategy
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how tokenizers with byte fallback write a byte
+SPACE = "\u2581"  # how they write a space
+
+
+class Served:
+    """An LM and the name that clients call it by."""
+
+    def __init__(self, lm: LM, name: str):
+        self.lm = lm
+        self.name = name
+        self.since = int(time.time())
+        self._token_bytes = cache(self._bytes_of)
+
+    @property
+    def computed_by(self) -> str:
+        """Who computes the target's forwards."""
+        return self.lm.models["target"].usual_executor
+
+    def about(self, method: str) -> tuple[str, str]:
+        """The name of a method, `auto` resolved, and what it guarantees."""
+        name, strategy = self.lm.resolve(method)
+        return name, strategy_guarantee(name, strategy)
+
+    @cached_property
+    def methods(self) -> list[dict[str, str]]:
+        """The methods that a request may name, each with what it guarantees."""
+        cards = [card(name) for name in registry.methods()]
+        return [
+            {"name": one.name, "guarantee": one.guarantee, "summary": one.summary} for one in cards
+        ]
+
+    # --- tokens as texts
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, which may be a part of a character."""
+        return self._token_bytes(token)
+
+    def token_text(self, token: int) -> str:
+        """The same as a text."""
+        return self._token_bytes(token).decode("utf-8", errors="replace")
+
+    def _bytes_of(self, token: int) -> bytes:
+        tokenizer = self.lm.tokenizer
+        if tokenizer is None:
+            return b""
+        piece: Any = tokenizer.convert_ids_to_tokens(token)
+        if piece is None:  # a row of the model that is no token
+            return b""
+        if token in tokenizer.added_tokens_decoder:
+            return str(piece).encode()
+        if self._byte_level:
+            table = _byte_table()
+            if all(c in table for c in piece):
+                return bytes(table[c] for c in piece)
+        found = BYTE.fullmatch(piece)
+        if found:
+            return bytes([int(found[1], 16)])
+        return str(piece).replace(SPACE, " ").encode()
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        """Whether the tokenizer writes every byte as a character of its own."""
+        backend: Any = getattr(self.lm.tokenizer, "backend_tokenizer", None)
+        return backend is not None and "ByteLevel" in repr(backend.decoder)
+
+
+@cache
+def _byte_table() -> dict[str, int]:
+    """The byte of each character by which byte-level tokenizers write it, as GPT-2 began it: bytes
+    that are seen stand for themselves, the others follow behind character 255.
+    """
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in seen}
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return table | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+def strategy_guarantee(name: str, strategy: Strategy) -> str:
+    """What holds of the tokens of a method, its rule included."""
+    claim = guarantee(name)
+    rule = strategy.rule if isinstance(strategy, Speculative) else None
+    if rule is None:
+        return claim
+    title = type(rule).__module__.rpartition(".")[2].replace("_", "-")
+    of_rule = card(title, "rule").guarantee
+    order = ("exact", "greedy", "bounded", "lossy")
+    return max((claim, of_rule), key=lambda one: order.index(one.split(":")[0]))

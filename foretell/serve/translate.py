@@ -1,0 +1,314 @@
+"""From a request over HTTP to a call of `LM.generate`, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig
+from foretell.serve.errors import ApiError
+from foretell.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Request,
+    StructuredOutputs,
+)
+from foretell.spec import pieces
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+
+# Fields that are arguments of types.Sampling, by their names there.
+ARGUMENTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "bad_words": "bad_words",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "min_new_tokens": "min_tokens",
+}
+# How an error of ours names an argument, and which field of a request that was.
+FIELDS_OF_ARGUMENTS = ARGUMENTS | {
+    "max_new_tokens": "max_tokens",
+    "logit_bias": "logit_bias",
+    "logprobs": "logprobs",
+    "seed": "seed",
+    "n": "n",
+    "method": "method",
+    "unknown method": "method",
+    "timeout": "timeout",
+    "priority": "priority",
+    "json_schema": "response_format",
+    "regex": "structured_outputs",
+    "grammar": "structured_outputs",
+    "a prompt": "prompt",
+}
+TEMPERATURE = 1.0  # OpenAI's
+COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
+MOST_CHOICES = 128
+LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
+SEEDS = 2**31
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a server grants. None: no bound of its own."""
+
+    method: str = "auto"  # of requests that name none
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    timeout: float | None = None  # seconds
+
+
+UNBOUNDED = Bounds()
+
+
+@dataclass
+class Call:
+    """What to call `LM.generate`, `agenerate`, `stream` or `astream` with.
+
+    `prompts`: token ids of each choice, the n of one prompt side by side; in `arguments` a list has
+    a value for each choice.
+    """
+
+    prompts: list[list[int]]
+    method: str
+    arguments: dict[str, Any]
+    n: int  # choices a prompt
+    asked: list[str | None]  # of each prompt its text, where it was given as one
+
+
+def translate(
+    request: Request,
+    lm: LM,
+    tenant: str = "",
+    seed: int | None = None,
+    bounds: Bounds = UNBOUNDED,
+) -> Call:
+    """The call that a request asks for. Raises ApiError.
+
+    `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random).
+    """
+    texts, ids = _prompts(request, lm)
+    _check_lengths(request, ids, bounds)
+    n = request.n or 1
+    if len(ids) * n > MOST_CHOICES:
+        raise ApiError(
+            f"n: {len(ids)} prompts with {n} choices each are more than {MOST_CHOICES} answers; "
+            "send several requests",
+            "n",
+            "invalid_value",
+        )
+    arguments: dict[str, Any] = {}
+    for argument, field in ARGUMENTS.items():
+        value = getattr(request, field)
+        if value is not None:
+            arguments[argument] = value
+    arguments.setdefault("temperature", TEMPERATURE)
+    if arguments.get("top_k") == -1:  # vLLM's way to switch it off
+        arguments["top_k"] = 0
+    for name in ("bad_words", "stop", "stop_token_ids"):
+        if isinstance(arguments.get(name), list):
+            arguments[name] = tuple(arguments[name])  # a list would be one value a prompt
+    if request.logit_bias:
+        arguments["logit_bias"] = _bias(request.logit_bias)
+    arguments["logprobs"] = _logprobs(request)
+    first = request.seed
+    if first is None:
+        first = secrets.randbelow(SEEDS) if seed is None else seed
+    arguments["seed"] = [first + k for _ in ids for k in range(n)]
+    arguments["max_new_tokens"] = [
+        _limit(request, lm, one, bounds) for one in ids for _ in range(n)
+    ]
+    arguments |= _form(request)
+    if tenant:
+        arguments["tenant"] = tenant
+    if request.priority:
+        arguments["priority"] = request.priority
+    seconds = [given for given in (request.timeout, bounds.timeout) if given is not None]
+    if seconds:
+        arguments["timeout"] = min(seconds)
+    prompts = [one for one in ids for _ in range(n)]
+    return Call(prompts, _method(request, bounds.method), arguments, n, texts)
+
+
+# --- prompts
+
+
+def _prompts(request: Request, lm: LM) -> tuple[list[str | None], list[list[int]]]:
+    """Of each prompt its text, if it was one, and its token ids."""
+    if isinstance(request, ChatRequest):
+        return [None], [_encoded(lm, chat_prompt(request.messages, lm), "messages")]
+    assert isinstance(request, CompletionRequest)
+    prompt: Any = request.prompt
+    single = isinstance(prompt, str) or isinstance(prompt[0], int)
+    many = [prompt] if single else prompt
+    texts = [one if isinstance(one, str) else None for one in many]
+    return texts, [_encoded(lm, one, "prompt") for one in many]
+
+
+def _encoded(lm: LM, prompt: Any, field: str) -> list[int]:
+    """Token ids, checked: a fault is of this field. Raises ApiError."""
+    target = lm.models["target"]
+    try:
+        ids = lm.prompt_ids(prompt)
+    except BadConfig as error:
+        raise ApiError(f"{field}: {error}", field, "invalid_value") from None
+    for token in ids:
+        if token >= target.vocab:
+            raise ApiError(
+                f"{field}: token {token} is not in the vocabulary (0 to {target.vocab - 1})",
+                field,
+                "invalid_value",
+            )
+    if len(ids) >= target.context:
+        raise ApiError(
+            f"{field}: it has {len(ids)} tokens, and the model holds {target.context} with the "
+            "answer; shorten it",
+            field,
+            "context_length_exceeded",
+        )
+    return ids
+
+
+def chat_prompt(messages: Sequence[Message], lm: LM) -> Any:
+    """The conversation as LM takes it: for a tokenizer without a template, as a text."""
+    turns = []
+    for message in messages:
+        role = "system" if message.role == "developer" else message.role
+        turns.append({"role": role, "content": message.text})
+    if lm.tokenizer is not None and lm.tokenizer.chat_template:
+        return turns
+    return plain_chat(turns)
+
+
+def plain_chat(turns: Sequence[dict[str, str]]) -> str:
+    """ChatML's order in plain words, for models that know no template: a line with the role, then
+    what was said, then an empty line.
+    """
+    parts = [f"{turn['role']}:\n{turn['content']}\n\n" for turn in turns]
+    return "".join(parts) + "assistant:\n"
+
+
+# --- arguments
+
+
+def _asked_limit(request: Request) -> int | None:
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens
+
+
+def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds) -> int:
+    """Tokens of an answer at most: what is asked, and what the context holds."""
+    room = lm.models["target"].context - len(ids)
+    if bounds.answer_tokens is not None:
+        room = min(room, bounds.answer_tokens)
+    given = _asked_limit(request)
+    if given is None and isinstance(request, CompletionRequest):
+        given = COMPLETION_TOKENS
+    return room if given is None else min(given, room)
+
+
+def _check_lengths(request: Request, ids: Sequence[Sequence[int]], bounds: Bounds) -> None:
+    """Raises ApiError for more tokens than the server grants."""
+    most = bounds.prompt_tokens
+    longest = max(map(len, ids))
+    if most is not None and longest > most:
+        field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        raise ApiError(
+            f"{field}: it has {longest} tokens, and this server takes {most}; shorten it",
+            field,
+            "context_length_exceeded",
+        )
+    given = _asked_limit(request)
+    if bounds.answer_tokens is not None and given is not None and given > bounds.answer_tokens:
+        field = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
+        raise ApiError(
+            f"{field}: this server gives at most {bounds.answer_tokens} tokens",
+            field,
+            "invalid_value",
+        )
+
+
+def _logprobs(request: Request) -> int | None:
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None
+    assert isinstance(request, CompletionRequest)
+    return request.logprobs
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    bias = {}
+    for token, number in given.items():
+        if not (token.isascii() and token.isdecimal()) or len(token) > 16:
+            raise ApiError(f"logit_bias: {token!r} is no token id", "logit_bias", "invalid_value")
+        bias[int(token)] = number
+    return bias
+
+
+def _form(request: Request) -> dict[str, Any]:
+    """The form that the answer must have, as an argument of sampling."""
+    form = request.response_format
+    if form is not None and form.type == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if form is not None and form.json_schema is not None:
+        return {"json_schema": form.json_schema.schema_}
+    if request.structured_outputs is not None:
+        return _structured(request.structured_outputs)
+    return {}
+
+
+def _structured(wanted: StructuredOutputs) -> dict[str, Any]:
+    if wanted.json_ is not None:
+        return {"json_schema": wanted.json_}
+    if wanted.regex is not None:
+        return {"regex": wanted.regex}
+    if wanted.grammar is not None:
+        return {"grammar": wanted.grammar}
+    return {"regex": "|".join(map(_literally, wanted.choice or ()))}
+
+
+def _literally(text: str) -> str:
+    """A regular expression that this text alone matches."""
+    return "".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~/" else c for c in text)
+
+
+def _method(request: Request, default: str) -> str:
+    """The method that is asked for. What reads files, or takes more than its share, is refused."""
+    if request.speculation == "off":
+        return "plain"
+    if request.method is None:
+        return "auto" if request.speculation == "on" and default == "plain" else default
+    spec = request.method
+    for piece in pieces(spec) if spec != "auto" else ():
+        for field in piece.partition(":")[2].split(","):
+            name, _, value = field.partition("=")
+            value = value.strip()
+            if "@" in value or "/" in value or "\\" in value or name.strip() == "path":
+                raise _refused_method(f"{name.strip()}: files of the server cannot be named")
+            if _above(value, LARGEST_FIELD):
+                raise _refused_method(f"{field.strip()}: at most {LARGEST_FIELD} over HTTP")
+    return spec
+
+
+def _above(text: str, most: float) -> bool:
+    try:
+        return abs(float(text)) > most
+    except ValueError:
+        return False
+
+
+def _refused_method(why: str) -> ApiError:
+    return ApiError(f"method: {why}", "method", "unsupported_value")
