@@ -89,7 +89,7 @@ class LM:
         self.engine = Engine(self.models, eos)
         self.driver = Driver(self.engine)
         self.measured = False
-        self._text = Text(tokenizer)
+        self._text = Text(tokenizer, target.vocab, eos)
         self._default = AUTO
         # What `auto` stands for, with the number of threads it was looked up for.
         self._auto: tuple[int, str] | None = None

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
 
@@ -113,8 +114,12 @@ def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 class Text:
     """A tokenizer with its model's rules: texts and chats to token ids, and token ids to text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocab: int = 0, eos: Sequence[int] = ()
+    ):
+        """`vocab` and `eos`: of the model, for constraints."""
         self.tokenizer = tokenizer
+        self.grammars = Grammars(tokenizer, vocab, eos)
         # Setting up a fast tokenizer while another thread uses it is an error there.
         self._encoding = threading.Lock()
 
@@ -220,7 +225,15 @@ class Text:
             options["stop_token_ids"] = tuple(_as_python(token) for token in ids)
         if "bad_words" in options:
             options["bad_words"] = self._bad_words(options["bad_words"])
-        return Sampling(**options)
+        sampling = Sampling(**options)
+        form, constraint = sampling.form, sampling.constraint
+        if form and constraint is not None:
+            raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
+        if constraint is not None and not callable(getattr(constraint, "walk", None)):
+            raise BadConfig.field("constraint", constraint, "an object with a method walk()")
+        if form:
+            sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
+        return sampling
 
     def _bad_words(self, banned: Iterable[Any]) -> tuple[list[int], ...]:
         sequences: list[list[int]] = []

@@ -2,7 +2,8 @@
 
 This file knows penalties, bans, temperature and filters, and the order they are applied in, which
 is transformers' (its own processors are used, so the same arguments mean the same law): penalties
-and bans, the user's processors, temperature, top-k, top-p, min-p, typical-p. It knows no cache.
+and bans, the user's processors, temperature, top-k, top-p, min-p, typical-p. Before temperature a
+constraint leaves the tokens that it allows. It knows no cache.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from transformers.generation import logits_process as hf
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel
+from foretell.policy.constraint import guide_of
 from foretell.text import stopped
 
 Text = Callable[[Sequence[int]], str]
@@ -63,8 +65,9 @@ class Sampler:
         self.greedy = s.temperature == 0
         counted = s.presence_penalty or s.frequency_penalty
         held_back = s.min_new_tokens and self.stops
+        self.guide = guide_of(s.form, s.constraint, self.stops)
         # Whether the row alone decides the law, whatever tokens stand before it.
-        self.plain = not (self.processors or counted or s.logit_bias or held_back)
+        self.plain = not (self.processors or counted or s.logit_bias or held_back or self.guide)
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         for token in ids:
@@ -74,18 +77,22 @@ class Sampler:
 
     def ended(self, output: Sequence[int]) -> bool:
         """Whether the last of these output tokens ends the text."""
-        return output[-1] in self.stops or stopped(self.text, self.sampling.stop, output)
+        if output[-1] in self.stops or stopped(self.text, self.sampling.stop, output):
+            return True
+        return self.guide is not None and self.guide.complete(output)
 
     def ends(self, tree: TokenTree, node: int, output: Sequence[int]) -> bool:
         """Whether the text ends with this node of a tree below `output`.
 
         Nothing may be asked behind it: plain decoding would not, and a grammar may have no answer.
+        The same holds for a node that a constraint forbids, which no rule accepts.
         """
         if node == 0:
             return False
-        if tree.tokens[node] in self.stops or not self.sampling.stop:
+        if tree.tokens[node] in self.stops or not (self.sampling.stop or self.guide):
             return tree.tokens[node] in self.stops
-        return self.ended([*output, *tree.tokens_to(node)])
+        text = [*output, *tree.tokens_to(node)]
+        return self.guide is not None and not self.guide.permits(text) or self.ended(text)
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Processed logits (V,) after the tokens `output`, before temperature and filters."""
@@ -109,7 +116,7 @@ class Sampler:
             scores[token] += bias
         if len(output) < s.min_new_tokens and self.stops:
             scores[list(self.stops)] = -torch.inf
-        return scores
+        return scores if self.guide is None else self.guide.masked(scores, output)
 
     def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Probabilities (V,) of the token after `output`; one-hot on the best at temperature 0."""
@@ -146,7 +153,7 @@ class Sampler:
         if not bool((scores > -torch.inf).any()):
             return BadConfig(
                 "the sampling options leave no token possible at some position; "
-                "loosen bad_words, logit_bias or logits_processors"
+                "loosen bad_words, logit_bias, logits_processors or the text's form"
             )
         return BadConfig.field(
             "temperature", self.sampling.temperature, "0, or large enough for finite numbers"

@@ -18,6 +18,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Outcome, Reply, Steps
 from foretell.core.verify import Rule, default, walk
 from foretell.errors import BadConfig
+from foretell.policy.fitting import fitting
 from foretell.policy.sizes import sizes_for
 from foretell.policy.stopwatch import Stopwatch
 from foretell.tracing import trace_step
@@ -86,6 +87,7 @@ class Speculative(Strategy):
             if budget > 1:
                 watch = Stopwatch()
                 tree = yield from watch.over(self.drafter.steps(ctx, state, budget))
+                tree = fitting(ctx, tree, self.drafter.whole, self.rule is None)
                 tree = sizes.fit(tree, watch.seconds)
             reply = yield from source.read(ctx, target_state, tree, taps)
             outcome, kept = yield from settle(ctx, tree, reply, self.rule or default)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
+from foretell.policy.constraint import FORMS, Constraint, check_form
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,10 @@ class Sampling:
     logprobs: int | None = None
     # transformers' (input_ids (1, L), scores (1, V)) -> scores
     logits_processors: Sequence[Any] = ()
+    json_schema: Mapping[str, Any] | str | bool | None = None  # True: any JSON value
+    regex: str | None = None  # of the whole text
+    grammar: str | None = None  # in llguidance's form of Lark
+    constraint: Constraint | None = None  # what one of these three became, or the user's own
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():
@@ -76,6 +81,13 @@ class Sampling:
             items = getattr(self, name)
             if not all(isinstance(item, kinds) and item for item in items):
                 raise BadConfig.field(name, items, "a list without empty items")
+        check_form(self.form, self.constraint, self.ignore_eos)
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What the text must look like: json_schema, regex or grammar, where it is given."""
+        given = {name: getattr(self, name) for name in FORMS}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 HUGE = 2**62

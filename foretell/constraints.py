@@ -1,0 +1,261 @@
+"""JSON schemas, regular expressions and grammars as constraints on a model's tokens.
+
+The work is llguidance's, which compiles a form against a tokenizer and says which tokens may come
+next; this file knows how to ask it. A form is compiled once a tokenizer, by whoever makes the
+request, and the engine's thread only walks. What a schema says and llguidance cannot enforce is
+refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedTokenizerBase
+
+KEPT = 64  # compiled forms of a tokenizer
+# Between the parts of a JSON text. Without a limit a small model may write line ends for ever.
+SPACE = r"[ \n\r\t]{1,40}"
+OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
+# What llguidance says of a schema, and the cure.
+CURES = {
+    "Unimplemented keys": f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}',
+    "Unknown format": f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}',
+    "oneOf constraints": f'write anyOf, or read it so: "{OPTIONS}": {{"coerce_one_of": true}}',
+}
+NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+
+
+class Grammars:
+    """The constraints of one tokenizer and the model it serves. Threads may share it."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocab: int, eos: Sequence[int] = ()
+    ):
+        """`vocab`: V of the model, which may have more tokens than the tokenizer."""
+        self.tokenizer = tokenizer
+        self.vocab = vocab
+        self.eos = list(eos)
+        self._compiled: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+
+    def compile(self, form: Mapping[str, Any]) -> Grammar:
+        """The constraint of a form: json_schema, regex or grammar, and what it is.
+
+        Raises BadConfig for a form that cannot be used, BadModel without a tokenizer that can be
+        read, Unsupported without llguidance.
+        """
+        [(name, value)] = form.items()
+        if self.tokenizer is None:
+            raise BadModel(
+                f"{name}: this model has no tokenizer, so its tokens have no text; "
+                "give a folder that has tokenizer files"
+            )
+        key = name, _source(name, value)
+        with self._lock:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+                return self._compiled[key]
+        grammar = Grammar(self._matcher(*key), name, self.vocab, self._ends())
+        if grammar.matcher.is_stopped() or not grammar.walk().allowed(()).any():
+            raise BadConfig(f"{name}: no text, or an empty one alone, has this form; change it")
+        with self._lock:
+            self._compiled[key] = grammar
+            while len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def _matcher(self, name: str, source: str) -> LLMatcher:
+        """Compiles. Raises BadConfig."""
+        with self._reading:
+            tokens = self._tokens
+        from llguidance import LLMatcher
+
+        if name == "json_schema":
+            defaults: Any = {"whitespace_pattern": SPACE}
+            grammar = LLMatcher.grammar_from_json_schema(source, defaults=defaults)
+        elif name == "regex":
+            grammar = LLMatcher.grammar_from_regex(source)
+        else:
+            grammar = LLMatcher.grammar_from_lark(source)
+        matcher = LLMatcher(tokens, grammar, log_level=0)
+        if not matcher.is_error():
+            return matcher
+        said = matcher.get_error()
+        if name == "json_schema":
+            raise BadConfig(_fault_of_schema(said, source))
+        raise BadConfig(_fault(name, said))
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        """The tokenizer as llguidance has it, which takes part of a second."""
+        try:
+            from llguidance import hf
+        except ImportError as error:
+            raise Unsupported(
+                "json_schema, regex and grammar need the package llguidance: "
+                "pip install 'foretell[constrain]'"
+            ) from error
+        tokenizer: Any = self.tokenizer
+        ends: Any = self.eos or None  # None: the tokenizer's own
+        try:
+            return hf.from_tokenizer(tokenizer, max(self.vocab, len(tokenizer)), ends)
+        except Exception as error:  # a tokenizer that is not a fast one, or an unusual one
+            raise BadModel(
+                f"json_schema, regex and grammar cannot read this model's tokenizer "
+                f"({first_line(error)}); save it as tokenizer.json"
+            ) from error
+
+    def _ends(self) -> list[int]:
+        """Ids that stand for an end with llguidance."""
+        return [token for token in self._tokens.eos_tokens if token < self.vocab]
+
+
+class Grammar:
+    """A compiled form; a Constraint."""
+
+    def __init__(self, matcher: LLMatcher, name: str, vocab: int, ends: Sequence[int]):
+        """`matcher`: at the beginning, where it stays; `name`: of the argument, for errors."""
+        self.matcher = matcher
+        self.name = name
+        self.vocab = vocab
+        self.ends = list(ends)
+
+    def walk(self) -> Matcher:
+        return Matcher(self)
+
+
+class Matcher:
+    """One branch's place in a grammar; a Walk.
+
+    It stands behind the output it was last asked about, `path`, and goes from there to the next
+    one: back to where they part, then on.
+    """
+
+    def __init__(self, grammar: Grammar):
+        self.grammar = grammar
+        self.matcher = grammar.matcher.deep_copy()
+        self.path: list[int] = []
+
+    def permits(self, output: Sequence[int]) -> bool:
+        common = self._common(output)
+        if common < len(self.path):
+            self.matcher.rollback(len(self.path) - common)
+            del self.path[common:]
+        rest = list(output[common:])
+        # An end is no part of a text, though the matcher would take one.
+        known = [token for token in rest if token not in self.grammar.ends]
+        taken = self.matcher.try_consume_tokens(rest) if known == rest and rest else 0
+        self.path += rest[:taken]
+        self._check()
+        return taken == len(rest)
+
+    def whole(self, output: Sequence[int]) -> bool:
+        return self.permits(output) and bool(self.matcher.is_accepting())
+
+    def allowed(self, output: Sequence[int]) -> torch.Tensor:
+        if not self.permits(output):
+            return torch.zeros(self.grammar.vocab, dtype=torch.bool)
+        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        self._check()
+        mask = np.unpackbits(bits, bitorder="little", count=self.grammar.vocab)
+        mask[self.grammar.ends] = 0
+        return torch.from_numpy(mask.view(np.bool_))
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        return self.matcher.compute_ff_tokens() if self.permits(output) else []
+
+    def _common(self, output: Sequence[int]) -> int:
+        """How many tokens `path` and `output` begin with alike: mostly all but a few."""
+        tokens = list(output)
+        low, high = 0, min(len(self.path), len(tokens))
+        if self.path[:high] == tokens[:high]:
+            return high
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if self.path[low:middle] == tokens[low:middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _check(self) -> None:
+        """Raises BadConfig where the grammar became too large to go on in."""
+        if self.matcher.is_error():
+            reason = first_line(ValueError(self.matcher.get_error()))
+            raise BadConfig(
+                f"{self.grammar.name}: gave up after {len(self.path)} tokens ({reason}); simplify it"
+            )
+
+
+def _source(name: str, value: Any) -> str:
+    """The form as a text: a schema as JSON. Raises BadConfig."""
+    if name != "json_schema":
+        return str(value)
+    if value is True:
+        return "{}"
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        source = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadConfig(f"json_schema: this is no JSON ({first_line(error)}); correct it") from None
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, Mapping):
+        raise BadConfig.field("json_schema", schema, "an object: true, or a JSON schema")
+    return source
+
+
+def _fault(name: str, said: str) -> str:
+    """What is wrong with a regex or a grammar, as one line, from what llguidance says."""
+    lines = said.splitlines()
+    reason = next((line for line in lines if line.startswith("error: ")), lines[0])
+    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", reason)
+    where = ""
+    if place and name == "grammar":
+        where = f", line {place[1]}, column {place[2]}"
+    reason = reason.removeprefix("error: ").removeprefix(place[0] if place else "")
+    return f"{name}{where}: {reason}; correct it"
+
+
+def _fault_of_schema(said: str, source: str) -> str:
+    """The same for a schema, with the place of a keyword that is not supported."""
+    reason = said.splitlines()[0]
+    cure = next((cure for start, cure in CURES.items() if reason.startswith(start)), "change it")
+    keys = re.findall(r'"([^"]+)"', reason) if reason.startswith("Unimplemented") else []
+    if reason.startswith("oneOf"):
+        keys, reason = ["oneOf"], "oneOf is not supported"
+    elif keys:
+        reason = f"{' and '.join(keys)} is not supported"
+    schema = json.loads(source)
+    place = next((path for key, path in _keywords(schema) if key in keys), "")
+    return f"json_schema{f' at {place}' if place else ''}: {reason}; {cure}"
+
+
+def _keywords(schema: Any, path: str = "#") -> Iterator[tuple[str, str]]:
+    """The keywords of a schema and those below it, with the JSON pointer of each."""
+    if isinstance(schema, list):
+        for place, item in enumerate(schema):
+            yield from _keywords(item, f"{path}/{place}")
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        yield key, f"{path}/{key}"
+        if key in NAMES and isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield from _keywords(inner, f"{path}/{key}/{name}")
+        elif key not in ("enum", "const", "default", "examples"):
+            yield from _keywords(value, f"{path}/{key}")

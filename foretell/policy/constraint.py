@@ -1,0 +1,113 @@
+"""What a text must look like, as the heart sees it: which tokens may follow which.
+
+A constraint may be anything that has the two protocols here; foretell.constraints makes them of
+JSON schemas, regular expressions and grammars. A constraint is a function of the path: the text of
+every node of a tree is asked for by its tokens, in any order, so it holds inside drafts as it does
+in plain decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    import torch
+
+TEXT = "a text that is not empty"
+FORMS: dict[str, tuple[Any, str]] = {  # what the form of a text may be given by
+    "json_schema": ((Mapping, str, bool), "True, or a JSON schema as a mapping or a text"),
+    "regex": (str, TEXT),
+    "grammar": (str, TEXT),
+}
+
+
+class Walk(Protocol):
+    """A constraint as one branch asks it: about outputs that mostly differ in a few last tokens.
+
+    The tokens that end a text are not of its form and never stand in an `output`.
+    """
+
+    def permits(self, output: Sequence[int]) -> bool:
+        """Whether an allowed text begins with these tokens."""
+
+    def whole(self, output: Sequence[int]) -> bool:
+        """Whether they are an allowed text."""
+
+    def allowed(self, output: Sequence[int]) -> torch.Tensor:
+        """Bool (V,), new each time: the tokens that may follow, ends of the text left aside."""
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        """Tokens that follow for lack of a choice; none where there may be one."""
+
+
+class Constraint(Protocol):
+    """Which texts are allowed. Requests share it."""
+
+    def walk(self) -> Walk:
+        """What one branch asks."""
+
+
+def check_form(form: Mapping[str, Any], constraint: Constraint | None, ignore_eos: bool) -> None:
+    """Raises BadConfig where the form of a text is given twice, or by something else."""
+    for name, value in form.items():
+        kind, meant = FORMS[name]
+        if not isinstance(value, kind) or not value and not isinstance(value, Mapping):
+            raise BadConfig.field(name, value, meant)
+    if len(form) > 1:
+        raise BadConfig(f"{' and '.join(form)}: a text has one form; give one of them")
+    if ignore_eos and (form or constraint is not None):
+        raise BadConfig("ignore_eos: a text whose form is given ends with it; leave one out")
+
+
+def guide_of(
+    form: Mapping[str, Any], constraint: Constraint | None, stops: Collection[int]
+) -> Guide | None:
+    """The guide of one branch; None: its text is free.
+
+    Raises BadConfig for a form of which no constraint was made, since that takes a tokenizer.
+    """
+    if constraint is not None:
+        return Guide(constraint.walk(), stops)
+    for name in form:
+        raise BadConfig(f"{name}: only LM.generate, which has a tokenizer, takes it")
+    return None
+
+
+class Guide:
+    """The constraint of one branch and the tokens that end its text, `stops`."""
+
+    def __init__(self, walk: Walk, stops: Collection[int]):
+        self.walk = walk
+        self.stops = list(stops)
+
+    def permits(self, output: Sequence[int]) -> bool:
+        """Whether an allowed text begins with these tokens, the last of which may end it."""
+        if output[-1] in self.stops and self.walk.whole(output[:-1]):
+            return True
+        return self.walk.permits(output)
+
+    def complete(self, output: Sequence[int]) -> bool:
+        """Whether nothing can follow but an end.
+
+        Raises BadConfig where the text is not allowed: it was accepted against the constraint.
+        """
+        if not self.walk.permits(output):
+            raise BadConfig(
+                "the method accepted a text that is not of the given form; "
+                "choose another method or rule"
+            )
+        return self.walk.whole(output) and not bool(self.walk.allowed(output).any())
+
+    def masked(self, scores: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+        """Scores (V,) of the tokens after `output`, -inf for those that may not follow.
+
+        Tokens that end a text may follow where it may end, and only there.
+        """
+        allowed = self.walk.allowed(output)
+        if self.walk.whole(output):
+            allowed[self.stops] = True
+        return scores.masked_fill(~allowed.to(scores.device), -math.inf)

@@ -1,0 +1,38 @@
+"""Drafts that fit a constraint: without tokens that may not follow, and with those that have to.
+
+No token of the text changes by it, only what is computed: verification would have refused the
+nodes that go, and judges those that come like any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foretell.core.tree import TokenTree
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+FORCED = 16  # tokens without a choice that are drafted at once, at most
+SURE = 0.9  # chance that such a token is the one that the target takes
+
+
+def fitting(ctx: Context, tree: TokenTree, whole: bool, free: bool) -> TokenTree:
+    """The proposed tree as the constraint of ctx.branch would have it.
+
+    `whole`: it is verified as it comes, and not cut. `free`: its rule takes any tree.
+    """
+    guide = ctx.sampler.guide
+    if guide is None:
+        return tree
+    if not (tree.drawn or whole):  # drawn tokens come from laws that have the constraint
+        kept = [0]
+        for node in range(1, len(tree)):
+            if tree.parents[node] in kept and guide.permits([*ctx.output, *tree.tokens_to(node)]):
+                kept.append(node)
+        tree = tree.keep(kept[1:])
+    if free and (len(tree) == 1 or "tree" in ctx.models["target"].caps):
+        node = 0
+        for token in guide.walk.forced(ctx.output)[: min(FORCED, ctx.depth)]:
+            node = tree.add(node, token, value=SURE * tree.values[node], source="constraint")
+    return tree
