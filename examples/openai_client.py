@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import openai
 
@@ -73,15 +74,20 @@ def structured(client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "Describe Paris as JSON."}],
-        max_completion_tokens=64,
-        temperature=0,
+        max_completion_tokens=200,
+        temperature=0.7,
+        seed=1,
         response_format={
             "type": "json_schema",
             "json_schema": {"name": "city", "schema": CITY, "strict": True},
         },
     )
-    city = json.loads(answer.choices[0].message.content)
-    print("structured:", city["name"], city["large"])
+    choice = answer.choices[0]
+    if choice.finish_reason == "length":  # JSON that is cut off is none
+        print("structured: cut off:", choice.message.content)
+        return
+    city = json.loads(choice.message.content)
+    print("structured:", city["name"], "is large:", city["large"])
 
 
 def samples(client: openai.OpenAI, model: str) -> None:
@@ -105,15 +111,16 @@ def mistake(client: openai.OpenAI, model: str) -> None:
     try:
         client.chat.completions.create(model=model, messages=CAPITAL, temperature=3)
     except openai.BadRequestError as error:
-        print("mistake:", error.param, error.body["message"])
+        print("mistake:", error.body["message"])
 
 
 def main() -> None:
-    client = openai.OpenAI(
-        base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
-        api_key=os.environ.get("OPENAI_API_KEY", "none"),
-    )
-    model = client.models.list().data[0].id
+    url = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
+    client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
+    try:
+        model = client.models.list().data[0].id
+    except openai.APIConnectionError:
+        sys.exit(f"error: no server at {url}: start one with foretell serve")
     for example in (chat, stream, logprobs, structured, samples, mistake):
         example(client, model)
 

@@ -1,5 +1,5 @@
-"""The clients of scripts/soak.py: what they ask, how they read what comes, and what is wrong with it
-by itself.
+"""The clients of scripts/soak.py: what they ask, how they read what comes, and what is wrong with
+it by itself.
 """
 
 from __future__ import annotations
