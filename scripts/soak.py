@@ -117,8 +117,10 @@ def margin(expected: Output, answer: Answer, tokens: Sequence[str]) -> float | N
 
 
 @contextmanager
-def server(model: str, options: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """`foretell serve` on loopback: its address and process. Ended by SIGTERM."""
+def server(
+    model: str, options: Sequence[str]
+) -> Iterator[tuple[str, subprocess.Popen[bytes], IO[bytes]]]:
+    """`foretell serve` on loopback: its address, process and log. Ended by SIGTERM."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -130,7 +132,7 @@ def server(model: str, options: Sequence[str]) -> Iterator[tuple[str, subprocess
         try:
             url = f"http://127.0.0.1:{port}"
             wait_for(lambda: started(url, process, log), START, "the server does not answer")
-            yield url, process
+            yield url, process, log
             process.terminate()
             if process.wait(START):
                 raise SystemExit(f"error: the server ended with {process.returncode}: {last(log)}")
@@ -154,6 +156,14 @@ def last(log: IO[bytes]) -> str:
     log.seek(0)
     lines = log.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
+
+
+def tracebacks(log: IO[bytes]) -> list[str]:
+    """The first few of a log, each with the line before it."""
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").splitlines()
+    places = [place for place, line in enumerate(lines) if line.startswith("Traceback")]
+    return ["\n".join(lines[max(0, place - 1) : place + 60]) for place in places[:3]]
 
 
 def wait_for(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
@@ -196,7 +206,7 @@ def settled(url: str) -> dict[str, Any]:
 def soak(arguments: argparse.Namespace) -> dict[str, Any]:
     """The whole of it, as a document."""
     options = arguments.server.split()
-    with server(arguments.model, options) as (url, process):
+    with server(arguments.model, options) as (url, process, log):
         about = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]
         count, context = arguments.clients, about["max_model_len"]
         asyncio.run(clients(url, count, arguments.warm_up, arguments.seed + 1, context))
@@ -206,6 +216,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
         health = settled(url)
         after = resident(process.pid)
         status = httpx.get(f"{url}/foretell/status", trust_env=False).json()
+        errors = tracebacks(log)
     lm = foretell.load(arguments.model, dtype="float32")
     found = compare(lm, tally.greedy, about["id"])
     growth = after / before - 1
@@ -224,6 +235,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
         "kinds": dict(tally.kinds),
         "statuses": dict(tally.statuses),
         "faults": tally.faults[:20],
+        "errors": errors,
         "latest_s": tally.latest,
         "greedy": found,
         "memory": {"before": before, "after": after, "growth": growth},

@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,10 +235,7 @@ def _read_whole(document: Any, answer: Answer) -> None:
 async def _read_stream(response: httpx.Response, answer: Answer) -> None:
     """Events until the last one. An error in a stream gives the answer its status."""
     ended = False
-    async for line in response.aiter_lines():
-        data = line.removeprefix("data: ")
-        if not data:
-            continue
+    async for data in events(response):
         if data == "[DONE]":
             ended = True
             continue
@@ -254,6 +251,18 @@ async def _read_stream(response: httpx.Response, answer: Answer) -> None:
             answer.count = document["usage"]["completion_tokens"]
     if not ended:
         answer.problem = answer.problem or "the stream broke off"
+
+
+async def events(response: httpx.Response) -> AsyncIterator[str]:
+    """The data of server-sent events. httpx's lines would also end inside of a text, at characters
+    that separate lines in other scripts.
+    """
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                yield line.removeprefix(b"data: ").decode()
 
 
 def _read_choice(choice: dict[str, Any], said: dict[str, Any], answer: Answer) -> None:
