@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 1
+#define FT_VERSION 2
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -106,6 +106,7 @@ typedef struct {
     void (*prepare)(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
                     const float *x, int32_t format);
     void (*prepare_twice)(const ft_rows *rows, int32_t row, int32_t count, const float *x);
+    void (*choose_peaks)(const float *weights, int64_t groups, uint8_t *peaks);
     void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
     void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,
@@ -147,6 +148,9 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
                           int32_t threads);
 /* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads);
+/* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
+   least squared error, peaks (groups,). */
+EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count, float *out);
 /* Bytes a second that this many threads read of memory (bytes,). */

@@ -61,6 +61,37 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
     }
 }
 
+#define PEAKS 32            /* that a group's largest number may become: 127, 126, ... */
+#define ROUNDER 12582912.0f /* what is added to it and taken away is rounded: 1.5 * 2^23 */
+
+/* Of each group of 32 weights the peak with the least squared error. Lanes are peaks. */
+static void choose_peaks(const float *weights, int64_t groups, uint8_t *peaks) {
+    float candidates[PEAKS], errors[PEAKS];
+    for (int i = 0; i < PEAKS; i++)
+        candidates[i] = (float)(127 - i);
+    const vec rounder = v_set(ROUNDER);
+    for (int64_t g = 0; g < groups; g++) {
+        const float *group = weights + g * GROUP;
+        vec low = v_load(group), high = v_load(group + 16);
+        vec top = v_set(v_top(v_max(v_abs(low), v_abs(high))));
+        for (int half = 0; half < PEAKS; half += 16) {
+            vec scale = v_div(top, v_load(candidates + half)), error = v_set(0.0f);
+            vec inverse = v_div(v_load(candidates + half), v_max(top, v_set(TINY)));
+            for (int i = 0; i < GROUP; i++) {
+                vec exact = v_mul(v_set(group[i]), inverse);
+                vec whole = v_sub(v_add(exact, rounder), rounder);
+                vec off = v_sub(whole, exact);
+                error = v_fma(off, off, error);
+            }
+            v_store(errors + half, v_mul(error, v_mul(scale, scale)));
+        }
+        int best = 0;
+        for (int i = 1; i < PEAKS; i++)
+            best = errors[i] < errors[best] ? i : best;
+        peaks[g] = (uint8_t)(127 - best);
+    }
+}
+
 /* A whole row in two: rows 2 `row` and the next, whose sum it is to 16 bits. The second one's steps
    are 1 / 254 of the first one's. */
 static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const float *x) {

@@ -8,7 +8,7 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx2 = {
-    "avx2", prepare, prepare_twice, product, deliver, norm, rotate,
+    "avx2", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
     gate, store, attention_floats, attend,
 };
 #if defined(__clang__)

@@ -10,7 +10,7 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx512 = {
-    "avx512", prepare, prepare_twice, product, deliver, norm, rotate,
+    "avx512", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
     gate, store, attention_floats, attend,
 };
 #if defined(__clang__)

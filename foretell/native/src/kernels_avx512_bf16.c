@@ -11,7 +11,7 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx512_bf16 = {
-    "avx512_bf16", prepare, prepare_twice, product, deliver, norm, rotate,
+    "avx512_bf16", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
     gate, store, attention_floats, attend,
 };
 #if defined(__clang__)

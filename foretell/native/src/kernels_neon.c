@@ -10,7 +10,7 @@
 #include "kernels.h"
 
 const ft_kernels ft_neon = {
-    "neon", prepare, prepare_twice, product, deliver, norm, rotate,
+    "neon", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
     gate, store, attention_floats, attend,
 };
 #if defined(__clang__)

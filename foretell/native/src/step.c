@@ -172,6 +172,31 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
     return 1;
 }
 
+/* --- weights */
+
+#define GROUPS_A_TASK 1024
+
+typedef struct {
+    const float *weights;
+    int64_t groups;
+    uint8_t *peaks;
+} peaks_job;
+
+static void peaks_work(ft_team *team, int thread, void *argument) {
+    peaks_job *job = argument;
+    int32_t tasks = (int32_t)((job->groups + GROUPS_A_TASK - 1) / GROUPS_A_TASK);
+    for (int32_t task; (task = ft_next(team, thread, tasks)) < tasks;) {
+        int64_t first = (int64_t)task * GROUPS_A_TASK, left = job->groups - first;
+        kernels->choose_peaks(job->weights + first * GROUP,
+                              left < GROUPS_A_TASK ? left : GROUPS_A_TASK, job->peaks + first);
+    }
+}
+
+EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads) {
+    peaks_job job = {weights, groups, peaks};
+    ft_run(peaks_work, &job, threads);
+}
+
 /* --- a whole step */
 
 typedef struct {
