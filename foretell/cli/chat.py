@@ -86,6 +86,11 @@ def chat(
     check_method(method)
     standard_input("pipe questions in, one a line")
     lm = load_model(models, executors)
+    if lm.tokenizer is None or not lm.tokenizer.chat_template:
+        raise BadConfig(
+            f"{models.model}: its tokenizer has no chat template; "
+            "name a chat model, as in --model smollm2"
+        )
     lm.limit(prefixes=PREFIXES)
     talk = Chat(lm, system=system)
     talk.change(method, **options)
