@@ -100,6 +100,29 @@ typedef struct {
     int32_t row;                   /* of the first node, in the forward */
 } ft_part;
 
+/* Rows that lie beside each other, and the place of the first in the list of all that are seen. */
+typedef struct {
+    const uint16_t *keys, *values;
+    int32_t rows, begin;
+} ft_span;
+
+#define MOST_SPANS 32              /* segments of a text */
+#define MOST_NODES (QUERIES + 16)  /* of one call of attention */
+
+/* One call of attention: nodes of several jobs that have the same segments, and one key head.
+   `before` rows stand in segments; a node's list begins at `begins`, and once its scores are
+   softened it has `lengths` places. `lowest` and `highest` are the first and the last beginning. */
+typedef struct {
+    ft_heads heads;
+    ft_part parts[MOST_NODES];
+    int32_t part_count, nodes, before, end, lowest, highest;
+    int64_t stride;                /* between the scores of two queries */
+    ft_span shared[MOST_SPANS], own[MOST_NODES];
+    int32_t begins[MOST_NODES], lengths[MOST_NODES];
+    float sums[4 * MOST_NODES];
+    float *scaled, *mixed, *scores;
+} ft_attention;
+
 /* The kernels of one kind of processor. */
 typedef struct {
     const char *name;
@@ -117,8 +140,12 @@ typedef struct {
                  float *out);
     void (*store)(const float *x, int32_t count, uint16_t *out);
     int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
-    void (*attend)(const ft_heads *heads, const ft_part *parts, int32_t part_count,
-                   int64_t query_stride, float *work, float *out);
+    /* Attention in its steps: `parts` are set; then scores of places `from` to `to - 1` of the
+       list, sums, and numbers `first` to `last - 1` of every head's result. */
+    void (*set_up)(ft_attention *call, int64_t query_stride, float *memory);
+    void (*score)(ft_attention *call, int32_t from, int32_t to, float *memory);
+    void (*soften)(ft_attention *call);
+    void (*mix)(ft_attention *call, int32_t first, int32_t last);
 } ft_kernels;
 
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only

@@ -2,5 +2,5 @@
 
 const ft_kernels ft_portable = {
     "portable", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
-    gate, store, attention_floats, attend,
+    gate, store, attention_floats, set_up, score, soften, mix,
 };
