@@ -33,7 +33,7 @@ SECONDS = 60.0  # until something that should appear is given up
 
 def llama() -> PreTrainedModel:
     """It differs from other tests' models in its layers, too, on which kept costs depend."""
-    return tiny.llama(num_hidden_layers=1, max_position_embeddings=8192)
+    return tiny.llama(num_hidden_layers=1, max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,10 @@ def answer(lm: foretell.LM, text: str, **more: Any) -> str:
 
 
 def test_each_line_is_a_question_and_each_answer_a_line(piped: Any, lm: foretell.LM) -> None:
-    first = answer(lm, "user: One?\n")
-    second = answer(lm, f"user: One?\nassistant: {first}\nuser: Two\n and more?\n")
-    code, out, err = piped("One?", "", "Two\\", " and more?", "/stats")
+    long = "What about the quick brown fox that jumps over the lazy dog, and the dog? " * 3
+    first = answer(lm, f"user: {long}\n")
+    second = answer(lm, f"user: {long}\nassistant: {first}\nuser: Two\n and more?\n")
+    code, out, err = piped(long, "", "Two\\", " and more?", "/stats")
     assert (code, out) == (0, f"{first}\n{second}\n")
     cut_off = "cut off at --max-new-tokens, or where the model's context ends"
     assert err.splitlines()[:2] == [cut_off, cut_off]
@@ -234,7 +235,7 @@ class Terminal:
 
 def test_a_conversation_on_a_terminal(model: Path, tmp_path: Path) -> None:
     options = ["--model", str(model), "--method", "ngram:nodes=4", "--ignore-eos"]
-    terminal = Terminal(*options, "--max-new-tokens", "8000", FORETELL_CACHE=str(tmp_path))
+    terminal = Terminal(*options, "--max-new-tokens", "4000", FORETELL_CACHE=str(tmp_path))
     try:
         terminal.until("method ngram:nodes=4; /help lists commands, Ctrl-D ends\r\n.*> ")
         terminal.type("/he\t\n")  # completed

@@ -35,7 +35,7 @@ SECONDS = 240
 def server() -> Iterator[Live]:
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = TEMPLATE
-    hf = tiny.llama(num_hidden_layers=1, max_position_embeddings=1024)
+    hf = tiny.llama(num_hidden_layers=1, max_position_embeddings=4096)
     with running(foretell.wrap(hf, tokenizer, name="tiny")) as live:
         yield live
 
@@ -168,7 +168,7 @@ def test_the_harness(server: Live, tmp_path: Path) -> None:
 
 def share_of_right_choices() -> float:
     """What the harness should find: of each question the choice with the likeliest tokens."""
-    model = tiny.llama(num_hidden_layers=1, max_position_embeddings=1024)
+    model = tiny.llama(num_hidden_layers=1, max_position_embeddings=4096)
     right = []
     for line in (EXAMPLES / "lm_eval" / "capitals.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
