@@ -65,10 +65,11 @@ class Chat:
         """The pieces of an answer. However this ends, what was said by then is kept as a turn;
         where nothing was, the question is forgotten.
         """
-        self._make_room(question)
-        messages = self._messages(self.left_out, question)
+        start = self._first_that_fits(question)
+        messages = self._messages(start, question)
         turn = Turn(question)
         with closing(self.lm.stream(messages, self.method, **self.sampling)) as pieces:
+            self.left_out = start  # the question was not refused
             try:
                 for piece in pieces:
                     turn.answer += piece.text
@@ -122,8 +123,10 @@ class Chat:
             messages.append({"role": "user", "content": question})
         return messages
 
-    def _make_room(self, question: str) -> None:
-        """Leaves out the oldest turns where question and answer would not fit after all of them."""
+    def _first_that_fits(self, question: str) -> int:
+        """The turn from which on the model is shown the conversation: the first one that leaves
+        room for question and answer.
+        """
         context = self.lm.models["target"].context
         answer = min(self.sampling.get("max_new_tokens", 0), context // 2)
         room = context - answer
@@ -132,11 +135,11 @@ class Chat:
             return len(self.lm.prompt_ids(self._messages(start, question))) <= tokens
 
         if fits(self.left_out, room):
-            return
+            return self.left_out
         # More than it takes, so that the next questions come after the same text again, whose
         # cache rows are there.
         starts = range(len(self.turns))
-        self.left_out = bisect_left(starts, True, key=lambda start: fits(start, KEPT * room))
+        return bisect_left(starts, True, key=lambda start: fits(start, KEPT * room))
 
     # --- as a document
 
