@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 PROMPTS = 40  # that all clients choose from, so that answers can be compared
+LONGEST = 300  # words of a prompt, of which each may be several tokens
 OVERSIZE = 9 * 2**20  # bytes: above what a server takes
 LATE = 2.0  # seconds that an answer may come after its deadline: a step, and the way back
 PATIENCE = 120.0  # seconds within which a request without a deadline of its own is answered
@@ -100,7 +101,7 @@ class Dice:
     def __init__(self, seed: int, context: int):
         self.random = random.Random(seed)
         pool = random.Random(0)
-        longest = max(8, context // 8)  # words; a word may be several tokens
+        longest = min(LONGEST, max(8, context // 8))
         preamble = " ".join((TEXTS[2] * 9).split()[: longest // 2])
         self.prompts = []
         for number in range(PROMPTS):

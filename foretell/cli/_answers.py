@@ -14,15 +14,22 @@ COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, 
 
 
 def coloured(piece: Piece, styles: dict[str, str]) -> Text:
-    """The text of a piece; a drafter that is new gets the next colour in `styles`."""
+    """The text of a piece; a drafter that is new gets the next colour in `styles`.
+
+    Escape characters become visible ones: a model must not command the terminal.
+    """
     text = Text()
     shown = 0
     for part, source in zip(piece.parts, piece.draft, strict=True):
         if source != "target" and source not in styles:
             styles[source] = COLOURS[len(styles) % len(COLOURS)]
-        text.append(part, styles.get(source))
+        text.append(_harmless(part), styles.get(source))
         shown += len(part)
-    return text.append(piece.text[shown:])
+    return text.append(_harmless(piece.text[shown:]))
+
+
+def _harmless(text: str) -> str:
+    return text.replace("\x1b", "\u241b").replace("\x9b", "\u241b")
 
 
 def stats_line(stats: Stats, method: str) -> str:

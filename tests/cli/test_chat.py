@@ -23,7 +23,9 @@ from transformers import PreTrainedModel
 
 import foretell
 from foretell.cli import chat as module
+from foretell.cli._answers import coloured
 from foretell.cli.chat import COMMANDS
+from foretell.outputs import Piece
 from tests import tiny
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -191,6 +193,13 @@ def test_colours_are_for_terminals_that_want_them(
         assert code == 0
         assert ("\x1b[32m" in out) is not no_color
         assert ("drafted by ngram" in err) is not no_color
+
+
+def test_a_model_cannot_command_the_terminal() -> None:
+    piece = Piece("a\x1b[2Jb\x9b1mc", [1, 2], ["target", "ngram"], parts=["a\x1b[2J", "b"])
+    text = coloured(piece, {})
+    assert text.plain == "a\u241b[2Jb\u241b1mc"
+    assert [span.style for span in text.spans] == ["green"]
 
 
 # --- on a terminal
