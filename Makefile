@@ -2,6 +2,7 @@
 #   make demo    a real chat model answers a question, plain and accelerated side by side
 #   make test    the tests            make check   lint, format, types, generated docs, size of the heart
 #   make test-real    the tests that need the real model
+#   make test-clients the examples, with the packages of the clients that they use (docs/clients.md)
 #   make sanitize     the C library under sanitisers of memory, arithmetic and threads (docs/native.md)
 #   make docs    the site in site/    make clean   removes everything that these targets made
 
@@ -10,6 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .cache/clients
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 QUESTION ?= What is the capital of France, and what is it known for?
 export QUESTION
@@ -27,7 +29,7 @@ MEMORY := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover
     --param asan-instrumentation-with-call-threshold=0
 THREADS := -fsanitize=thread -DNO_FORKS
 
-.PHONY: demo test test-real check sanitize docs clean
+.PHONY: demo test test-real test-clients check sanitize docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -46,6 +48,17 @@ test: $(VENV)/.ready
 test-real: $(VENV)/.ready
 	$(BIN)/foretell fetch smollm2
 	OMP_NUM_THREADS=1 timeout 480 $(BIN)/python -m pytest -m real tests/real $(ARGS)
+
+# The clients have an environment of their own, as those of other people have.
+test-clients: $(VENV)/.ready $(CLIENTS)/.ready
+	FORETELL_CLIENTS=$(CLIENTS)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/examples $(ARGS)
+
+$(CLIENTS)/.ready: examples/requirements.txt constraints.txt
+	@echo "set-up, done once: clients in $(CLIENTS)"
+	@$(PYTHON) -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    -r examples/requirements.txt
+	@touch $@
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .

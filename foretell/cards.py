@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from foretell import registry
 from foretell.errors import BadConfig
 
 LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
+_parsing = threading.Lock()  # Python 3.11's parser fails at times where threads use it at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ def card(name: str, kind: str | None = None) -> Card:
     """Reads a method's card. Raises UnknownMethod, and BadConfig where a label is missing."""
     kind = kind or registry.kind_of(name)
     path = registry.files()[kind, name]
-    module = ast.parse(path.read_text("utf-8"))
+    with _parsing:
+        module = ast.parse(path.read_text("utf-8"))
     prose, labels, items = _parts(ast.get_docstring(module) or "")
     missing = [label for label in LABELS if label.lower() not in labels]
     if missing:

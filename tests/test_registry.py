@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,3 +206,24 @@ def test_config_objects_are_specs_too() -> None:
     assert resolve(Ngram(n=2)) == ("ngram", Speculative(Ngram(n=2)))
     assert resolve("ngram:n=2") == ("ngram", Speculative(Ngram(n=2)))
     assert resolve("plain")[0] == "plain"
+
+
+def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise Python 3.11's parser raises SystemError now and then, as a server's threads saw."""
+    parse = ast.parse
+    parsing: list[str] = []
+    most = 0
+
+    def noted(text: str) -> ast.Module:
+        nonlocal most
+        parsing.append(text)
+        most = max(most, len(parsing))
+        time.sleep(0.002)
+        module = parse(text)
+        parsing.pop()
+        return module
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(ast, "parse", noted)
+        cards = list(pool.map(card, ["ngram", "suffix"] * 4))
+    assert most == 1 and [one.name for one in cards] == ["ngram", "suffix"] * 4

@@ -32,10 +32,7 @@ def prompt_text(prompt: str) -> str:
     """The prompt; `-` stands for standard input. Raises BadConfig where that is no UTF-8 text."""
     if prompt != "-":
         return prompt
-    if sys.stdin is None:
-        raise BadConfig("standard input is closed; give the prompt as an argument, or pipe it in")
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale says
+    standard_input("give the prompt as an argument, or pipe it in")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -45,3 +42,13 @@ def prompt_text(prompt: str) -> str:
             f"standard input, line {line}: not UTF-8 text (byte 0x{byte:02x}); "
             "convert it, for example with iconv -t UTF-8"
         ) from None
+
+
+def standard_input(cure: str) -> None:
+    """Makes standard input UTF-8, whatever the locale says. Raises BadConfig, with the cure, where
+    it is closed.
+    """
+    if sys.stdin is None:
+        raise BadConfig(f"standard input is closed; {cure}")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import foretell
+from foretell.cli._answers import coloured, stats_line
 from foretell.cli._input import prompt_text
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
@@ -36,11 +37,9 @@ from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
-    from foretell.stats import Stats
 
 Asked = str | list[dict[str, str]]  # a text to continue, or a conversation to answer
 ROUNDS = 3  # of --compare
-COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear
 
 
 def generate(
@@ -93,7 +92,7 @@ def generate(
         return 0
     last_piece = _print_stream(asked, lm.stream(asked, method, **options))
     if last_piece is not None and last_piece.stats is not None:
-        _print_stats(last_piece.stats, method)
+        message(stats_line(last_piece.stats, method))
     return 0
 
 
@@ -109,7 +108,7 @@ def _print_samples(output: Output, method: str, seed: int) -> None:
     for index, sample in enumerate(output.samples):
         message(f"--- sample {index + 1} of {count}, seed {seed + index}")
         emit(sample.text)
-        _print_stats(sample.stats, method)
+        message(stats_line(sample.stats, method))
 
 
 def _print_stream(prompt: Asked, pieces: Iterator[Piece]) -> Piece | None:
@@ -117,47 +116,25 @@ def _print_stream(prompt: Asked, pieces: Iterator[Piece]) -> Piece | None:
     piece.
     """
     console = Console(highlight=False, soft_wrap=True)
-    coloured = console.is_terminal
+    terminal = console.is_terminal
     styles: dict[str, str] = {}
     piece = None
     with refusals("standard output"):
-        if coloured:
+        if terminal:
             shown = prompt if isinstance(prompt, str) else f"{prompt[0]['content']}\n\n"
             console.print(Text(shown, "dim"), end="")
         try:
             for piece in pieces:
-                if coloured:
-                    console.print(_coloured(piece, styles), end="")
+                if terminal:
+                    console.print(coloured(piece, styles), end="")
                 else:
                     emit(piece.text, end="")
         finally:
-            if piece is not None or coloured:
+            if piece is not None or terminal:
                 print()
     for source, colour in styles.items():
         messages.print(Text(f"drafted by {source}", colour))
     return piece
-
-
-def _coloured(piece: Piece, styles: dict[str, str]) -> Text:
-    """The text of a piece; a drafter that is new gets the next colour in `styles`."""
-    text = Text()
-    shown = 0
-    for part, source in zip(piece.parts, piece.draft, strict=True):
-        if source != "target" and source not in styles:
-            styles[source] = COLOURS[len(styles) % len(COLOURS)]
-        text.append(part, styles.get(source))
-        shown += len(part)
-    return text.append(piece.text[shown:])
-
-
-def _print_stats(stats: Stats, method: str) -> None:
-    """The numbers of one answer, in one line."""
-    message(
-        f"{method}: {stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, "
-        f"MAT {stats.mat:.2f}, {stats.steps} steps, "
-        f"{stats.accepted} of {stats.drafted} drafted accepted, "
-        f"first token after {1000 * stats.ttft_s:.0f} ms"
-    )
 
 
 def _compare(

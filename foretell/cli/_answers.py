@@ -1,0 +1,42 @@
+"""How the commands show answers: coloured by who proposed each token, and their numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from foretell.api import Piece
+    from foretell.stats import Stats
+
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear
+
+
+def coloured(piece: Piece, styles: dict[str, str]) -> Text:
+    """The text of a piece; a drafter that is new gets the next colour in `styles`.
+
+    Escape characters become visible ones: a model must not command the terminal.
+    """
+    text = Text()
+    shown = 0
+    for part, source in zip(piece.parts, piece.draft, strict=True):
+        if source != "target" and source not in styles:
+            styles[source] = COLOURS[len(styles) % len(COLOURS)]
+        text.append(_harmless(part), styles.get(source))
+        shown += len(part)
+    return text.append(_harmless(piece.text[shown:]))
+
+
+def _harmless(text: str) -> str:
+    return text.replace("\x1b", "\u241b").replace("\x9b", "\u241b")
+
+
+def stats_line(stats: Stats, method: str) -> str:
+    """The numbers of one answer."""
+    return (
+        f"{method}: {stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, "
+        f"MAT {stats.mat:.2f}, {stats.steps} steps, "
+        f"{stats.accepted} of {stats.drafted} drafted accepted, "
+        f"first token after {1000 * stats.ttft_s:.0f} ms"
+    )
