@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import ForetellError
 
 if TYPE_CHECKING:
-    from foretell.api import LM, wrap
+    from foretell.api import LM
     from foretell.cards import Card
     from foretell.custom_generate import hf
     from foretell.loading import load
     from foretell.outputs import Output, Piece
+    from foretell.wrapping import wrap
 
 __version__ = "0.1.0"
 __all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
@@ -22,7 +23,7 @@ _WHERE = {
     "LM": "api",
     "Output": "outputs",
     "Piece": "outputs",
-    "wrap": "api",
+    "wrap": "wrapping",
     "load": "loading",
     "hf": "custom_generate",
 }

@@ -1,4 +1,4 @@
-"""What a user calls: `LM` with `generate` and `stream`, and `wrap` for models already in memory.
+"""What a user calls: `LM` with `generate` and `stream`; `wrapping` makes one of models in memory.
 
 Prompts and arguments become requests in `prompting`, the engine is run by `driver`, and `outputs`
 makes answers of what it reports.
@@ -28,20 +28,24 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.driver import Driver
 from foretell.errors import BadConfig, ForetellError
 from foretell.measure.profiling import ROWS, identity, profile
+from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.outputs import Output, Piece, Stream, outputs
 from foretell.policy.costs import SIZES
-from foretell.prompting import Text, check_names, per_prompt, split_prompts
+from foretell.policy.reuse import Reuse
+from foretell.policy.schedule import FairPlan
+from foretell.prompting import Text, check_names, per_prompt, split_prompts, split_terms
 from foretell.spec import AUTO, QUICK, STEP, resolve
 from foretell.stats import Stats
+from foretell.status import troubles
 from foretell.tracing import TraceStep
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 Method = str | Drafter | Strategy
 COLUMNS = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-__all__ = ["LM", "Output", "Piece", "Stats", "ends", "pair", "wrap"]
+__all__ = ["LM", "Output", "Piece", "Stats"]
 
 
 @dataclass
@@ -103,7 +107,9 @@ class LM:
         them (a list).
 
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
-        value a prompt. A failed request of a list has its `error` set; a single one raises it.
+        value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes
+        are shared within one), `priority` (higher ones first) and `timeout` (seconds). A failed
+        request of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
         lives: list[Live] = []
@@ -281,6 +287,7 @@ class LM:
         """The n requests of one prompt, or why it cannot be used. Raises where its arguments cannot
         be.
         """
+        terms, options = split_terms(options)
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
@@ -293,7 +300,7 @@ class LM:
         requests = []
         for k in range(sampling.n):
             one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
-            requests.append(Request(ids, strategy, one, name, text))
+            requests.append(Request(ids, strategy, one, name, text, **terms))
         return requests
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:
@@ -379,6 +386,35 @@ class LM:
                     seconds[rows] = {size: float(curve[size - 1]) for size in SIZES}
         return {"about": identity(target), "file": str(file), "seconds": seconds}
 
+    # --- many requests
+
+    def limit(
+        self,
+        memory: int | None = None,
+        requests: int | None = None,
+        between_tokens: float | None = None,
+        prefixes: int = 0,
+    ) -> None:
+        """Sets what running requests may take: bytes of cache rows, how many run at once, seconds
+        between two steps of a text while others begin (None: no limit, twice a usual step), and
+        bytes of rows that are kept of texts for later ones that begin so (0: none).
+        """
+        numbers = {"memory": memory, "requests": requests, "between_tokens": between_tokens}
+        for name, number in numbers.items():
+            if number is not None and not number > 0:
+                raise BadConfig.field(name, number, "above 0, or None for no limit")
+        if prefixes < 0:
+            raise BadConfig.field("prefixes", prefixes, "a number of bytes, 0 or more")
+        with self.driver.exclusive():
+            engine = self.engine
+            engine.admission.memory, engine.admission.requests = memory, requests
+            engine.plan = FairPlan(between_tokens=between_tokens)
+            engine.reuse = Reuse(engine, PrefixTree(prefixes)) if prefixes else None
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the rows that are kept while there is no request; empty: nothing."""
+        return self.driver.run(lambda: troubles(self.engine))
+
     # --- what drafters learnt
 
     def save_stores(self, folder: str | Path) -> list[Path]:
@@ -409,73 +445,3 @@ class LM:
     def prompt_ids(self, prompt: Any) -> list[int]:
         """Token ids of one prompt as `generate` takes it. Raises BadConfig or BadModel."""
         return self._text.prompt_ids(prompt)
-
-
-def wrap(
-    hf: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    draft: PreTrainedModel | None = None,
-    name: str | None = None,
-    path: Path | None = None,
-    exact_bits: bool = False,
-    models: Mapping[str, PreTrainedModel] | None = None,
-) -> LM:
-    """An LM over transformers models that are already loaded.
-
-    `models`: others by name, as of `load`; `draft` is short for models={"draft": ...}.
-    `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
-    """
-    from foretell.families.decoder import Decoder
-    from foretell.families.exact import ExactDecoder
-    from foretell.families.fused import blocks
-
-    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
-    title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
-    adapters: dict[str, Model] = {}
-    for key, model in named_models(draft, models).items():
-        adapters[key] = build(model, f"{title} ({key})")
-    return pair(build(hf, title), tokenizer, adapters, path, ends(hf))
-
-
-def named_models(draft: Any, models: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The models besides the target, by name. Raises BadConfig for a wrong or doubled name."""
-    named = dict(models or {})
-    for name in named:
-        if not isinstance(name, str) or not name.isidentifier() or name == "target":
-            raise BadConfig(
-                f"models: the name {name!r} must be letters, digits and _, and not 'target'"
-            )
-    if draft is not None and "draft" in named:
-        raise BadConfig("draft and models['draft'] name the same model: give one of them")
-    return named if draft is None else {"draft": draft, **named}
-
-
-def pair(
-    target: Model,
-    tokenizer: PreTrainedTokenizerBase | None,
-    models: Mapping[str, Model],
-    path: Path | None,
-    eos: Sequence[int],
-    tokenizers: Mapping[str, PreTrainedTokenizerBase | None] | None = None,
-) -> LM:
-    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the
-    target's.
-    """
-    draft = models.get("draft")
-    if draft is not None:
-        needed = max(target.vocab, draft.vocab) if tokenizer is None else len(tokenizer)
-        if min(draft.vocab, target.vocab) < needed:
-            raise BadConfig(
-                f"the draft model has {draft.vocab} tokens and the target {target.vocab}: "
-                "they need one tokenizer"
-            )
-    return LM(target, tokenizer, models, path, eos, tokenizers)
-
-
-def ends(hf: PreTrainedModel) -> list[int]:
-    """The ids that end a text."""
-    config: Any = hf.config if hf.generation_config is None else hf.generation_config
-    ids = config.eos_token_id
-    if ids is None:
-        return []
-    return [ids] if isinstance(ids, int) else list(ids)

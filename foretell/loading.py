@@ -1,5 +1,4 @@
-"""From a name to a model: the embedded pair, a known name, a folder, a hub id, or a .gguf file,
-which llama.cpp runs.
+"""From a name to a model: the embedded pair, a known name, a folder, a hub id or a .gguf file.
 
 Weights are read from safetensors or GGUF only; remote code runs only when asked for. Every way a
 folder can be wrong ends in one BadModel line that says what, where and the cure.
@@ -19,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from foretell.aliases import aliases, suggestion
-from foretell.api import LM, ends, named_models, pair
+from foretell.api import LM
 from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
@@ -28,6 +27,7 @@ from foretell.fetching import resolve
 from foretell.native import library
 from foretell.ops.memory import trim
 from foretell.runtimes import registry
+from foretell.wrapping import ends, named_models, pair
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.

@@ -54,6 +54,7 @@ class Piece:
     parts: list[str] = field(default_factory=list)  # the text that each token made certain
     error: ForetellError | None = None
     stats: Stats | None = None  # on the last piece of an answer
+    logprobs: list[dict[str, Any]] | None = None  # of each token, as in an Output
 
 
 class Stream:
@@ -63,12 +64,15 @@ class Stream:
         self.live = live
         self.prompt = prompt
         self.detokenizer = Detokenizer(decode, live.ctx.request.sampling.stop)
+        self.told = 0  # tokens that pieces have carried
 
     def piece(self, event: Event) -> Piece:
         parts = []
         for token in event.tokens:
             parts.append(self.detokenizer.push(spoken(self.live, [token])))
         piece = Piece("".join(parts), event.tokens, event.sources, self.prompt, parts=parts)
+        piece.logprobs = _logprobs(self.live, event.tokens, self.told)
+        self.told += len(event.tokens)
         if event.done is not None:  # from here on the engine leaves the request alone
             piece.text += self.detokenizer.push([], final=True)
             piece.finish_reason = event.done
@@ -93,7 +97,7 @@ def outputs(live: Live, sources: list[str], decode: Decode) -> list[Output]:
         live.reason or "error",
         ctx.stats,
         sources,
-        _logprobs(live),
+        _logprobs(live, ctx.output),
         error=failure(live),
     )
     found = [result]
@@ -116,11 +120,13 @@ def _text(live: Live, tokens: Sequence[int], decode: Decode) -> str:
     return detokenizer.push(spoken(live, tokens), final=True)
 
 
-def _logprobs(live: Live) -> list[dict[str, Any]] | None:
+def _logprobs(live: Live, tokens: Sequence[int], start: int = 0) -> list[dict[str, Any]] | None:
+    """Of these tokens of the result, the first of which has `start` others before it."""
     if live.ctx.request.sampling.logprobs is None:
         return None
     entries = []
-    for token, (value, best) in zip(live.ctx.output, live.logprobs, strict=True):
+    numbers = live.logprobs[start : start + len(tokens)]
+    for token, (value, best) in zip(tokens, numbers, strict=True):
         top = [{"token": other, "logprob": number} for other, number in best]
         entries.append({"token": token, "logprob": value, "top": top})
     return entries

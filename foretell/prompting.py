@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
+TERMS = {"tenant", "priority", "timeout"}  # of a request beside its sampling
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -82,8 +84,27 @@ def _has_one_entry_a_prompt(name: str, value: list[Any]) -> bool:
 def check_names(arguments: Iterable[str]) -> None:
     """Raises UnknownMethod for a name that is no argument of `generate`."""
     for name in arguments:
-        if name not in FIELDS:
-            raise UnknownMethod.near("argument", name, FIELDS | {"method"})
+        if name not in FIELDS | TERMS:
+            raise UnknownMethod.near("argument", name, FIELDS | TERMS | {"method"})
+
+
+def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a request says of its own treatment, as fields of Request, and the other arguments."""
+    tenant = options.get("tenant", "")
+    priority = options.get("priority", 0)
+    timeout = options.get("timeout")
+    if not isinstance(tenant, str):
+        raise BadConfig.field("tenant", tenant, "a name, as text")
+    if type(priority) is not int:
+        raise BadConfig.field("priority", priority, "a whole number")
+    deadline = math.inf
+    if timeout is not None:
+        known = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not known or not timeout > 0:
+            raise BadConfig.field("timeout", timeout, "seconds above 0, or None")
+        deadline = time.perf_counter() + timeout
+    terms = {"tenant": tenant, "priority": priority, "deadline": deadline}
+    return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 
 class Text:

@@ -36,6 +36,7 @@ class Stats:
     tokens: int = 0
     first_tokens: int = 0  # committed by the forward that ended the prefill
     steps: int = 0  # target forwards after that one
+    drafts: int = 0  # steps that had a draft
     drafted: int = 0
     accepted: int = 0
     # [tested, accepted] at draft depth 1, 2, ...
@@ -69,6 +70,7 @@ class Stats:
             self.first_tokens = max(self.first_tokens, length)
         if not self.ttft_s:
             self.ttft_s = elapsed
+        self.drafts += commit.drafted > 0
         self.drafted += commit.drafted
         self.accepted += sum(source != "target" for source in commit.sources[:kept])
         for depth, accepted in commit.tested:

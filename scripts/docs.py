@@ -12,7 +12,6 @@ torch, so it is quick.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 import textwrap
@@ -42,13 +41,6 @@ TITLES = {
     "kv": "KV policies",
 }
 # The rows of the README's table; docs/choose.md has all.
-SHOWN = (
-    "transformers prompt lookup",
-    "foretell plain",
-    "foretell auto",
-    "foretell ngram",
-    "foretell draft",
-)
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 
 
@@ -167,84 +159,16 @@ def partner(rule: Card) -> str:
     return "draft:" if drawn else "token-recycling:"
 
 
-def real() -> dict[str, Any] | None:
-    """What scripts/compare.py found on a real model, once it has been measured."""
-    path = ROOT / "dev" / "measured" / "real.json"
-    return document.read(path) if path.is_file() else None
-
-
-def runs() -> dict[str, Any]:
-    """What was found on the embedded model, by the name of the file in dev/measured."""
-    return {
-        path.stem: json.loads(path.read_text("utf-8"))
-        for path in sorted((ROOT / "dev" / "measured").glob("*.json"))
-        if path.stem != "real"
-    }
-
-
-def figures(names: Sequence[str] = ()) -> str:
-    """Ratio to transformers' generate with its range, and MAT, on every set.
-
-    `names`: of the contenders to show; none: all of them.
-    """
-    run = runs()["greedy"]
-    results = run["results"]
-    contenders = names or [c for c in next(iter(results.values())) if c != "transformers"]
-    baseline = ["transformers `generate`"]
-    for result in results.values():
-        baseline.append(f"{result['transformers']['tokens_per_s']:g} tokens/s")
-    rows = [baseline]
-    for name in contenders:
-        row = [re.sub(r"^foretell (\S+)", r"`\1`", name)]
-        for result in results.values():
-            found = result[name]
-            low, high = found["range"]
-            ratio = f"**{found['ratio']:.2f}** ({low:.2f} to {high:.2f})"
-            row.append(f"{ratio}, MAT {found['MAT']:.2f}")
-        rows.append(row)
-    head = ["greedy, bfloat16, one request", *results]
-    return f"{table(head, rows)}\n\n{circumstances(run)}"
-
-
-def circumstances(run: dict[str, Any]) -> str:
-    """Model, machine, versions, date and command of a run of scripts/compare.py."""
-    temperature = run["temperature"]
-    how = f"temperature {temperature:g}" if temperature else "greedy"
-    command = f"scripts/compare.py --rounds {run['rounds']}"
-    if temperature:
-        command += f" --temperature {temperature:g}"
-    if "random" in run["results"]:
-        command += " --sets random"
-    return (
-        f"`{run['model']}`, {run['dtype']}, {how}, {run['tokens']} tokens, "
-        f"{run['threads']} threads of {run['cores']} cores ({run['machine']}), "
-        f"torch {run['torch'].partition('+')[0]}, transformers {run['transformers']}, "
-        f"steps by {run.get('executor', 'torch')}, {run['date']}, `python {command}`."
-    )
+def real() -> dict[str, Any]:
+    """What scripts/compare.py found on a real model."""
+    return document.read(ROOT / "dev" / "measured" / "real.json")
 
 
 def measured(card: Card) -> list[str]:
-    """What scripts/compare.py found for the method with its defaults."""
-    if (found := real()) is not None:
-        real_head, rows = figure_pages.method_rows(found, card.name)
-        parts = [table(real_head, rows), figure_pages.circumstances(found)]
-        return ["## Measured", *parts] if rows else []
-    head = ["prompts", "tokens/s", "times transformers", "times plain", "MAT", "host ms a step"]
-    parts = []
-    for run in runs().values():
-        rows = []
-        for name, results in run["results"].items():
-            found = results.get(f"foretell {card.name}")
-            if found is None:
-                continue
-            low, high = found["range"]
-            row = [name, f"{found['tokens_per_s']:g}", f"{found['ratio']:g} ({low:g} to {high:g})"]
-            for key in ("ratio_to_plain", "MAT", "host_ms_per_step"):
-                row.append(f"{found[key]:g}")
-            rows.append(row)
-        if rows:
-            parts += [table(head, rows), circumstances(run)]
-    return ["## Measured", *parts] if parts else []
+    """What was found there for the method with its defaults."""
+    found = real()
+    head, rows = figure_pages.method_rows(found, card.name)
+    return ["## Measured", table(head, rows), figure_pages.circumstances(found)] if rows else []
 
 
 def page(card: Card, every: list[Card]) -> str:
@@ -419,16 +343,11 @@ def pages() -> dict[Path, str]:
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
     choose = ROOT / "docs" / "choose.md"
-    measured_pages = []
-    if (found := real()) is None:
-        wanted[readme] = between(readme, "figures", figures(SHOWN))
-        wanted[choose] = between(choose, "figures", figures())
-    else:
-        wanted[readme] = between(readme, "figures", figure_pages.summary(found))
-        wanted[choose] = between(choose, "figures", figure_pages.methods(found))
-        text = f"{MADE.format('dev/measured/real.json')}\n\n{figure_pages.page(found)}"
-        wanted[ROOT / "docs" / "figures.md"] = text
-        measured_pages = ["  - Figures: figures.md"]
+    found = real()
+    wanted[readme] = between(readme, "figures", figure_pages.summary(found))
+    wanted[choose] = between(choose, "figures", figure_pages.methods(found))
+    text = f"{MADE.format('dev/measured/real.json')}\n\n{figure_pages.page(found)}"
+    wanted[ROOT / "docs" / "figures.md"] = text
     design = ROOT / "docs" / "design.md"
     wanted[design] = between(design, "tree", tree())
     line = ROOT / "docs" / "cli.md"
@@ -439,8 +358,6 @@ def pages() -> dict[Path, str]:
     wanted[log] = between(log, "index", log_index(log.read_text("utf-8")))
     site = ROOT / "mkdocs.yml"
     wanted[site] = between(site, "methods", navigation(every))
-    listed = "\n".join(measured_pages)
-    wanted[site] = between(site, "measured", listed, wanted[site])
     return wanted
 
 

@@ -23,10 +23,11 @@ import torch
 
 from foretell.core.tree import ancestors, visible
 from foretell.core.types import Ask
-from foretell.memory.buffers import Rows, Shape
+from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
 from foretell.memory.plan import Plan, plan_part, plan_tree, reusable
-from foretell.memory.policy import NEVER, CachePolicy, Segment
+from foretell.memory.policy import NEVER, CachePolicy
+from foretell.memory.shared import SharedRows
 from foretell.memory.states import TappedStates
 
 LONG = 64  # pending tokens above which a mask is not worth remembering
@@ -35,7 +36,7 @@ LONG = 64  # pending tokens above which a mask is not worth remembering
 NO_STATES: Mapping[int, torch.Tensor] = {}
 
 
-class Cache(Rows):
+class Cache(SharedRows):
     """Rows of one branch for one model."""
 
     job_type: type[Job] = Job
@@ -53,7 +54,6 @@ class Cache(Rows):
         self.length = 0  # committed tokens taken in
         self.base = 0  # rows held of them
         self.positions: list[int] | None = None  # of these rows, where some were evicted
-        self.segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
         self.policy: CachePolicy | None = None
         self.changes_at = NEVER  # length at which the policy changes the rows next
         self.states: TappedStates | None = None  # the hidden states it keeps of its tokens
@@ -76,7 +76,7 @@ class Cache(Rows):
 
     def fork(self) -> Cache:
         """A copy that shares the buffers until one of the two writes."""
-        self.sharers[0] += 1
+        self.read_by_one_more()
         twin = copy.copy(self)
         twin.policy = copy.copy(self.policy)
         twin.states = None if self.states is None else self.states.fork()
@@ -85,7 +85,8 @@ class Cache(Rows):
     def forget(self) -> None:
         """Gives up all rows of its own; they are computed again when they are asked for."""
         assert self.recomputable, "these rows cannot be computed again"
-        segments, self.segments = self.segments, ()
+        segments = self.segments
+        self.leave_segments()
         self.length, self.base, self.positions, self.synced = 0, 0, None, 0
         self._clear_scratch()
         if self.states is not None:
@@ -105,35 +106,6 @@ class Cache(Rows):
         self.changes_at = NEVER
         if self.policy is not None:
             self.changes_at = self.length + max(1, self.policy.room(self.length))
-
-    def share(self, tokens: Sequence[int]) -> Segment:
-        """A copy of the committed rows of the branch `tokens`, which outlives this cache."""
-        assert self.layout, "what this model keeps of a text is no rows"
-        assert not self.segments and self.positions is None, "only whole, own rows are shared"
-        self.commit(tokens)
-        n = self.length
-        states = {}
-        if self.states is not None:
-            states = {tap: rows[:n].clone() for tap, rows in self.states.committed.items()}
-        k = [None if rows is None else rows[:, :n].clone() for rows in self.k]
-        v = [None if rows is None else rows[:, :n].clone() for rows in self.v]
-        return Segment(tuple(tokens[:n]), 0, k, v, states)
-
-    def adopt(self, segment: Segment) -> bool:
-        """Begins an empty cache with shared rows.
-
-        False: it has to compute them, as they lack states that it keeps, or it has a policy.
-        """
-        assert self.length == segment.start and self.base == 0, "only an empty cache adopts rows"
-        if self.policy is not None:
-            return False
-        if self.states is not None:
-            if not set(self.states.taps) <= segment.states.keys():
-                return False
-            self.states.adopt(segment.states)
-        self.segments = (*self.segments, segment)
-        self.length = segment.end
-        return True
 
     def compact(self, rows: Iterable[int]) -> None:
         """Keeps these of the committed rows, in order, and gives up the others."""

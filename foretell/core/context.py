@@ -46,7 +46,8 @@ class Shared(Protocol):
     eos: tuple[int, ...]
     models: dict[str, Model]
     stores: Stores
-    live: list[Any]
+    running: int  # requests that share forwards
+    admission: Any  # policy.admission.Admission
 
     def costs_of(self, model: Model) -> Costs: ...
 
@@ -62,7 +63,6 @@ class Context:
         self.models = models
         self.costs = engine.costs_of(target)
         self.stats = Stats(prompt_tokens=len(request.prompt))
-        self.live = engine.live
         self.owner: Any = request.strategy  # whose stores `shared` gives
         # Hidden states of the target that its caches keep, for models that feed on them.
         asked = {name for part in request.parts for name in part.models}

@@ -22,8 +22,11 @@ from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFail
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
 from foretell.ops.threads import steady
+from foretell.policy.admission import Admission
 from foretell.policy.costs import Costs
+from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan, Plan
+from foretell.status import Totals, status
 
 
 class Engine:
@@ -38,7 +41,11 @@ class Engine:
         self.costs: dict[tuple[Model, str, tuple[int, ...] | None], Costs] = {}
         self.stores = Stores()
         self.brought: dict[Any, Mapping[str, Model]] = {}  # of each method, the models it brought
+        self.admission = Admission()
+        self.reuse: Reuse | None = None  # of rows of earlier texts
+        self.totals = Totals()
         self.live: list[Live] = []
+        self.running = 0  # of these, those that take part in the current step
         # Of the running step; if it is interrupted, the next one returns them.
         self.events: list[Event] = []
         self.requests = 0
@@ -59,6 +66,7 @@ class Engine:
         self.requests += 1
         if not request.sampling.max_new_tokens:
             live.reason = "length"
+        self.admission.arrive(request.tenant, self.live)
         self.live.append(live)
         return live
 
@@ -116,6 +124,7 @@ class Engine:
         live.free()
         if live in self.live:
             self.live.remove(live)
+            self.totals.add(live.ctx.stats)
             self.stores.trim({other.ctx.request.tenant for other in self.live})
 
     def preempt(self, live: Live) -> bool:
@@ -125,6 +134,8 @@ class Engine:
         """
         if not all(cache.recomputable for cache in live.caches.values()):
             return False
+        if self.reuse is not None:
+            self.reuse.ended(live)
         live.free()
         for entry in list(live.asks):
             branch = entry.ask.branch
@@ -145,17 +156,25 @@ class Engine:
         self.end(live)
         self.events.append(Event(live.index, [], [], "error"))
 
+    def status(self) -> dict[str, Any]:
+        """Numbers of what it does and has done: see foretell.status."""
+        return status(self)
+
     # --- one step
 
     @steady
     def step(self) -> list[Event]:
         """Lets every request run on to its next asks, then answers some of them by one forward."""
-        for live in list(self.live):
+        self.admission(self)
+        running = [live for live in self.live if not live.paused]
+        for live in running:
             try:
                 self._advance(live)
             except Exception as error:  # a user's processor or a strategy may raise anything
                 self.fail(live, error)
-        waiting = [entry for live in self.live for entry in live.asks if entry.after is None]
+        waiting = [entry for live in running for entry in live.asks if entry.after is None]
+        if self.reuse is not None:
+            waiting = self.reuse.ready(waiting)
         if waiting:
             for entry in waiting:
                 entry.waited = self.forwards - entry.since
@@ -237,6 +256,8 @@ class Engine:
             self.events.append(Event(live.index, rest, ["target"] * len(rest)))
         elapsed = time.perf_counter() - live.started
         ctx.stats.ended(len(ctx.branches[0].output), elapsed)
+        if self.reuse is not None:
+            self.reuse.ended(live)
         self.end(live)
         self.events.append(Event(live.index, [], [], live.reason))
 

@@ -91,6 +91,7 @@ class Live:
     streamed: int = 0  # output tokens that events have carried
     next_branch: int = 1
     error: BaseException | None = None
+    paused: bool = True  # it waits for its turn: it has no rows, and takes part in no step
 
     @property
     def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
@@ -116,6 +117,7 @@ class Live:
 class Host(Shared, Protocol):
     """What messages and forwards use of the engine."""
 
+    live: list[Any]
     events: list[Event]
     forwards: int
     pool: ThreadPoolExecutor | None

@@ -92,6 +92,7 @@ def on_commit(engine: Host, live: Live, task: Task, commit: Commit) -> None:
         if reason:
             break
     branch.reason = reason
+    engine.admission.served[request.tenant] += kept
     if not branch.quiet:
         k = request.sampling.logprobs
         if k is not None:

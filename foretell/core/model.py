@@ -21,7 +21,7 @@ import torch
 from foretell.core.cache import Cache
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.memory.buffers import Shape
+from foretell.memory.buffers import Shape, row_bytes
 from foretell.memory.job import Job
 from foretell.ops.attention import Bias
 
@@ -84,10 +84,16 @@ class Model:
     caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
     usual_executor = "torch"  # who computes its plain jobs
+    reads_segments = True  # whether these may begin with rows that others share
     threads_wanted = 0  # to compute with; 0: as many as torch has
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
     computed_by = "torch"  # the last one
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the cache rows of one token."""
+        return row_bytes(self.layout, self.dtype)
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -51,6 +52,8 @@ class Request:
     name: str = "method"
     text: Callable[[Sequence[int]], str] | None = None
     tenant: str = ""  # separates what requests share
+    priority: int = 0  # higher ones run first
+    deadline: float = math.inf  # by time.perf_counter(), when it ends done or not
     rng: Door | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: encoder states, images
     source: RowSource | None = None  # where the target's rows come from; None: from the target

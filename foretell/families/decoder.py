@@ -13,8 +13,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -28,6 +26,7 @@ from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
+from foretell.families.probing import PROBE, AttentionProbe
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -63,78 +62,8 @@ def _attend(
     return out[None], None
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """What one layer hands to attention.
-
-    `shape`: key-value heads, width of a key, width of a value. `reach`: how many positions its mask
-    lets a node see, itself included, which is `AttentionProbe.span` where it sees all. 0: the mask
-    is neither causal nor a window, or is not handed over. `biased`: whether it adds to the scores.
-    """
-
-    shape: tuple[int, int, int]
-    window: int | None
-    reach: int
-    biased: bool
-
-
-@dataclass
-class AttentionProbe:
-    """What a model's first forward shows: one call of attention a layer.
-
-    `span`: length of the longest text.
-    """
-
-    span: int
-    calls: dict[int, AttentionCall] = field(default_factory=dict)
-
-
-PROBE: ContextVar[AttentionProbe] = ContextVar("foretell_probe")
-
-
-def _record_attention(
-    module: nn.Module,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attention_mask: Any,
-    sliding_window: int | None = None,
-    position_bias: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Notes what the layer hands to attention; attends to nothing."""
-    is_reach = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
-    shape = (k.shape[1], k.shape[-1], v.shape[-1])
-    layer: Any = module.layer_idx
-    reach = int(attention_mask) if is_reach else 0
-    call = AttentionCall(shape, sliding_window, reach, position_bias is not None)
-    PROBE.get().calls[layer] = call
-    return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
-
-
-def _mask_reach(
-    *_: Any, mask_function: Callable[..., torch.Tensor], device: Any = None, **__: Any
-) -> torch.Tensor:
-    """The reach of a mask, (1, 1, 1, 1), in place of the mask.
-
-    It is read off the last row of the longest text, and the middle row must have the same.
-    """
-    span = PROBE.get().span
-    columns = torch.arange(span, device=device)
-    last = mask_function(0, 0, torch.tensor(span - 1, device=device), columns)
-    reach = int(last.sum())
-    for row in (span - 1, span // 2):
-        seen = mask_function(0, 0, torch.tensor(row, device=device), columns)
-        window = (columns <= row) & (columns > row - reach)
-        if not torch.equal(seen.expand(span), window):
-            reach = 0
-    return torch.full((1, 1, 1, 1), reach, device=device)
-
-
 AttentionInterface.register("foretell", _attend)
 AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
-AttentionInterface.register("foretell-probe", _record_attention)
-AttentionMaskInterface.register("foretell-probe", _mask_reach)
 
 
 class Decoder(Model):
@@ -396,12 +325,17 @@ class Decoder(Model):
     def usual_executor(self) -> str:  # type: ignore[override]
         return "torch" if self.executor is None else self.executor.name
 
+    @property
+    def reads_segments(self) -> bool:  # type: ignore[override]
+        return self.executor is None or self.executor.takes_segments
+
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         """Plain jobs by the executor, the others by torch: on the same caches."""
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        plain = [job for job in jobs if job.plain or (executor.takes_layers and job.whole_text)]
+        takes = executor.takes_layers, executor.takes_segments
+        plain = [job for job in jobs if job.suits(*takes)]
         others = [job for job in jobs if job not in plain]
         if not plain:
             return self._by_torch(jobs, taps)

@@ -13,6 +13,12 @@ Shape = tuple[int, int, int]  # of a layer: key-value heads, width of a key, wid
 Layout = tuple[Shape, ...]
 
 
+def row_bytes(layout: Sequence[Shape | None], dtype: torch.dtype) -> int:
+    """Of the rows of one token in all layers."""
+    numbers = sum(shape[0] * (shape[1] + shape[2]) for shape in layout if shape)
+    return numbers * dtype.itemsize
+
+
 class Rows:
     """Keys and values (KV, capacity, D) of every layer; layers of one shape lie in one tensor.
 

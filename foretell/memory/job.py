@@ -49,15 +49,17 @@ class Job:
     def plain(self) -> bool:
         """Whether this is an ordinary forward over ordinary cache rows.
 
-        An executor computes nothing else: what a policy, a prefix or a given state asks for would
-        be lost without a word.
+        Most executors compute nothing else: what a policy, a prefix or a given state asks for
+        would be lost without a word.
         """
-        return self.layers is None and self.states is None and self.whole_text
+        return self.suits(layers=False, segments=False)
 
-    @property
-    def whole_text(self) -> bool:
-        """The same, but that only some layers may run, and that states may be given."""
-        return self.features is None and self.cache.plain  # type: ignore[no-any-return]
+    def suits(self, layers: bool, segments: bool) -> bool:
+        """The same for who can run a part of the layers or enter with states, or reads segments."""
+        cache = self.cache
+        whole = self.layers is None and self.states is None
+        ordinary = self.features is None and (cache.policy is None or cache.policy.plain)
+        return ordinary and (whole or layers) and (segments or not cache.segments)
 
     def write(
         self, layer: int, k: torch.Tensor, v: torch.Tensor

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 NEVER = 1 << 62  # more tokens than any text has
+EVERY = slice(None)
 
 
 class CachePolicy:
@@ -47,7 +48,7 @@ class CachePolicy:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Segment:
     """Rows of some first tokens of a text, which several caches read and none writes."""
 
@@ -57,6 +58,28 @@ class Segment:
     v: Sequence[Any]
     states: Mapping[int, torch.Tensor]  # tapped hidden states (rows, E), see TappedStates
 
+    readers: int = 0  # caches that read it now
+
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        """Of its rows and states."""
+        held = [*self.k, *self.v, *self.states.values()]
+        return sum(part.numel() * part.element_size() for part in held if part is not None)
+
+
+def copied(layers: Sequence[Any], rows: slice = EVERY) -> list[Any]:
+    """Copies of these rows of every layer (KV, n, D); layers of one shape lie in one tensor."""
+    parts: list[Any] = [None] * len(layers)
+    by_shape: dict[Any, list[int]] = {}
+    for place, layer in enumerate(layers):
+        if layer is not None:
+            by_shape.setdefault(layer.shape, []).append(place)
+    for places in by_shape.values():
+        together = torch.stack([layers[place][:, rows] for place in places])
+        for place, part in zip(places, together, strict=True):
+            parts[place] = part
+    return parts

@@ -91,12 +91,27 @@ class Step(ctypes.Structure):
     ]
 
 
-@cache
 def library() -> Any:
     """The library with the quickest kernels that this processor runs.
 
     Raises LookupError, with the reason, where there is none.
     """
+    lib, reason = found()
+    if lib is None:
+        raise LookupError(reason)
+    return lib
+
+
+@cache
+def found() -> tuple[Any, str]:
+    """The library, or None and why there is none; it is looked for once."""
+    try:
+        return _open(), ""
+    except LookupError as error:
+        return None, str(error)
+
+
+def _open() -> Any:
     wanted = os.environ.get(VARIABLE, "")
     if switched_off():
         raise LookupError(f"{VARIABLE}=off")
@@ -131,11 +146,7 @@ def switched_off() -> bool:
 
 def available() -> bool:
     """Whether the library can be had."""
-    try:
-        library()
-    except LookupError:
-        return False
-    return True
+    return found()[0] is not None
 
 
 def kind() -> str:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from foretell.core.live import OpenAsk
     from foretell.policy.costs import Costs
 
 CHUNK = 512  # tokens of texts in a forward
 DRAFT_CHUNK = CHUNK // 2  # of texts of draft models between two forwards of the target
-LEAST = 64  # tokens that a long text gets in any forward it takes part in
-STEP = 64  # committed tokens that an ask may lack and still be a step, which never waits for texts
+LEAST = 16  # tokens that a long text gets in any forward it takes part in
+STEP = 16  # committed tokens that an ask may lack and still be a step, which never waits for texts
+STRETCH = 2.0  # times as long as without texts a step may take, unless seconds are given
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
 
 # (open asks, costs by model, executor and layers) -> pairs of an ask that takes part in the next
@@ -28,15 +31,20 @@ Plan = Callable[[Waiting, Mapping[Any, "Costs"]], Planned]
 
 @dataclass
 class FairPlan:
-    """Steps first, then texts by age, as far as one chunk goes; no ask waits for ever.
+    """Steps first, then as much of texts as fills the forward; no ask waits for ever.
+
+    How much that is follows from what forwards were measured to cost: with pieces of texts a step
+    takes at most `between_tokens` seconds, or STRETCH times as long as without them (Sarathi-Serve,
+    section 4, with a time in place of its number of tokens). Where nobody waits for a step it is a
+    CHUNK. Texts of a priority come in the order in which their requests were admitted.
 
     Draft models' asks come before the target's, so that the target's forward holds everybody, but
-    their texts take at most half a chunk until the target's turn. So between two steps of a running
-    request lie at most one forward of a full chunk and half a chunk more.
+    their texts take at most half a chunk until the target's turn.
     """
 
     room: int = DRAFT_CHUNK  # for draft models' texts until the target's next forward
     passed: int = 0  # forwards of draft models since its last one
+    between_tokens: float | None = None  # seconds of a step; None: STRETCH decides
 
     def __call__(self, waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
         if len(waiting) == 1:  # nobody else to be fair to
@@ -56,8 +64,22 @@ class FairPlan:
             return planned
         self.room, self.passed = DRAFT_CHUNK, 0
         group = self.oldest(target or drafts)
-        steps_size = sum(entry.size for entry in group if entry.pending <= STEP)
-        return self.share(group, max(LEAST, CHUNK - steps_size))
+        return self.share(group, self.beside_steps(group, costs))
+
+    def beside_steps(self, group: Sequence[OpenAsk], costs: Mapping[Any, Costs]) -> int:
+        """Tokens of texts that fit into a forward beside the steps of this group."""
+        steps = [entry for entry in group if entry.pending <= STEP]
+        if not steps:
+            return CHUNK
+        first = steps[0]
+        known = costs.get((first.model, first.model.usual_executor, first.ask.layers))
+        if known is None or not known.seconds:
+            return LEAST
+        size = sum(entry.size for entry in steps)
+        lengths = [len(entry.live.ctx.branches[entry.ask.branch].tokens) for entry in group]
+        curve = known.curve(size + CHUNK, sum(lengths) // len(lengths))
+        allowed = self.between_tokens or STRETCH * curve[size - 1]
+        return max(LEAST, int(np.searchsorted(curve, allowed, side="right")) - size)
 
     @staticmethod
     def group(entry: OpenAsk) -> Any:
@@ -75,6 +97,7 @@ class FairPlan:
         """All steps of the group, and of its texts, in order, about `room` tokens."""
         planned: Planned = [(entry, entry.size) for entry in group if entry.pending <= STEP]
         texts = [entry for entry in group if entry.pending > STEP]
+        texts.sort(key=lambda entry: entry.live.ctx.engine.admission.turn(entry.live))
         for entry in texts:
             if room < LEAST and planned:
                 break

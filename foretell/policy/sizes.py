@@ -109,7 +109,7 @@ class Policy:
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         # Other requests may draft as much in the same forward.
-        curve = self.ctx.costs.share(len(tree), len(self.ctx.tokens), len(self.ctx.live))
+        curve = self.ctx.costs.share(len(tree), len(self.ctx.tokens), self.ctx.engine.running)
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda node: -values[node])

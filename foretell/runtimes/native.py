@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from foretell.families.loop import Loop
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
+from foretell.memory.policy import Segment
 from foretell.native import library
 from foretell.native.packing import FORMATS, GROUP
 from foretell.runtimes.protocol import Executor
@@ -76,6 +78,7 @@ class NativeExecutor(Executor):
     name = "native"
     exact_bits = True
     takes_layers = True
+    takes_segments = True
     sizes: tuple[int, ...] = ()
     fallback: Executor | None = None
 
@@ -96,6 +99,8 @@ class NativeExecutor(Executor):
         self._rotations(1)
         self.all_layers = np.arange(len(layout), dtype=np.int32)
         self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
+        # Of shared rows their structure, and the tensors that it points into.
+        self.segments: WeakKeyDictionary[Segment, tuple[library.Segment, Any]] = WeakKeyDictionary()
         self.model = self._model()
 
     def _check(self) -> None:
@@ -248,6 +253,7 @@ class NativeExecutor(Executor):
         held = np.array(numbers, np.int32)
         seen = None if job.seen is None else job.seen.contiguous()
         new = len(job.tokens)
+        segments = (library.Segment * len(cache.segments))(*map(self._segment, cache.segments))
         part = library.Job(
             nodes=new,
             start=job.start,
@@ -259,8 +265,39 @@ class NativeExecutor(Executor):
             values=values.data_ptr(),
             layer_stride=keys.stride(0),
             head_stride=keys.stride(1),
+            segments=len(segments),
+            segment=segments,
         )
-        return part, (held, seen)
+        return part, (held, seen, segments)
+
+    def _segment(self, segment: Segment) -> library.Segment:
+        """The library's structure of shared rows."""
+        if segment not in self.segments:
+            keys, values = _rows_at(segment.k), _rows_at(segment.v)
+            part = library.Segment(
+                keys=keys.data_ptr(),
+                values=values.data_ptr(),
+                layer_stride=keys.stride(0),
+                head_stride=keys.stride(1),
+                start=segment.start,
+                rows=len(segment.tokens),
+            )
+            self.segments[segment] = part, (keys, values)
+        return self.segments[segment][0]
+
+
+def _rows_at(layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows (KV, n, D) of every layer as one tensor; a copy where they do not lie evenly."""
+    first = layers[0]
+    start, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    apart = layers[1].data_ptr() - start if len(layers) > 1 else 0  # in bytes
+    strides = (first.stride(0), first.shape[2], 1)
+    for layer, rows in enumerate(layers):
+        evenly = rows.data_ptr() == start + layer * apart and rows.stride() == strides
+        if apart < 0 or not evenly or rows.untyped_storage().data_ptr() != storage:
+            return torch.stack(list(layers))
+    shape = (len(layers), *first.shape)
+    return first.as_strided(shape, (apart // first.element_size(), *strides))
 
 
 def _activation(act: Any) -> int:

@@ -61,7 +61,7 @@ class ApiError(Exception):
         }
 
 
-TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+TYPES = {403: "permission_error", 429: "rate_limit_error"}
 # Of our errors, the more special first: status and code.
 KINDS: tuple[tuple[type[ForetellError], int, str], ...] = (
     (DeadlineExceeded, HTTPStatus.REQUEST_TIMEOUT, "timeout"),
@@ -76,16 +76,20 @@ ONCE = {"x-should-retry": "false"}
 
 def of_ours(error: ForetellError) -> ApiError:
     """What the engine refused. A request that broke says no more than that: the log has it all."""
-    for kind, status, code in KINDS:
-        if isinstance(error, kind):
-            break
-    else:
-        status, code = HTTPStatus.INTERNAL_SERVER_ERROR, "model_error"
+    status, code = _kind(error)
     message = str(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "the request failed"
     headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
     return ApiError(message, _argument(message), code, status, headers)
+
+
+def _kind(error: ForetellError) -> tuple[int, str]:
+    """Status and code."""
+    for kind, status, code in KINDS:
+        if isinstance(error, kind):
+            return status, code
+    return HTTPStatus.INTERNAL_SERVER_ERROR, "model_error"
 
 
 def _argument(message: str) -> str | None:

@@ -136,7 +136,7 @@ class Answer:
 
     # --- streams
 
-    def chunks(self, piece: Piece) -> dict[str, Any] | None:
+    def chunk(self, piece: Piece) -> dict[str, Any] | None:
         """The chunk of a piece; None: it says nothing. Raises ApiError where its choice failed."""
         if piece.error is not None:
             raise of_ours(piece.error)
@@ -154,9 +154,9 @@ class Answer:
     def _delta(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, scores: Scores | None = None) -> list[dict[str, Any]]:
         """What a stream begins with."""
-        return []
+        raise NotImplementedError
 
     def closing(self) -> list[dict[str, Any]]:
         """What a stream ends with: the usage, if it is asked for."""
@@ -178,7 +178,7 @@ class Answer:
 
     def _best(self, entry: Entry) -> dict[str, float]:
         """The best tokens by their texts, the chosen one with them."""
-        best = {}
+        best: dict[str, float] = {}
         for one in [*entry["top"], entry]:
             best.setdefault(self.served.token_text(one["token"]), one["logprob"])
         return best
@@ -258,8 +258,8 @@ class Completion(Answer):
             "finish_reason": piece.finish_reason,
         }
 
-    def echoes(self, scores: Scores | None) -> list[dict[str, Any]]:
-        """What a stream with `echo` begins with: of each choice its prompt."""
+    def opening(self, scores: Scores | None = None) -> list[dict[str, Any]]:
+        """With `echo`: of each choice its prompt."""
         chunks = []
         for index in range(len(self.call.prompts)) if self.request.echo else ():
             logprobs = None
@@ -312,7 +312,8 @@ class Chat(Answer):
             "bytes": list(said),
         }
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, scores: Scores | None = None) -> list[dict[str, Any]]:
+        """Of each choice who speaks."""
         chunks = []
         for index in range(len(self.call.prompts)):
             delta = {"role": "assistant", "content": ""}

@@ -7,6 +7,7 @@ import time
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from foretell import registry
 from foretell.cards import card, guarantee
 from foretell.core.strategy import Speculative, Strategy
 
@@ -35,6 +36,14 @@ class Served:
         """The name of a method, `auto` resolved, and what it guarantees."""
         name, strategy = self.lm.resolve(method)
         return name, strategy_guarantee(name, strategy)
+
+    @cached_property
+    def methods(self) -> list[dict[str, str]]:
+        """The methods that a request may name, each with what it guarantees."""
+        cards = [card(name) for name in registry.methods()]
+        return [
+            {"name": one.name, "guarantee": one.guarantee, "summary": one.summary} for one in cards
+        ]
 
     # --- tokens as texts
 

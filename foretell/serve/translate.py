@@ -61,6 +61,19 @@ LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and
 SEEDS = 2**31
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What a server grants. None: no bound of its own."""
+
+    method: str = "auto"  # of requests that name none
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    timeout: float | None = None  # seconds
+
+
+UNBOUNDED = Bounds()
+
+
 @dataclass
 class Call:
     """What to call `LM.generate`, `agenerate`, `stream` or `astream` with.
@@ -81,14 +94,14 @@ def translate(
     lm: LM,
     tenant: str = "",
     seed: int | None = None,
-    timeout: float | None = None,
+    bounds: Bounds = UNBOUNDED,
 ) -> Call:
     """The call that a request asks for. Raises ApiError.
 
-    `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random); `timeout`:
-    seconds that a request may take at most (None: as long as it says).
+    `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random).
     """
     texts, ids = _prompts(request, lm)
+    _check_lengths(request, ids, bounds)
     n = request.n or 1
     if len(ids) * n > MOST_CHOICES:
         raise ApiError(
@@ -115,17 +128,19 @@ def translate(
     if first is None:
         first = secrets.randbelow(SEEDS) if seed is None else seed
     arguments["seed"] = [first + k for _ in ids for k in range(n)]
-    arguments["max_new_tokens"] = [_limit(request, lm, one) for one in ids for _ in range(n)]
+    arguments["max_new_tokens"] = [
+        _limit(request, lm, one, bounds) for one in ids for _ in range(n)
+    ]
     arguments |= _form(request)
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
         arguments["priority"] = request.priority
-    seconds = [given for given in (request.timeout, timeout) if given is not None]
+    seconds = [given for given in (request.timeout, bounds.timeout) if given is not None]
     if seconds:
         arguments["timeout"] = min(seconds)
     prompts = [one for one in ids for _ in range(n)]
-    return Call(prompts, _method(request), arguments, n, texts)
+    return Call(prompts, _method(request, bounds.method), arguments, n, texts)
 
 
 # --- prompts
@@ -189,14 +204,42 @@ def plain_chat(turns: Sequence[dict[str, str]]) -> str:
 # --- arguments
 
 
-def _limit(request: Request, lm: LM, ids: Sequence[int]) -> int:
+def _asked_limit(request: Request) -> int | None:
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens
+
+
+def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds) -> int:
     """Tokens of an answer at most: what is asked, and what the context holds."""
     room = lm.models["target"].context - len(ids)
-    given = request.max_tokens
-    if isinstance(request, ChatRequest):
-        given = request.max_completion_tokens if given is None else given
-        return room if given is None else min(given, room)
-    return min(COMPLETION_TOKENS if given is None else given, room)
+    if bounds.answer_tokens is not None:
+        room = min(room, bounds.answer_tokens)
+    given = _asked_limit(request)
+    if given is None and isinstance(request, CompletionRequest):
+        given = COMPLETION_TOKENS
+    return room if given is None else min(given, room)
+
+
+def _check_lengths(request: Request, ids: Sequence[Sequence[int]], bounds: Bounds) -> None:
+    """Raises ApiError for more tokens than the server grants."""
+    most = bounds.prompt_tokens
+    longest = max(map(len, ids))
+    if most is not None and longest > most:
+        field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        raise ApiError(
+            f"{field}: it has {longest} tokens, and this server takes {most}; shorten it",
+            field,
+            "context_length_exceeded",
+        )
+    given = _asked_limit(request)
+    if bounds.answer_tokens is not None and given is not None and given > bounds.answer_tokens:
+        field = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
+        raise ApiError(
+            f"{field}: this server gives at most {bounds.answer_tokens} tokens",
+            field,
+            "invalid_value",
+        )
 
 
 def _logprobs(request: Request) -> int | None:
@@ -242,11 +285,13 @@ def _literally(text: str) -> str:
     return "".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~/" else c for c in text)
 
 
-def _method(request: Request) -> str:
+def _method(request: Request, default: str) -> str:
     """The method that is asked for. What reads files, or takes more than its share, is refused."""
     if request.speculation == "off":
         return "plain"
-    spec = request.method or "auto"
+    if request.method is None:
+        return "auto" if request.speculation == "on" and default == "plain" else default
+    spec = request.method
     for piece in pieces(spec) if spec != "auto" else ():
         for field in piece.partition(":")[2].split(","):
             name, _, value = field.partition("=")

@@ -27,7 +27,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Steps
 from foretell.errors import BadConfig, Unsupported
-from foretell.families import decoder, fused
+from foretell.families import decoder, fused, probing
 from foretell.families.decoder import PROVEN, Decoder
 from foretell.families.loop import Block, Loop, StockBlock
 from foretell.ops.memory import SIZES
@@ -80,7 +80,7 @@ def test_families_that_cannot_be_right_are_refused(family: str) -> None:
 
 def test_a_bias_of_the_family_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """T5 and inkling hand one to attention, which would leave it out."""
-    record = decoder._record_attention
+    record = probing._record_attention
     biased = partial(record, position_bias=torch.zeros(1, 4, 7, 7))
     monkeypatch.setitem(AttentionInterface._global_mapping, "foretell-probe", biased)
     assert "scores without a bias by position, which layer 0 adds" in refusal(tiny("llama"))

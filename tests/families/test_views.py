@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from foretell import wrap
-from foretell.api import pair
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
@@ -23,6 +22,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.recording import Recording
 from foretell.families.views import Extended, Scored, Skipped, View, spans
 from foretell.measure.profiling import identity
+from foretell.wrapping import pair
 from tests.families.families import VOCAB, WINDOW, tiny
 from tests.families.test_families import PROMPTS, TREE, answer
 

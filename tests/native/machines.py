@@ -38,9 +38,9 @@ def no_library() -> Iterator[None]:
     """Inside, torch computes packed layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.VARIABLE, "off")
-        library.library.cache_clear()
+        library.found.cache_clear()
         try:
             assert not library.available()
             yield
         finally:
-            library.library.cache_clear()
+            library.found.cache_clear()

@@ -150,25 +150,25 @@ def test_kernels_can_be_named_and_wrong_names_are_refused(monkeypatch: pytest.Mo
     usual = library.kind()
     try:
         monkeypatch.setenv(library.VARIABLE, "portable")
-        library.library.cache_clear()
+        library.found.cache_clear()
         assert library.kind() == "portable"
         monkeypatch.setenv(library.VARIABLE, "fastest")
-        library.library.cache_clear()
+        library.found.cache_clear()
         with pytest.raises(BadConfig, match="FORETELL_NATIVE='fastest': must be off or one of"):
             library.library()
     finally:
         monkeypatch.undo()
-        library.library.cache_clear()
+        library.found.cache_clear()
     assert library.kind() == usual
 
 
 def test_without_a_build_the_reason_and_the_cure_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
-    library.library.cache_clear()
+    library.found.cache_clear()
     try:
         with pytest.raises(LookupError, match="not built: install foretell again"):
             library.library()
         assert not library.available()
     finally:
         monkeypatch.undo()
-        library.library.cache_clear()
+        library.found.cache_clear()

@@ -13,7 +13,7 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.engine import Engine
-from foretell.core.live import Live
+from foretell.core.live import Live, OpenAsk
 from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
@@ -125,6 +125,31 @@ def test_a_tree_larger_than_a_step_does_not_wait_for_texts() -> None:
     while not long.ctx.output:
         engine.step()
     assert len(running.ctx.output) >= 8
+
+
+@pytest.mark.parametrize(("between_tokens", "room"), [(None, 8), (0.0105, 13), (0.001, 2)])
+def test_a_piece_of_a_text_takes_the_time_there_is(
+    monkeypatch: pytest.MonkeyPatch, between_tokens: float | None, room: int
+) -> None:
+    """A forward of n tokens takes 6 ms and half a millisecond for each beyond the fourth."""
+    monkeypatch.setattr(schedule, "LEAST", 2)
+    monkeypatch.setattr(schedule, "STRETCH", 8.01 / 6)
+    target = Wide(8)
+    engine = Engine({"target": target})
+    plan = FairPlan(between_tokens=between_tokens)
+    costs = Costs()
+    costs.seconds = {1: 0.006, 4: 0.006, 64: 0.036, 1024: 0.516}
+    waiting = []
+    for text in ([1], [2], [3], [4], LONG):
+        live = engine.add(Request(text, Plain(), Sampling(max_new_tokens=4)))
+        cache = engine.cache_of(live, "target", 0)
+        ask = Ask(TokenTree(text[-1]))
+        waiting.append(OpenAsk(live, target, ask, live.root, 0, 0, cache.sync(text)))
+    planned = plan(waiting, {(target, "torch", None): costs})
+    assert [tokens for _, tokens in planned] == [1, 1, 1, 1, room - 4 if room > 4 else room]
+    alone = plan(waiting[4:], {(target, "torch", None): costs})
+    assert alone[0][1] == schedule.CHUNK
+    engine.run().close()
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Poli
     costs = engine.costs[target, "torch", None] = Line()
     costs.seconds = dict(seconds)
     context = Context(engine, Request([1], laws.build("ngram"), Sampling()))
-    context.live.append(None)  # type: ignore[arg-type]  # the request itself
     context.timed = not nodes
     return Policy(context, nodes, whole)
 
@@ -217,7 +216,7 @@ def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None
 def test_others_in_flight_make_a_forward_dearer() -> None:
     knee = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
     alone, among = make(knee), make(knee)
-    among.ctx.live.extend([None] * 7)  # type: ignore[list-item]
+    among.ctx.engine.running = 8
     sizes = [
         len(p.fit(certain(p, star(7), [0.4, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05])))
         for p in (alone, among)
@@ -288,7 +287,7 @@ def test_the_size_of_a_drawn_tree_does_not_depend_on_what_is_timed_meanwhile() -
     policy.ctx.costs.freeze()
     before = play(DrawnSizes(policy.ctx), lambda nodes: nodes // 3)
     policy.ctx.costs.seconds = dict(STEEP)
-    policy.ctx.live.extend([None] * 7)  # type: ignore[list-item]
+    policy.ctx.engine.running = 8
     assert play(DrawnSizes(policy.ctx), lambda nodes: nodes // 3) == before
 
 

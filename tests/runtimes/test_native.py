@@ -204,14 +204,14 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     monkeypatch.setattr("foretell.diagnosis._told", set())
     monkeypatch.setattr("foretell.runtimes.registry.names", lambda kind=None: ["native"])
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
-    library.library.cache_clear()
+    library.found.cache_clear()
     try:
         lm = foretell.load("demo")
         with pytest.raises(Unsupported, match="not built: install foretell again"):
             foretell.load("demo", executor="native")
     finally:
         monkeypatch.undo()
-        library.library.cache_clear()
+        library.found.cache_clear()
     (refusal,) = lm.refusals["target"]
     assert refusal[0] == "native" and refusal[1].startswith("the C library is not built")
     said = capsys.readouterr().err

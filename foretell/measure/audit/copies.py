@@ -8,11 +8,12 @@ from functools import partial
 
 import torch
 
-from foretell.api import LM, wrap
+from foretell.api import LM
 from foretell.core.model import Model
 from foretell.families.decoder import Decoder
 from foretell.runtimes import registry
 from foretell.runtimes.protocol import Executor
+from foretell.wrapping import wrap
 
 
 @dataclass

@@ -11,6 +11,7 @@
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
 #define TILE 8        /* rows that share each weight that is read */
+#define QUERIES 24    /* query heads that one call of attention computes, about */
 
 enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
 enum { FT_SILU, FT_GELU_TANH };
@@ -83,12 +84,21 @@ typedef struct {
     float *tapped;                 /* (tap_count, nodes, hidden) */
 } ft_step;
 
-/* One query's part of attention: what the kernel needs to know of its head and its nodes. */
+/* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
     int32_t width, group;          /* of a head; query heads that share keys */
     float scale;
     int32_t window;
+    int32_t layer, kv_head;
 } ft_heads;
+
+/* Nodes of one job that a call of attention computes. */
+typedef struct {
+    const ft_job *job;
+    int32_t first, nodes;
+    const float *queries;          /* of the first node */
+    int32_t row;                   /* of the first node, in the forward */
+} ft_part;
 
 /* The kernels of one kind of processor. */
 typedef struct {
@@ -106,10 +116,8 @@ typedef struct {
                  float *out);
     void (*store)(const float *x, int32_t count, uint16_t *out);
     int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
-    void (*attend)(const ft_heads *heads, const ft_job *job, int64_t layer_offset,
-                   int32_t kv_head, int32_t layer, int32_t first, int32_t nodes,
-                   const float *queries, int64_t query_stride, float *work, float *out,
-                   int64_t out_stride);
+    void (*attend)(const ft_heads *heads, const ft_part *parts, int32_t part_count,
+                   int64_t query_stride, float *work, float *out);
 } ft_kernels;
 
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only

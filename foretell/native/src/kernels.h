@@ -329,7 +329,6 @@ typedef struct {
 } span;
 
 #define MOST_SPANS 33
-#define QUERIES 24 /* query heads of one call, about */
 
 /* What one call works in: keys of two tiles, and of each query its numbers, what it mixes and its
    scores. */
@@ -483,115 +482,150 @@ static int32_t first_from(const int32_t *positions, int32_t count, int32_t posit
     return low;
 }
 
-static void attend(const ft_heads *heads, const ft_job *job, int64_t layer_offset,
-                   int32_t kv_head, int32_t layer, int32_t first, int32_t nodes,
-                   const float *queries, int64_t query_stride, float *work, float *out,
-                   int64_t out_stride) {
-    const int32_t width = heads->width, group = heads->group, count = nodes * group;
-    const int32_t window = job->row_positions ? heads->window : 0;
-    span spans[MOST_SPANS];
-    int32_t parts = 0, before = 0;
-    for (; parts < job->segments; parts++) {
-        const ft_segment *segment = job->segment + parts;
-        int64_t place = layer * segment->layer_stride + kv_head * segment->head_stride;
-        spans[parts] =
-            (span){segment->keys + place, segment->values + place, segment->rows, before};
+/* Positions that a job's nodes see back; 0: all. */
+static int32_t window_of(const ft_heads *heads, const ft_job *job) {
+    return job->row_positions ? heads->window : 0;
+}
+
+/* Whether a node sees one of its own rows, which is none of those that all nodes see. */
+static int sees(const ft_heads *heads, const ft_job *job, int32_t node, int32_t row) {
+    int32_t window = window_of(heads, job);
+    int64_t scratch = job->start - job->base + job->nodes;
+    if (job->seen && !job->seen[node * scratch + row - job->base])
+        return 0;
+    return !window || job->row_positions[row] > job->positions[node] - window;
+}
+
+/* Where a node's list of rows begins: `common` own rows stand behind `before` of segments. */
+static int32_t begin_of(const ft_heads *heads, const ft_job *job, int32_t node, int32_t common,
+                        int32_t before) {
+    int32_t window = window_of(heads, job);
+    int32_t least = window ? job->positions[node] - window + 1 : 0;
+    if (least <= 0)
+        return 0;
+    return least < before ? least : before + first_from(job->row_positions, common, least);
+}
+
+/* Own rows that every node of a part sees, windows aside. */
+static int32_t common_rows(const ft_part *part) {
+    return part->job->seen ? part->job->base : part->job->start + part->first + 1;
+}
+
+/* Weighs the values of rows that all nodes of a part or of a call see. Rows before `middle` are
+   weighed node by node, from where each one's list begins. */
+static void mix_span(const ft_heads *heads, const span *rows, int32_t to, int32_t middle,
+                     const int32_t *begins, int32_t nodes, const float *scores, int64_t stride,
+                     float *mixed) {
+    const int32_t width = heads->width, group = heads->group, begin = rows->begin;
+    const float *weights = scores + begin;
+    middle = middle > begin ? middle - begin : 0;
+    middle = middle < to ? middle : to;
+    for (int32_t i = 0; i < nodes && middle; i++) {
+        int32_t from = begins[i] > begin ? begins[i] - begin : 0;
+        mix(rows->values, width, from, middle, weights + i * group * stride, stride, group,
+            mixed + i * group * width);
+    }
+    mix(rows->values, width, middle, to, weights, stride, nodes * group, mixed);
+}
+
+/* Attention of nodes of several jobs, which have the same segments: these are read once. */
+static void attend(const ft_heads *heads, const ft_part *parts, int32_t part_count,
+                   int64_t query_stride, float *work, float *out) {
+    const int32_t width = heads->width, group = heads->group;
+    const ft_job *any = parts->job;
+    span shared[MOST_SPANS], own[QUERIES + 16];
+    int32_t before = 0, longest = 0, nodes = 0;
+    for (int32_t s = 0; s < any->segments; s++) {
+        const ft_segment *segment = any->segment + s;
+        int64_t place =
+            heads->layer * segment->layer_stride + heads->kv_head * segment->head_stride;
+        shared[s] = (span){segment->keys + place, segment->values + place, segment->rows, before};
         before += segment->rows;
     }
-    int64_t place = layer_offset + kv_head * job->head_stride;
-    int32_t end = job->start + first + nodes;
-    /* Own rows that every node of this call sees, windows aside. */
-    int32_t common = job->seen ? job->base : job->start + first + 1;
-    spans[parts++] = (span){job->keys + place, job->values + place, end, before};
-    const span *own = &spans[parts - 1];
-
-    int64_t stride = before + end + 32;
+    for (int32_t p = 0; p < part_count; p++) {
+        const ft_job *job = parts[p].job;
+        int64_t place = heads->layer * job->layer_stride + heads->kv_head * job->head_stride;
+        int32_t end = job->start + parts[p].first + parts[p].nodes;
+        own[p] = (span){job->keys + place, job->values + place, end, before};
+        longest = end > longest ? end : longest;
+        nodes += parts[p].nodes;
+    }
+    const int32_t count = nodes * group;
+    const int64_t stride = before + longest + 32;
     uint16_t *pairs = (uint16_t *)work;
     float *scaled = work + 32 * width, *mixed = scaled + count * width;
     float *scores = mixed + count * width;
-    for (int32_t i = 0; i < nodes; i++)
-        for (int32_t d = 0; d < group * width; d++)
-            scaled[i * group * width + d] = queries[i * query_stride + d] * heads->scale;
+    for (int32_t p = 0, i = 0; p < part_count; p++)
+        for (int32_t n = 0; n < parts[p].nodes; n++, i++)
+            for (int32_t d = 0; d < group * width; d++)
+                scaled[i * group * width + d] =
+                    parts[p].queries[n * query_stride + d] * heads->scale;
     for (int32_t i = 0; i < count * width; i++)
         mixed[i] = 0.0f;
 
-    /* `lowest`: the first place of the list that some node sees. */
-    int32_t lowest = before + end, begins[QUERIES + 16];
-    for (int32_t i = 0; i < nodes; i++) {
-        int32_t least = window ? job->positions[first + i] - window + 1 : 0;
-        int32_t begin = least;
-        if (least <= 0)
-            begin = 0;
-        else if (least >= before)
-            begin = before + first_from(job->row_positions, common, least);
-        begins[i] = begin;
-        lowest = begin < lowest ? begin : lowest;
-    }
-    for (int32_t p = 0; p < parts; p++) {
-        int32_t from = lowest > spans[p].begin ? lowest - spans[p].begin : 0;
-        score(&spans[p], from, spans[p].rows, width, scaled, count, pairs, scores, stride);
-    }
-    /* Where all nodes' lists have begun, and how long each is. */
-    int32_t highest = 0, lengths[QUERIES + 16];
-    for (int32_t i = 0; i < nodes; i++) {
-        int32_t node = first + i, scratch = job->start - job->base + job->nodes;
-        highest = begins[i] > highest ? begins[i] : highest;
-        int32_t length = before + common;
-        for (int32_t row = common; row < job->start + node + 1; row++) {
-            if (job->seen && !job->seen[(int64_t)node * scratch + row - job->base])
-                continue;
-            if (window &&
-                job->row_positions[row] <= job->positions[node] - window)
-                continue;
-            for (int32_t h = 0; h < group; h++) {
-                float *list = scores + (i * group + h) * stride;
-                list[length] = list[before + row];
-            }
-            length++;
+    /* `lowest` and `highest`: the first and the last place of the list where some node begins. */
+    int32_t begins[QUERIES + 16], lowest = before + longest, highest = 0;
+    for (int32_t p = 0, i = 0; p < part_count; p++)
+        for (int32_t n = 0; n < parts[p].nodes; n++, i++) {
+            int32_t common = common_rows(parts + p);
+            begins[i] = begin_of(heads, parts[p].job, parts[p].first + n, common, before);
+            lowest = begins[i] < lowest ? begins[i] : lowest;
+            highest = begins[i] > highest ? begins[i] : highest;
         }
-        lengths[i] = length;
+    for (int32_t s = 0; s < any->segments; s++) {
+        int32_t from = lowest > shared[s].begin ? lowest - shared[s].begin : 0;
+        score(&shared[s], from, shared[s].rows, width, scaled, count, pairs, scores, stride);
+    }
+    int32_t lengths[QUERIES + 16];
+    for (int32_t p = 0, i = 0; p < part_count; i += parts[p].nodes, p++) {
+        const ft_job *job = parts[p].job;
+        int32_t from = lowest > before ? lowest - before : 0, common = common_rows(parts + p);
+        score(&own[p], from, own[p].rows, width, scaled + i * group * width,
+              parts[p].nodes * group, pairs, scores + i * group * stride, stride);
+        /* Each node's own rows move together; how long its list is then. */
+        for (int32_t n = 0; n < parts[p].nodes; n++) {
+            int32_t node = parts[p].first + n, length = before + common;
+            for (int32_t row = common; row < job->start + node + 1; row++) {
+                if (!sees(heads, job, node, row))
+                    continue;
+                for (int32_t h = 0; h < group; h++) {
+                    float *list = scores + ((i + n) * group + h) * stride;
+                    list[length] = list[before + row];
+                }
+                length++;
+            }
+            lengths[i + n] = length;
+        }
     }
     float sums[4 * (QUERIES + 16)];
     for (int32_t q = 0; q < count; q++) {
         int32_t i = q / group, begin = begins[i];
         sums[q] = soften(scores + q * stride + begin, lengths[i] - begin);
     }
-    highest = highest < before + common ? highest : before + common;
-    for (int32_t p = 0; p < parts; p++) {
-        int32_t begin = spans[p].begin;
-        int32_t to = (spans + p == own ? common : spans[p].rows);
-        int32_t middle = highest > begin ? highest - begin : 0;
-        middle = middle < to ? middle : to;
-        const float *weights = scores + begin;
-        if (window)
-            for (int32_t q = 0; q < count; q++) {
-                int32_t from = begins[q / group] > begin ? begins[q / group] - begin : 0;
-                mix(spans[p].values, width, from, middle, weights + q * stride, stride, 1,
-                    mixed + q * width);
+    for (int32_t s = 0; s < any->segments; s++)
+        mix_span(heads, &shared[s], shared[s].rows, highest, begins, nodes, scores, stride, mixed);
+    for (int32_t p = 0, i = 0; p < part_count; i += parts[p].nodes, p++) {
+        const ft_job *job = parts[p].job;
+        int32_t common = common_rows(parts + p);
+        float *scores_here = scores + i * group * stride, *mixed_here = mixed + i * group * width;
+        mix_span(heads, &own[p], common, highest, begins + i, parts[p].nodes, scores_here, stride,
+                 mixed_here);
+        for (int32_t n = 0; n < parts[p].nodes; n++) {
+            int32_t node = parts[p].first + n, length = before + common;
+            for (int32_t row = common; row < job->start + node + 1; row++) {
+                if (!sees(heads, job, node, row))
+                    continue;
+                /* The weight stands at `length`, and the row's values at `row`. */
+                mix(own[p].values + (int64_t)(row - length) * width, width, length, length + 1,
+                    scores_here + (int64_t)n * group * stride, stride, group,
+                    mixed_here + n * group * width);
+                length++;
             }
-        mix(spans[p].values, width, middle, to, weights, stride, count, mixed);
-    }
-    for (int32_t i = 0; i < nodes; i++) {
-        int32_t node = first + i, scratch = job->start - job->base + job->nodes;
-        int32_t length = before + common;
-        for (int32_t row = common; row < job->start + node + 1; row++) {
-            if (job->seen && !job->seen[(int64_t)node * scratch + row - job->base])
-                continue;
-            if (window &&
-                job->row_positions[row] <= job->positions[node] - window)
-                continue;
-            /* The weight stands at `length`, and the row's values at `row`. */
-            mix(own->values + (int64_t)(row - length) * width, width, length, length + 1,
-                scores + (int64_t)i * group * stride, stride, group, mixed + i * group * width);
-            length++;
         }
     }
-    for (int32_t i = 0; i < nodes; i++)
-        for (int32_t h = 0; h < group; h++) {
-            int32_t q = i * group + h;
-            vec sum = v_set(sums[q]);
-            for (int32_t d = 0; d < width; d += 16)
-                v_store(out + i * out_stride + h * width + d,
-                        v_div(v_load(mixed + q * width + d), sum));
-        }
+    for (int32_t q = 0; q < count; q++) {
+        vec sum = v_set(sums[q]);
+        for (int32_t d = 0; d < width; d += 16)
+            v_store(out + q * width + d, v_div(v_load(mixed + q * width + d), sum));
+    }
 }

@@ -17,7 +17,6 @@
 #endif
 
 #define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
-#define QUERIES 24
 #define LONG 512   /* rows from which on attention weighs */
 #define NEAREST_BYTES 65536 /* of weights that several tiles of rows share */
 
@@ -186,8 +185,11 @@ typedef struct {
     char *private_memory;     /* of each thread */
     int64_t private_bytes, attention_floats;
     int32_t *first_node;      /* of each job in the forward */
+    int32_t *order, *packs;   /* jobs, those of a pack side by side; where each pack begins */
+    uint8_t *packed;          /* jobs that are in a pack already */
+    int32_t pack_count;       /* jobs of a pack have the same segments, and few nodes in all */
     int32_t node_block;       /* nodes of one task of attention */
-    int32_t attention_tasks;
+    int32_t attention_tasks;  /* of jobs with more nodes than that */
 } step_job;
 
 typedef struct {
@@ -253,20 +255,25 @@ static void store_node(const step_job *job, const ft_layer *layer, int64_t layer
 }
 
 /* Attention of some nodes and one key head, whose result becomes inputs of the next product. */
-static void attend_nodes(step_job *job, private *own, const ft_layer *layer, int32_t index,
-                         int32_t which, int32_t first, int32_t nodes, int32_t kv_head) {
+static void attend_parts(step_job *job, private *own, const ft_layer *layer, int32_t index,
+                         ft_part *parts, int32_t count, int32_t kv_head) {
     const ft_model *model = job->model;
-    const ft_job *part = job->step->jobs + which;
     const int32_t width = model->width, group = model->heads / model->kv_heads;
     const int32_t outputs = layer->qkv.outputs, wide = group * width;
-    ft_heads heads = {width, group, model->scale, layer->window};
-    int64_t row = job->first_node[which] + first;
-    kernels->attend(&heads, part, index * part->layer_stride, kv_head, index, first, nodes,
-                    job->qkv + row * outputs + (int64_t)kv_head * wide, outputs, own->attention,
-                    own->attended, wide);
-    for (int32_t i = 0; i < nodes; i++)
-        kernels->prepare(&job->attended, (int32_t)row + i, kv_head * wide, wide,
-                         own->attended + i * wide, model->format);
+    ft_heads heads = {width, group, model->scale, layer->window, index, kv_head};
+    for (int32_t p = 0; p < count; p++)
+        parts[p].queries = job->qkv + (int64_t)parts[p].row * outputs + (int64_t)kv_head * wide;
+    kernels->attend(&heads, parts, count, outputs, own->attention, own->attended);
+    const float *attended = own->attended;
+    for (int32_t p = 0; p < count; p++)
+        for (int32_t n = 0; n < parts[p].nodes; n++, attended += wide)
+            kernels->prepare(&job->attended, parts[p].row + n, kv_head * wide, wide, attended,
+                             model->format);
+}
+
+static ft_part part_of(const step_job *job, int32_t which, int32_t first, int32_t nodes) {
+    return (ft_part){.job = job->step->jobs + which, .first = first, .nodes = nodes,
+                     .row = job->first_node[which] + first};
 }
 
 static void attention(ft_team *team, int thread, step_job *job, private *own,
@@ -274,15 +281,22 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const int32_t kv_heads = model->kv_heads, block = job->node_block;
-    const int32_t heads = step->job_count * kv_heads;
+    const int32_t heads = job->pack_count * kv_heads;
+    ft_part parts[QUERIES + 16];
     for (int32_t task; (task = ft_next(team, thread, heads)) < heads;) {
-        int32_t which = task / kv_heads, kv_head = task % kv_heads;
-        const ft_job *part = step->jobs + which;
-        for (int32_t node = 0; node < part->nodes; node++)
-            store_node(job, layer, index * part->layer_stride, part, node, kv_head,
-                       job->qkv + (int64_t)(job->first_node[which] + node) * layer->qkv.outputs);
-        if (part->nodes <= block)
-            attend_nodes(job, own, layer, index, which, 0, part->nodes, kv_head);
+        int32_t pack = task / kv_heads, kv_head = task % kv_heads, few = 1, count = 0;
+        for (int32_t i = job->packs[pack]; i < job->packs[pack + 1]; i++) {
+            int32_t which = job->order[i], nodes = step->jobs[which].nodes;
+            int64_t row = job->first_node[which];
+            for (int32_t node = 0; node < nodes; node++)
+                store_node(job, layer, index * step->jobs[which].layer_stride, step->jobs + which,
+                           node, kv_head, job->qkv + (row + node) * layer->qkv.outputs);
+            few = nodes <= block;
+            if (few)
+                parts[count++] = part_of(job, which, 0, nodes);
+        }
+        if (few)
+            attend_parts(job, own, layer, index, parts, count, kv_head);
     }
     ft_barrier(team);
     const int32_t total = job->attention_tasks;
@@ -300,8 +314,8 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
         }
         int32_t first = (task - before) / kv_heads * block;
         int32_t left = step->jobs[which].nodes - first;
-        attend_nodes(job, own, layer, index, which, first, left < block ? left : block,
-                     (task - before) % kv_heads);
+        parts[0] = part_of(job, which, first, left < block ? left : block);
+        attend_parts(job, own, layer, index, parts, 1, (task - before) % kv_heads);
     }
     ft_barrier(team);
 }
@@ -424,6 +438,43 @@ static void step_work(ft_team *team, int thread, void *argument) {
         head(team, thread, job, &own);
 }
 
+/* Whether two jobs follow the same shared rows. */
+static int share_segments(const ft_job *one, const ft_job *other) {
+    if (!one->segments || one->segments != other->segments)
+        return 0;
+    for (int32_t s = 0; s < one->segments; s++)
+        if (one->segment[s].keys != other->segment[s].keys ||
+            one->segment[s].rows != other->segment[s].rows)
+            return 0;
+    return 1;
+}
+
+/* Puts jobs with the same segments beside each other, as far as one call of attention goes: what
+   they share is read once for all of them (Hydragen, section 3). A job without is a pack alone. */
+static void make_packs(step_job *job) {
+    const ft_step *step = job->step;
+    int32_t placed = 0;
+    memset(job->packed, 0, (size_t)step->job_count);
+    for (int32_t i = 0; i < step->job_count; i++) {
+        if (job->packed[i])
+            continue;
+        const ft_job *leader = step->jobs + i;
+        int32_t nodes = 0;
+        job->packs[job->pack_count++] = placed;
+        for (int32_t k = i; k < step->job_count; k++) {
+            const ft_job *other = step->jobs + k;
+            int joins = k == i || (!job->packed[k] && share_segments(leader, other) &&
+                                   nodes + other->nodes <= job->node_block);
+            if (!joins)
+                continue;
+            job->packed[k] = 1;
+            job->order[placed++] = k;
+            nodes += other->nodes;
+        }
+    }
+    job->packs[job->pack_count] = placed;
+}
+
 /* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads) {
     const int32_t group = model->heads / model->kv_heads;
@@ -443,7 +494,8 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     }
     job.node_block = group > QUERIES ? 1 : QUERIES / group;
     /* Over long texts all threads should have as much to do. */
-    if (longest > LONG && step->job_count * model->kv_heads % threads && most <= job.node_block)
+    const int32_t tasks = step->job_count * model->kv_heads;
+    if (longest > LONG && tasks < 4 * threads && tasks % threads && most <= job.node_block)
         job.node_block = (most + threads - 1) / threads;
     for (int32_t i = 0; i < step->job_count; i++)
         if (step->jobs[i].nodes > job.node_block)
@@ -457,9 +509,9 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     int64_t hidden = aligned(4 * nodes * model->hidden);
     int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
     int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
-    int64_t firsts = aligned(4 * (int64_t)step->job_count);
+    int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
     char *memory =
-        memory_of(hidden + qkv + rows + inner + firsts + threads * job.private_bytes);
+        memory_of(hidden + qkv + rows + inner + 4 * firsts + threads * job.private_bytes);
     if (!memory)
         return 0;
     char *place = memory;
@@ -470,9 +522,13 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     job.attended.inputs = model->heads * model->width;
     job.inner = rows_at(place += rows, nodes, model->inner);
     job.first_node = (int32_t *)(place += inner);
+    job.order = (int32_t *)(place += firsts);
+    job.packs = (int32_t *)(place += firsts);
+    job.packed = (uint8_t *)(place += firsts);
     job.private_memory = place + firsts;
     for (int32_t i = 0, first = 0; i < step->job_count; first += step->jobs[i++].nodes)
         job.first_node[i] = first;
+    make_packs(&job);
     memcpy(job.hidden, step->states, 4 * (size_t)step->nodes * (size_t)model->hidden);
     ft_run(step_work, &job, threads);
     free(memory);

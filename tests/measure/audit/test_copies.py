@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.api import LM, wrap
+from foretell.api import LM
 from foretell.core.cache import Cache
 from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
 from foretell.measure.audit.copies import as_served, executor_names, in_float32
 from foretell.memory.job import Job
 from foretell.runtimes import registry
+from foretell.wrapping import wrap
 from tests import tiny
 
 

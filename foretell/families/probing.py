@@ -1,0 +1,84 @@
+"""What a family's layers hand to attention, read off a forward in which nothing is attended to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one layer hands to attention.
+
+    `shape`: key-value heads, width of a key, width of a value. `reach`: how many positions its mask
+    lets a node see, itself included, which is `AttentionProbe.span` where it sees all. 0: the mask
+    is neither causal nor a window, or is not handed over. `biased`: whether it adds to the scores.
+    """
+
+    shape: tuple[int, int, int]
+    window: int | None
+    reach: int
+    biased: bool
+
+
+@dataclass
+class AttentionProbe:
+    """What a model's first forward shows: one call of attention a layer.
+
+    `span`: length of the longest text.
+    """
+
+    span: int
+    calls: dict[int, AttentionCall] = field(default_factory=dict)
+
+
+PROBE: ContextVar[AttentionProbe] = ContextVar("foretell_probe")
+
+
+def _record_attention(
+    module: nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attention_mask: Any,
+    sliding_window: int | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Notes what the layer hands to attention; attends to nothing."""
+    is_reach = isinstance(attention_mask, torch.Tensor) and attention_mask.numel() == 1
+    shape = (k.shape[1], k.shape[-1], v.shape[-1])
+    layer: Any = module.layer_idx
+    reach = int(attention_mask) if is_reach else 0
+    call = AttentionCall(shape, sliding_window, reach, position_bias is not None)
+    PROBE.get().calls[layer] = call
+    return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
+
+
+def _mask_reach(
+    *_: Any, mask_function: Callable[..., torch.Tensor], device: Any = None, **__: Any
+) -> torch.Tensor:
+    """The reach of a mask, (1, 1, 1, 1), in place of the mask.
+
+    It is read off the last row of the longest text, and the middle row must have the same.
+    """
+    span = PROBE.get().span
+    columns = torch.arange(span, device=device)
+    last = mask_function(0, 0, torch.tensor(span - 1, device=device), columns)
+    reach = int(last.sum())
+    for row in (span - 1, span // 2):
+        seen = mask_function(0, 0, torch.tensor(row, device=device), columns)
+        window = (columns <= row) & (columns > row - reach)
+        if not torch.equal(seen.expand(span), window):
+            reach = 0
+    return torch.full((1, 1, 1, 1), reach, device=device)
+
+
+AttentionInterface.register("foretell-probe", _record_attention)
+AttentionMaskInterface.register("foretell-probe", _mask_reach)

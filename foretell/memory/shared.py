@@ -1,0 +1,107 @@
+"""Rows that several caches read: how a cache gives its own away, and begins with those of others.
+
+A cache either reads the segments where they are or, for an executor that cannot, copies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from foretell.memory.buffers import Rows, Shape, row_bytes
+from foretell.memory.policy import NEVER, CachePolicy, Segment, copied
+from foretell.memory.states import TappedStates
+
+
+class SharedRows(Rows):
+    """The part of a cache that concerns segments. `core.cache.Cache` is the whole."""
+
+    length: int
+    base: int
+    tokens: list[int]
+    positions: list[int] | None
+    policy: CachePolicy | None
+    states: TappedStates | None
+
+    def __init__(
+        self,
+        layout: Sequence[Shape | None],
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int = 256,
+    ):
+        super().__init__(layout, dtype, device, capacity)
+        self.segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """See Cache.commit."""
+        raise NotImplementedError
+
+    def reserve(self, rows: int) -> None:
+        """See Cache.reserve."""
+        raise NotImplementedError
+
+    def share(self, tokens: Sequence[int], end: int = NEVER) -> Segment:
+        """A copy of its own committed rows of the branch `tokens`, which outlives this cache.
+
+        Only rows of positions before `end` are copied.
+        """
+        assert self.layout, "what this model keeps of a text is no rows"
+        assert self.positions is None, "only whole rows are shared"
+        self.commit(tokens)
+        start = self.length - self.base
+        end = min(end, self.length)
+        states = {}
+        if self.states is not None:
+            states = {tap: rows[start:end].clone() for tap, rows in self.states.committed.items()}
+        k, v = (copied(layers, slice(0, end - start)) for layers in (self.k, self.v))
+        return Segment(tuple(tokens[start:end]), start, k, v, states)
+
+    def adopt(self, segment: Segment) -> bool:
+        """Begins an empty cache with shared rows.
+
+        False: it has to compute them, as they lack states that it keeps, or it has a policy.
+        """
+        assert self.length == segment.start and self.base == 0, "only an empty cache adopts rows"
+        if self.policy is not None:
+            return False
+        if self.states is not None:
+            if not set(self.states.taps) <= segment.states.keys():
+                return False
+            self.states.adopt(segment.states)
+        self.segments = (*self.segments, segment)
+        segment.readers += 1
+        self.length = segment.end
+        return True
+
+    def take(self, segments: Sequence[Segment]) -> None:
+        """Begins an empty cache with copies of shared rows, for who reads no segments."""
+        assert self.length == self.base == 0 and self.policy is None, "only an empty cache takes"
+        assert self.states is None, "its states are read where they are shared"
+        self.reserve(segments[-1].end)
+        for segment in segments:
+            rows = slice(segment.start, segment.end)
+            for own, shared in zip((*self.k, *self.v), (*segment.k, *segment.v), strict=True):
+                own[:, rows] = shared
+        self.length = self.base = segments[-1].end
+
+    @property
+    def bytes(self) -> int:
+        """Of the rows it holds itself, those of the last forward included."""
+        return (self.base + len(self.tokens)) * row_bytes(self.layout, self.dtype)
+
+    def read_by_one_more(self) -> None:
+        """A copy of this cache reads what it reads."""
+        self.sharers[0] += 1
+        for segment in self.segments:
+            segment.readers += 1
+
+    def leave_segments(self) -> None:
+        for segment in self.segments:
+            segment.readers -= 1
+        self.segments = ()
+
+    def drop(self) -> None:
+        self.leave_segments()
+        super().drop()

@@ -1,0 +1,106 @@
+"""Texts that begin as others did: whose rows they read, and whom they wait for.
+
+Where an engine keeps a PrefixTree, a text that has computed nothing yet begins with the rows that
+are known of it. If a running text is about to compute a longer beginning of it, it waits for that:
+of many requests with one prefix the first computes it. Rows of a text that has ended are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from foretell.memory.prefixes import PrefixTree, common_length
+
+if TYPE_CHECKING:
+    from foretell.core.cache import Cache
+    from foretell.core.live import Host, Live, OpenAsk
+
+WORTH = 32  # tokens in common from which on waiting and reading pay
+
+
+class Reuse:
+    """The tree of an engine, and who waits for whom."""
+
+    def __init__(self, engine: Host, tree: PrefixTree):
+        self.engine = engine
+        self.tree = tree
+
+    def ready(self, waiting: Sequence[OpenAsk]) -> list[OpenAsk]:
+        """Those of the open asks that need not wait for another text's rows."""
+        return [entry for entry in waiting if not self._begins(entry) or self._begin(entry)]
+
+    def _begins(self, entry: OpenAsk) -> bool:
+        """Whether it is a text of the target that has computed nothing yet."""
+        if entry.ask.model != "target" or entry.pending < WORTH:
+            return False
+        cache = entry.live.caches["target", entry.ask.branch]
+        return cache.length == 0 and self._shares(entry.live, cache)
+
+    @staticmethod
+    def _shares(live: Live, cache: Cache) -> bool:
+        """Whether all that the model knows of a text lies in rows that its tokens decide."""
+        whole = bool(cache.layout) and None not in cache.layout and cache.recomputable
+        return whole and cache.policy is None and not cache.inputs and cache.positions is None
+
+    def _begin(self, entry: OpenAsk) -> bool:
+        """Gives a new text the rows there are. False: it had better wait for more."""
+        live = entry.live
+        text = live.ctx.branches[entry.ask.branch].tokens
+        tenant, beginning = live.ctx.request.tenant, text[:-1]
+        known = self.tree.known(tenant, beginning)
+        source, common = self._longest(entry, beginning)
+        if source is not None and common >= known + WORTH:
+            cache = source.caches["target", 0]
+            if cache.length < common:
+                return False
+            self._keep(source, cache, common)
+        segments = self.tree.match(tenant, beginning)
+        self.tree.asked += len(beginning)
+        if segments and segments[-1].end >= WORTH:
+            cache = live.caches["target", entry.ask.branch]
+            if entry.model.reads_segments or cache.states is not None:
+                taken = [segment for segment in segments if cache.adopt(segment)]
+            else:
+                cache.take(segments)
+                taken = segments
+            self.tree.reused += taken[-1].end if taken else 0
+            entry.pending = cache.sync(text)
+        return True
+
+    def _longest(self, entry: OpenAsk, beginning: Sequence[int]) -> tuple[Live | None, int]:
+        """The running text that has the most in common with this one, and comes before it."""
+        best: Live | None = None
+        longest = 0
+        for other in self.engine.live:
+            cache = other.caches.get(("target", 0))
+            if other is entry.live or other.paused or cache is None:
+                continue
+            same_tenant = other.ctx.request.tenant == entry.live.ctx.request.tenant
+            if not same_tenant or not self._shares(other, cache):
+                continue
+            if cache.length == 0 and other.index > entry.live.index:
+                continue
+            common = common_length(other.ctx.branches[0].tokens[:-1], beginning)
+            if common > longest:
+                best, longest = other, common
+        return best, longest
+
+    def _keep(self, live: Live, cache: Cache, end: int) -> None:
+        """Puts the first rows of a text into the tree."""
+        tokens = live.ctx.branches[0].tokens
+        segments = [segment for segment in cache.segments if segment.start < end]
+        if cache.length - cache.base < end:
+            segments.append(cache.share(tokens, end))
+        self.tree.insert(live.ctx.request.tenant, segments)
+
+    def ended(self, live: Live) -> None:
+        """Keeps the rows of a text that is done."""
+        cache = live.caches.get(("target", 0))
+        if cache is None or live.reason == "error" or not self._shares(live, cache):
+            return
+        tokens = live.ctx.branches[0].tokens
+        cache.commit(tokens)
+        known = self.tree.known(live.ctx.request.tenant, tokens[:-1])
+        if cache.length >= known + WORTH:
+            self._keep(live, cache, cache.length)

@@ -1,0 +1,178 @@
+"""The routes, as one FastAPI application over a `Service`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+import foretell
+from foretell.serve.errors import ApiError, of_faults
+from foretell.serve.guard import Guard
+from foretell.serve.schemas import ChatRequest, CompletionRequest, Request
+from foretell.serve.served import Served
+from foretell.serve.service import Service
+from foretell.serve.settings import Settings
+from foretell.serve.wire import EventStream, error_response, json_response, while_there
+
+PAGE = Path(__file__).parent / "page"
+WORKERS = 32  # threads that read prompts and hand requests to the engine
+ERRORS: dict[int | str, dict[str, Any]] = {}
+for _status in (400, 401, 404, 408, 413, 429, 500, 503):
+    ERRORS[_status] = {"description": HTTPStatus(_status).phrase}
+
+
+def build(served: Served, settings: Settings | None = None) -> FastAPI:
+    """The application. Its `state.service` is the Service behind it."""
+    settings = settings or Settings()
+    service = Service(served, settings)
+    app = FastAPI(
+        title="foretell",
+        version=foretell.__version__,
+        description="OpenAI's interface, with the method, and what it guarantees, in each answer.",
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+        lifespan=_lifespan,
+        dependencies=[Depends(HTTPBearer(auto_error=False))],  # said in the description
+        responses=ERRORS,
+    )
+    app.state.service = service
+    _add_errors(app)
+    _add_completions(app, service)
+    _add_numbers(app, service)
+    if PAGE.is_dir():
+        app.mount("/", StaticFiles(directory=PAGE, html=True), "page")
+    app.add_middleware(Guard, settings=settings, told=service.metrics.response)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(WORKERS, thread_name_prefix="foretell-serve"))
+    watch = asyncio.create_task(app.state.service.health.watch())
+    try:
+        yield
+    finally:
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refused(request: HttpRequest, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
+        return error_response(of_faults(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def plain(request: HttpRequest, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, ApiError):  # raised while FastAPI read the body
+            return error_response(error.__cause__)
+        where = f"{request.method} {request.url.path}"
+        message = {
+            404: f"{where}: there is nothing here",
+            405: f"{where}: not this method",
+            400: "the body cannot be read as JSON",
+        }.get(error.status_code, str(error.detail))
+        headers = error.headers
+        return error_response(ApiError(message, status=error.status_code, headers=headers))
+
+
+def _add_completions(app: FastAPI, service: Service) -> None:
+    async def answer(http: HttpRequest, body: Request) -> Response:
+        key = http.state.key
+        if body.stream:
+            return EventStream(service.stream(body, key), service.settings.patience)
+        return json_response(await while_there(http, service.whole(body, key)))
+
+    @app.post("/v1/completions")
+    async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
+        """Continues a text, or several."""
+        return await answer(http, body)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
+        """Answers in a conversation."""
+        return await answer(http, body)
+
+
+def _add_numbers(app: FastAPI, service: Service) -> None:
+    served = service.served
+    about = {
+        "id": served.name,
+        "object": "model",
+        "created": served.since,
+        "owned_by": "foretell",
+        "max_model_len": served.lm.models["target"].context,
+    }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The one model that is served."""
+        return json_response({"object": "list", "data": [about]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """What is said of a model."""
+        if name != served.name:
+            raise ApiError(
+                f"the model {name!r} is not served here",
+                "model",
+                "model_not_found",
+                HTTPStatus.NOT_FOUND,
+            )
+        return json_response(about)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the server takes requests, and what the last check of its caches found."""
+        document = service.health.document()
+        status = 200 if document["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
+        return json_response(document, status)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json_response({"version": foretell.__version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/foretell/status")
+    async def status() -> Response:
+        """What the engine does and has done, and the methods that a request may name."""
+        numbers = served.lm.engine.status()
+        names = {
+            "model": served.name,
+            "computed_by": served.computed_by,
+            "context": about["max_model_len"],
+            "method": served.about(service.settings.bounds.method)[0],
+            "methods": served.methods,
+        }
+        return json_response(numbers | names)

@@ -1,0 +1,153 @@
+"""The life of a server: checks while it is idle, and an end that lets requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+    from foretell.serve.limits import Gate
+
+log = logging.getLogger("foretell.serve")
+HEADER_SECONDS = 15.0  # that the first line and headers of a request may take
+
+
+class Health:
+    """Whether what the engine keeps is sound, looked at whenever nothing is in flight."""
+
+    def __init__(self, lm: LM, gate: Gate, every: float):
+        self.lm = lm
+        self.gate = gate
+        self.every = every
+        self.troubles: list[str] = []
+        self.checked: float | None = None  # when, by time.time()
+
+    @property
+    def sound(self) -> bool:
+        return not self.troubles
+
+    async def watch(self) -> None:
+        """Checks for ever."""
+        while True:
+            await asyncio.sleep(self.every)
+            await self.check()
+
+    async def check(self) -> None:
+        """Checks now, unless something is in flight."""
+        if self.gate.requests:
+            return
+        found = await asyncio.to_thread(self.lm.check_integrity)
+        if self.gate.requests:  # one came meanwhile, which the check may have met
+            return
+        self.troubles, self.checked = found, time.time()
+        for trouble in found:
+            log.error("integrity check: %s", trouble)
+
+    def document(self) -> dict[str, Any]:
+        """What `/health` says."""
+        status = "ok" if self.sound else "damaged"
+        if self.gate.draining:
+            status = "draining"
+        return {
+            "status": status,
+            "requests": self.gate.requests,
+            "integrity": {"checked": self.checked, "troubles": self.troubles},
+        }
+
+
+class Server(uvicorn.Server):
+    """Ends in two steps: at the first signal it admits nothing more and waits, at the second, or
+    when its time is over, it ends.
+    """
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, drain: float):
+        super().__init__(config)
+        self.gate = gate
+        self.drain = drain
+        self.ends: float | None = None  # when waiting is over, by time.monotonic()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.gate.draining:
+            self.should_exit = self.force_exit = True
+            return
+        log.warning(
+            "%s: no new requests; %d in flight have up to %.0f seconds",
+            signal.Signals(sig).name,
+            self.gate.requests,
+            self.drain,
+        )
+        self.begin_to_end()
+
+    def begin_to_end(self) -> None:
+        """Admits nothing more, and ends when nothing is in flight."""
+        self.gate.draining = True
+        self.ends = time.monotonic() + self.drain
+
+    async def on_tick(self, counter: int) -> bool:
+        """Uvicorn asks ten times a second whether to end."""
+        if self.ends is not None and (not self.gate.requests or time.monotonic() > self.ends):
+            if self.gate.requests:
+                log.warning("%d requests did not end in time", self.gate.requests)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+class Protocol(H11Protocol):
+    """HTTP that closes a connection whose request does not come."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._wait()
+        else:
+            self._stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self._close)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self) -> None:
+        self._deadline = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
+
+
+def configured(app: Any, **options: Any) -> uvicorn.Config:
+    """Uvicorn's configuration for an application: its own words are few."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+        **options,
+    )

@@ -1,0 +1,200 @@
+"""From a request that was read to its answer: who may ask, the call, the numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import DeadlineExceeded, ForetellError
+from foretell.serve.errors import ApiError, of_ours
+from foretell.serve.keys import Key
+from foretell.serve.lifecycle import Health
+from foretell.serve.limits import Gate
+from foretell.serve.metrics import Metrics
+from foretell.serve.responses import Answer, Scores, answer_for
+from foretell.serve.schemas import CompletionRequest, Request
+from foretell.serve.scoring import scoring
+from foretell.serve.served import Served
+from foretell.serve.settings import Settings
+from foretell.serve.translate import translate
+
+if TYPE_CHECKING:
+    from foretell.outputs import Output, Piece
+
+log = logging.getLogger("foretell.serve")
+GRACE = 5.0  # seconds that a request may be late to end itself
+
+
+class Service:
+    """Answers requests with one LM."""
+
+    def __init__(self, served: Served, settings: Settings):
+        self.served = served
+        self.lm = served.lm
+        self.settings = settings
+        self.gate = Gate(settings.running, settings.waiting)
+        self.health = Health(self.lm, self.gate, settings.check_every)
+        sound = lambda: self.health.sound  # noqa: E731
+        self.metrics = Metrics(served.name, self.lm.engine.status, self.gate, sound)
+
+    async def whole(self, request: Request, key: Key | None) -> dict[str, Any]:
+        """A whole answer. Raises ApiError."""
+        with self.gate.request(key):
+            answer = await self._answer(request, key)
+            count = len(answer.call.prompts)
+            with self.gate.admitted(key, count, self._prompt_tokens(answer)):
+                ended = False
+                try:
+                    outputs, scores = await asyncio.gather(
+                        self._outputs(answer), self._scores(answer)
+                    )
+                    for output in outputs:
+                        self.metrics.answer(output.stats, output.finish_reason)
+                    ended = True
+                finally:
+                    if not ended:
+                        self._aborted(count)
+                tokens = sum(output.stats.tokens for output in outputs)
+                self.gate.answered(key, count, tokens)
+                for output in outputs:
+                    self._log_failure(output.error, answer)
+            return answer.whole(outputs, scores)
+
+    async def stream(
+        self, request: Request, key: Key | None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The documents of a stream. Raises ApiError, before the first or between any two."""
+        with self.gate.request(key):
+            answer = await self._answer(request, key)
+            with self.gate.admitted(key, len(answer.call.prompts), self._prompt_tokens(answer)):
+                scores = await self._scores(answer)
+                opened = False
+                async with aclosing(self._pieces(answer, key)) as pieces:
+                    async for piece in pieces:
+                        chunk = answer.chunk(piece)
+                        if not opened:
+                            for document in answer.opening(scores):
+                                yield document
+                            opened = True
+                        if chunk is not None:
+                            yield chunk
+                for document in answer.closing():
+                    yield document
+
+    # --- the parts
+
+    async def _answer(self, request: Request, key: Key | None) -> Answer:
+        """The call of a request, with who will write its answer."""
+        name = self.served.name
+        if request.model is not None and request.model != name:
+            raise ApiError(
+                f"the model {request.model!r} is not served here, but {name!r} is",
+                "model",
+                "model_not_found",
+                HTTPStatus.NOT_FOUND,
+            )
+        tenant = ""
+        if key is not None and not self.settings.share_between_keys:
+            tenant = key.name
+        answer = await asyncio.to_thread(self._translated, request, tenant)
+        if self.settings.log_prompts:
+            log.info("%s: %s", answer.id, request.model_dump_json(exclude_none=True))
+        return answer
+
+    def _translated(self, request: Request, tenant: str) -> Answer:
+        call = translate(request, self.lm, tenant, bounds=self.settings.bounds)
+        try:
+            return answer_for(self.served, request, call)
+        except ForetellError as error:
+            raise of_ours(error) from error
+
+    def _prompt_tokens(self, answer: Answer) -> int:
+        call = answer.call
+        tokens = sum(map(len, call.prompts[:: call.n]))
+        self.metrics.prompt(tokens)
+        return tokens
+
+    def _seconds(self, answer: Answer) -> float | None:
+        """After which a request has an answer in any case."""
+        timeout = answer.call.arguments.get("timeout")
+        return None if timeout is None else timeout + GRACE
+
+    async def _outputs(self, answer: Answer) -> list[Output]:
+        call = answer.call
+        try:
+            async with asyncio.timeout(self._seconds(answer)):
+                outputs: list[Output] = await self.lm.agenerate(
+                    call.prompts, call.method, **call.arguments
+                )
+                return outputs
+        except TimeoutError:
+            raise of_ours(_late()) from None
+        except ForetellError as error:
+            self._log_failure(error, answer)
+            raise of_ours(error) from error
+
+    async def _scores(self, answer: Answer) -> Scores | None:
+        """Of the prompts, where they are to be echoed with their log-probabilities."""
+        request, call = answer.request, answer.call
+        if not isinstance(request, CompletionRequest):
+            return None
+        if not request.echo or request.logprobs is None:
+            return None
+        terms = {}
+        for name in ("tenant", "priority", "timeout"):
+            if name in call.arguments:
+                terms[name] = call.arguments[name]
+        asked = scoring(call.prompts[:: call.n], request.logprobs, **terms)
+        try:
+            outputs = await self.lm.agenerate(**asked)
+        except ForetellError as error:
+            raise of_ours(error) from error
+        for output in outputs:
+            if output.error is not None:
+                raise of_ours(output.error)
+        return [output.logprobs for output in outputs]
+
+    async def _pieces(self, answer: Answer, key: Key | None) -> AsyncGenerator[Piece, None]:
+        """The pieces of all choices, counted."""
+        call = answer.call
+        unfinished = len(call.prompts)
+        seconds = self._seconds(answer)
+        loop = asyncio.get_running_loop()
+        end = None if seconds is None else loop.time() + seconds
+        try:
+            async with aclosing(
+                self.lm.astream(call.prompts, call.method, **call.arguments)
+            ) as pieces:
+                while unfinished:
+                    async with asyncio.timeout_at(end):
+                        piece = await anext(pieces)
+                    if piece.finish_reason is not None:
+                        unfinished -= 1
+                        self.metrics.answer(piece.stats, piece.finish_reason)
+                        self.gate.answered(key, 1, piece.stats.tokens if piece.stats else 0)
+                        self._log_failure(piece.error, answer)
+                    yield piece
+        except TimeoutError:
+            raise of_ours(_late()) from None
+        except ForetellError as error:
+            self._log_failure(error, answer)
+            raise of_ours(error) from error
+        finally:
+            self._aborted(unfinished)
+
+    def _aborted(self, answers: int) -> None:
+        for _ in range(answers):
+            self.metrics.answer(None, "abort")
+
+    def _log_failure(self, error: ForetellError | None, answer: Answer) -> None:
+        """Of a request that broke, its cause: clients are not told."""
+        if error is not None and of_ours(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error("%s failed: %s", answer.id, error, exc_info=error)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request was not done in the time it was given")

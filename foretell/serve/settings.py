@@ -1,0 +1,28 @@
+"""What a server allows, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from foretell.serve.keys import Keys
+from foretell.serve.translate import Bounds
+
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times are in seconds."""
+
+    keys: Keys = field(default_factory=Keys)
+    bounds: Bounds = field(default_factory=lambda: Bounds(timeout=600.0))  # of each request
+    running: int = 32  # answers that are computed at once; others wait
+    waiting: int = 128  # answers that may wait; more are told to come back
+    share_between_keys: bool = False  # what drafters learn, and prefixes that are known
+    body: int = 8 * MEGABYTE  # bytes of a request
+    patience: float = 30.0  # for the next part of a body, and for a reader to take the next chunk
+    drain: float = 30.0  # for requests in flight, once the server is to end
+    check_every: float = 60.0  # between two checks of what is kept
+    origins: tuple[str, ...] = ()  # other sites whose pages may ask
+    hosts: tuple[str, ...] = ()  # names by which clients may call the server; empty: any
+    log_prompts: bool = False

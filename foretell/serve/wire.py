@@ -1,0 +1,144 @@
+"""JSON and server-sent events on their way out, to clients that may leave or not read on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretell.serve.errors import ApiError
+
+T = TypeVar("T")
+log = logging.getLogger("foretell.serve")
+DONE = "data: [DONE]\n\n"
+
+
+class Gone(Exception):
+    """The client has left, or reads no more."""
+
+
+def encoded(document: Any) -> bytes:
+    """JSON, which has no numbers that are infinite: such log-probabilities are the lowest."""
+    try:
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8")
+    except (UnicodeEncodeError, ValueError):
+        return json.dumps(finite(document), allow_nan=False).encode("ascii")
+
+
+def finite(value: Any) -> Any:
+    """The same with numbers that JSON has."""
+    if isinstance(value, float):
+        return value if abs(value) < 1e300 else -9999.0
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
+
+
+def json_response(document: Any, status: int = 200, headers: Any = None) -> Response:
+    return Response(encoded(document), status, headers, "application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, error.headers)
+
+
+def unexpected(error: Exception) -> ApiError:
+    """Logs an error that nobody expected. What a client learns of it is a name to ask for."""
+    name = secrets.token_hex(8)
+    log.error("a request failed, id %s", name, exc_info=error)
+    return ApiError(
+        f"the server failed; its log says why under {name}",
+        code=name,
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
+
+
+async def while_there(request: Request, work: Awaitable[T]) -> T:
+    """What `work` returns; it is cancelled, and Gone raised, once the client leaves."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_left(request.receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Gone
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        for each in (task, watcher):
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _left(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events of a generator of documents.
+
+    The status is sent with the first of them, so that what is refused before it has a status of
+    its own; later errors are events. `patience`: seconds that a reader may leave a chunk unread.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, documents: AsyncGenerator[Any, None], patience: float):
+        self.documents = documents
+        self.patience = patience
+        self.started = False
+        self.background = None
+        self.status_code = 200
+        self.body = b""
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        try:
+            await while_there(request, self._pump(scope, receive, send))
+        except Gone:
+            pass
+        finally:
+            await self.documents.aclose()
+
+    async def _pump(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            async for document in self.documents:
+                await self._send(send, b"data: " + encoded(document) + b"\n\n")
+        except Gone:
+            raise
+        except Exception as error:
+            refusal = error if isinstance(error, ApiError) else unexpected(error)
+            if not self.started:
+                await error_response(refusal)(scope, receive, send)
+                return
+            await self._send(send, b"data: " + encoded(refusal.body()) + b"\n\n")
+        await self._send(send, DONE.encode(), more=False)
+
+    async def _send(self, send: Any, body: bytes, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self.patience):
+                if not self.started:
+                    self.started = True
+                    await send(
+                        {
+                            "type": "http.response.start",
+                            "status": self.status_code,
+                            "headers": self.raw_headers,
+                        }
+                    )
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise Gone from None

@@ -1,0 +1,85 @@
+"""An LM of models that are in memory: adapters made of transformers models, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.api import LM
+from foretell.core.model import Model
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def wrap(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft: PreTrainedModel | None = None,
+    name: str | None = None,
+    path: Path | None = None,
+    exact_bits: bool = False,
+    models: Mapping[str, PreTrainedModel] | None = None,
+) -> LM:
+    """An LM over transformers models that are already loaded.
+
+    `models`: others by name, as of `load`; `draft` is short for models={"draft": ...}.
+    `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
+    """
+    from foretell.families.decoder import Decoder
+    from foretell.families.exact import ExactDecoder
+    from foretell.families.fused import blocks
+
+    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
+    title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
+    adapters: dict[str, Model] = {}
+    for key, model in named_models(draft, models).items():
+        adapters[key] = build(model, f"{title} ({key})")
+    return pair(build(hf, title), tokenizer, adapters, path, ends(hf))
+
+
+def named_models(draft: Any, models: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The models besides the target, by name. Raises BadConfig for a wrong or doubled name."""
+    named = dict(models or {})
+    for name in named:
+        if not isinstance(name, str) or not name.isidentifier() or name == "target":
+            raise BadConfig(
+                f"models: the name {name!r} must be letters, digits and _, and not 'target'"
+            )
+    if draft is not None and "draft" in named:
+        raise BadConfig("draft and models['draft'] name the same model: give one of them")
+    return named if draft is None else {"draft": draft, **named}
+
+
+def pair(
+    target: Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    models: Mapping[str, Model],
+    path: Path | None,
+    eos: Sequence[int],
+    tokenizers: Mapping[str, PreTrainedTokenizerBase | None] | None = None,
+) -> LM:
+    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the
+    target's.
+    """
+    draft = models.get("draft")
+    if draft is not None:
+        needed = max(target.vocab, draft.vocab) if tokenizer is None else len(tokenizer)
+        if min(draft.vocab, target.vocab) < needed:
+            raise BadConfig(
+                f"the draft model has {draft.vocab} tokens and the target {target.vocab}: "
+                "they need one tokenizer"
+            )
+    return LM(target, tokenizer, models, path, eos, tokenizers)
+
+
+def ends(hf: PreTrainedModel) -> list[int]:
+    """The ids that end a text."""
+    config: Any = hf.config if hf.generation_config is None else hf.generation_config
+    ids = config.eos_token_id
+    if ids is None:
+        return []
+    return [ids] if isinstance(ids, int) else list(ids)
