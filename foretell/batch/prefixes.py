@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+KEY = np.dtype(">u4")  # of a token in a key
 NEVER = -(1 << 60)  # tokens saved by opening a node that may not be opened
 
 
@@ -65,23 +66,23 @@ def group(prompts: Sequence[Sequence[int]], block: int = 1, least: int = 1) -> l
 
 def tree(prompts: Sequence[Sequence[int]]) -> Node:
     """The compressed tree of all prompts without their last tokens."""
-    # Bytes of one width, the most significant first, stand in the order of the tokens themselves.
-    keys = [np.asarray(prompt[:-1], ">u4").tobytes() for prompt in prompts]
+    keys = [_key(prompt[:-1]) for prompt in prompts]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     root = Node(0)
     path = [root]  # to the prompt before
     before = b""
     for place in order:
         key = keys[place]
-        shared = _shared(before, key)
+        shared = _shared_bytes(before, key)
         while path[-1].depth > shared:
             child = path.pop()
             if path[-1].depth < shared:  # the prompts part in the middle of an edge
                 middle = Node(shared, children=[child])
                 path[-1].children[-1] = middle
                 path.append(middle)
-        if len(key) // 4 > path[-1].depth:
-            leaf = Node(len(key) // 4)
+        length = len(key) // KEY.itemsize
+        if length > path[-1].depth:
+            leaf = Node(length)
             path[-1].children.append(leaf)
             path.append(leaf)
         path[-1].ends.append(place)
@@ -89,10 +90,19 @@ def tree(prompts: Sequence[Sequence[int]]) -> Node:
     return root
 
 
-def _shared(a: bytes, b: bytes) -> int:
-    """How many first tokens two keys share."""
-    n = min(len(a), len(b)) // 4
-    differ = np.frombuffer(a, ">u4", n) != np.frombuffer(b, ">u4", n)
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many first tokens two prompts share."""
+    return _shared_bytes(_key(first), _key(second))
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    """Of one width and the most significant first: bytes in the order of the tokens themselves."""
+    return np.asarray(tokens, KEY).tobytes()
+
+
+def _shared_bytes(a: bytes, b: bytes) -> int:
+    n = min(len(a), len(b)) // KEY.itemsize
+    differ = np.frombuffer(a, KEY, n) != np.frombuffer(b, KEY, n)
     return int(differ.argmax()) if differ.any() else n
 
 
