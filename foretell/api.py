@@ -38,7 +38,7 @@ from foretell.prompting import Text, check_names, per_prompt, split_prompts, spl
 from foretell.spec import AUTO, QUICK, STEP, resolve
 from foretell.stats import Stats
 from foretell.status import troubles
-from foretell.tracing import TraceStep
+from foretell.tracing import Steps, TraceStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -159,7 +159,7 @@ class LM:
         """The same as `generate`, in Pieces as tokens become final. Closing it ends the requests.
 
         Arguments are checked at once; the requests begin with the first piece asked for, and go on
-        however fast the pieces are read.
+        however fast the pieces are read. With `trace=True` each has the step that it came from.
         """
         return self._stream(self._streamable(self._batch(prompt, method, sampling)))
 
@@ -288,6 +288,7 @@ class LM:
         be.
         """
         terms, options = split_terms(options)
+        traced = terms.pop("trace")
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
@@ -301,6 +302,7 @@ class LM:
         for k in range(sampling.n):
             one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
             requests.append(Request(ids, strategy, one, name, text, **terms))
+            requests[-1].trace = Steps() if traced else None
         return requests
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:

@@ -11,6 +11,7 @@ from foretell.core.request import Event
 from foretell.errors import ForetellError
 from foretell.stats import Stats
 from foretell.text import Detokenizer
+from foretell.tracing import Steps, TraceStep
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -55,6 +56,7 @@ class Piece:
     error: ForetellError | None = None
     stats: Stats | None = None  # on the last piece of an answer
     logprobs: list[dict[str, Any]] | None = None  # of each token, as in an Output
+    step: TraceStep | None = None  # with trace=True: the step that the tokens came from
 
 
 class Stream:
@@ -72,6 +74,7 @@ class Stream:
             parts.append(self.detokenizer.push(spoken(self.live, [token])))
         piece = Piece("".join(parts), event.tokens, event.sources, self.prompt, parts=parts)
         piece.logprobs = _logprobs(self.live, event.tokens, self.told)
+        piece.step = self._step(len(event.tokens))
         self.told += len(event.tokens)
         if event.done is not None:  # from here on the engine leaves the request alone
             piece.text += self.detokenizer.push([], final=True)
@@ -79,6 +82,17 @@ class Stream:
             piece.error = failure(self.live)
             piece.stats = self.live.ctx.stats
         return piece
+
+    def _step(self, tokens: int) -> TraceStep | None:
+        """The step that so many new tokens came from, if the request is traced."""
+        request = self.live.ctx.request
+        if not isinstance(request.trace, Steps):
+            return None
+        found = None
+        end = len(request.prompt) + self.told + tokens
+        while request.trace and request.trace[0].position < end:
+            found = request.trace.popleft()
+        return found
 
 
 def failure(live: Live) -> ForetellError | None:

@@ -23,7 +23,7 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
-TERMS = {"tenant", "priority", "timeout"}  # of a request beside its sampling
+TERMS = {"tenant", "priority", "timeout", "trace"}  # of a request beside its sampling
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -97,13 +97,16 @@ def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         raise BadConfig.field("tenant", tenant, "a name, as text")
     if type(priority) is not int:
         raise BadConfig.field("priority", priority, "a whole number")
+    trace = options.get("trace", False)
+    if not isinstance(trace, bool):
+        raise BadConfig.field("trace", trace, "True or False")
     deadline = math.inf
     if timeout is not None:
         known = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if not known or not timeout > 0:
             raise BadConfig.field("timeout", timeout, "seconds above 0, or None")
         deadline = time.perf_counter() + timeout
-    terms = {"tenant": tenant, "priority": priority, "deadline": deadline}
+    terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
     return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 

@@ -5,6 +5,7 @@ For the question "why do my tokens differ?": `foretell trace` prints it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,12 @@ class TraceStep:
     margins: list[float]
     executor: str
     seconds: float
+
+
+class Steps(deque[TraceStep]):
+    """The steps of a request that were not told of yet; called with each new one."""
+
+    __call__ = deque.append
 
 
 def trace_step(

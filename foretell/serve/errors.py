@@ -81,7 +81,8 @@ def of_ours(error: ForetellError) -> ApiError:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "the request failed"
     headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
-    return ApiError(message, _argument(message), code, status, headers)
+    param = "method" if isinstance(error, Unsupported) else _argument(message)
+    return ApiError(message, param, code, status, headers)
 
 
 def _kind(error: ForetellError) -> tuple[int, str]:
@@ -96,8 +97,11 @@ def _argument(message: str) -> str | None:
     """The field that a message of ours begins with, as in `top_p=2: must be ...`."""
     from foretell.serve.translate import FIELDS_OF_ARGUMENTS
 
-    word = message.partition("=")[0].partition(":")[0].strip()
-    return FIELDS_OF_ARGUMENTS.get(word)
+    for argument, field in FIELDS_OF_ARGUMENTS.items():
+        rest = message.removeprefix(argument)
+        if rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):
+            return field
+    return None
 
 
 def of_pydantic(error: ValidationError) -> ApiError:
@@ -116,6 +120,9 @@ def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(f"{where}unknown field", param, "unknown_field")
     if kind == "missing":
         return ApiError(f"{where}is missing", param, "missing_required_parameter")
+    if kind in ("model_attributes_type", "model_type", "dict_type") and not place:
+        said = "the body must be a JSON object, sent as Content-Type: application/json"
+        return ApiError(said, None, "invalid_json")
     if kind == "json_invalid":
         return ApiError(f"the body is no JSON: {fault['msg']}", None, "invalid_json")
     message = str(fault["msg"]).removeprefix("Value error, ")

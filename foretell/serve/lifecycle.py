@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import time
-
 from typing import TYPE_CHECKING, Any
 
 import h11

@@ -52,7 +52,10 @@ class Spelling:
         due = []
         while self.waiting:
             start, end, entry = self.waiting[0]
-            if not (whole or (start if done else end - 1) < self.written):
+            # A token that has no text of its own, since it is a part of a character, goes with the
+            # one that completes it.
+            shown = start < self.written and (done or end <= self.written)
+            if not (whole or shown):
                 break
             due.append((start, entry))
             self.waiting.pop(0)
@@ -147,9 +150,25 @@ class Answer:
         chunk = self._head(self.chunk_kind) | {"choices": [self._delta(piece)]}
         if self.request.include_usage:
             chunk["usage"] = None
-        if len(self._finished) == len(self.call.prompts):
-            chunk["foretell"] = self.numbers(list(self._finished.values()))
+        about = self._trace(piece) if self.request.trace else {}
+        if piece.finish_reason and len(self._finished) == len(self.call.prompts):
+            about |= self.numbers(list(self._finished.values()))
+        if about:
+            chunk["foretell"] = about
         return chunk
+
+    def _trace(self, piece: Piece) -> dict[str, Any]:
+        """Who proposed each token of a piece, and the tree of its step."""
+        tree = None
+        if piece.step is not None and len(piece.step.tree) > 1:
+            drafted = piece.step.tree
+            tree = {
+                "tokens": [self.served.token_text(token) for token in drafted.tokens],
+                "parents": drafted.parents,
+                "sources": drafted.sources,
+                "accepted": piece.step.path,
+            }
+        return {"parts": piece.parts, "sources": piece.draft, "tree": tree}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError

@@ -24,6 +24,7 @@ from foretell.serve.translate import translate
 
 if TYPE_CHECKING:
     from foretell.outputs import Output, Piece
+    from foretell.stats import Stats
 
 log = logging.getLogger("foretell.serve")
 GRACE = 5.0  # seconds that a request may be late to end itself
@@ -36,6 +37,12 @@ class Service:
         self.served = served
         self.lm = served.lm
         self.settings = settings
+        self.lm.limit(
+            memory=settings.memory,
+            requests=settings.running,
+            between_tokens=settings.between_tokens,
+            prefixes=settings.prefixes,
+        )
         self.gate = Gate(settings.running, settings.waiting)
         self.health = Health(self.lm, self.gate, settings.check_every)
         sound = lambda: self.health.sound  # noqa: E731
@@ -47,21 +54,15 @@ class Service:
             answer = await self._answer(request, key)
             count = len(answer.call.prompts)
             with self.gate.admitted(key, count, self._prompt_tokens(answer)):
-                ended = False
                 try:
                     outputs, scores = await asyncio.gather(
                         self._outputs(answer), self._scores(answer)
                     )
-                    for output in outputs:
-                        self.metrics.answer(output.stats, output.finish_reason)
-                    ended = True
-                finally:
-                    if not ended:
-                        self._aborted(count)
-                tokens = sum(output.stats.tokens for output in outputs)
-                self.gate.answered(key, count, tokens)
+                except asyncio.CancelledError:
+                    self._aborted(count)
+                    raise
                 for output in outputs:
-                    self._log_failure(output.error, answer)
+                    self._ended(answer, key, output.stats, output.finish_reason, output.error)
             return answer.whole(outputs, scores)
 
     async def stream(
@@ -174,17 +175,29 @@ class Service:
                         piece = await anext(pieces)
                     if piece.finish_reason is not None:
                         unfinished -= 1
-                        self.metrics.answer(piece.stats, piece.finish_reason)
-                        self.gate.answered(key, 1, piece.stats.tokens if piece.stats else 0)
-                        self._log_failure(piece.error, answer)
+                        self._ended(answer, key, piece.stats, piece.finish_reason, piece.error)
                     yield piece
         except TimeoutError:
             raise of_ours(_late()) from None
         except ForetellError as error:
             self._log_failure(error, answer)
             raise of_ours(error) from error
-        finally:
+        except (asyncio.CancelledError, GeneratorExit):
             self._aborted(unfinished)
+            raise
+
+    def _ended(
+        self,
+        answer: Answer,
+        key: Key | None,
+        stats: Stats | None,
+        reason: str,
+        error: ForetellError | None,
+    ) -> None:
+        """Notes the end of one of the choices."""
+        self.metrics.answer(stats, reason)
+        self.gate.answered(key, 1, stats.tokens if stats else 0)
+        self._log_failure(error, answer)
 
     def _aborted(self, answers: int) -> None:
         for _ in range(answers):

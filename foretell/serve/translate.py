@@ -136,6 +136,8 @@ def translate(
         arguments["tenant"] = tenant
     if request.priority:
         arguments["priority"] = request.priority
+    if request.trace:
+        arguments["trace"] = True
     seconds = [given for given in (request.timeout, bounds.timeout) if given is not None]
     if seconds:
         arguments["timeout"] = min(seconds)

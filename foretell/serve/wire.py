@@ -93,16 +93,17 @@ class EventStream(Response):
     its own; later errors are events. `patience`: seconds that a reader may leave a chunk unread.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, documents: AsyncGenerator[Any, None], patience: float):
         self.documents = documents
         self.patience = patience
         self.started = False
         self.background = None
         self.status_code = 200
-        self.body = b""
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.raw_headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # else a proxy may collect them
+        ]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
