@@ -131,11 +131,14 @@ def _item(number: int, line: bytes) -> Item | Refused:
 def _parsed(line: bytes, first: bool) -> dict[str, Any]:
     """The JSON object of a line; the first one may begin with a byte order mark."""
     try:
-        document = json.loads(line.decode("utf-8-sig" if first else "utf-8"))
+        document = json.loads(line.rstrip().decode("utf-8-sig" if first else "utf-8"))
     except UnicodeDecodeError as error:
         byte = line[error.start]
         raise ApiError(f"it is not UTF-8 text (byte 0x{byte:02x})", code="invalid_line") from None
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at character {error.pos + 1}"
+        raise ApiError(f"it is no JSON: {reason}", code="invalid_line") from None
+    except (ValueError, RecursionError) as error:  # an enormous number, brackets without end
         raise ApiError(f"it is no JSON: {first_line(error)}", code="invalid_line") from None
     if not isinstance(document, dict):
         raise ApiError("it is no JSON object", code="invalid_line")

@@ -211,8 +211,7 @@ async def _body(lm: LM, one: Prepared, lengths: Lengths) -> dict[str, Any] | Api
 async def _scores(lm: LM, one: Prepared) -> list[list[Any]] | None:
     """Log-probabilities of the prompts, where `echo` and `logprobs` ask for them."""
     request = one.answer.request
-    echoes = isinstance(request, CompletionRequest) and request.echo
-    if not echoes or request.logprobs is None:
+    if not isinstance(request, CompletionRequest) or not request.echo or request.logprobs is None:
         return None
     prompts = one.call.prompts[:: one.call.n]
     outputs = sound(await lm.agenerate(**scoring(prompts, request.logprobs)))
