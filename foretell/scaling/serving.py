@@ -34,6 +34,7 @@ NAME = "foretell"  # of the application in Ray Serve
 TRIES = 3  # replicas that a request is given to, where they die before they answer
 BODY = 1 << 22  # bytes of a request's body
 ROOM = 4  # times BUSY: requests that a replica takes in at most
+HEALTH_TIMEOUT = 30.0  # seconds that a replica may take to say that it is well
 METRICS = 10.0  # seconds that replicas have to tell their numbers
 QUEUE = 256  # requests that wait for a replica before others are refused
 DRAIN = 60.0  # seconds that a replica which is to end may take for the requests it has
@@ -63,6 +64,7 @@ class Scale:
     gpus: float = 0.0
     busy: int = BUSY  # requests of a replica above which its prompts go to the next one
     body: int = BODY
+    health_every: float = 10.0  # seconds; a replica that is ill three times is replaced
 
 
 class Whole(NamedTuple):
@@ -145,9 +147,17 @@ class Replica:
         if answer.status != HTTPStatus.OK:
             raise RuntimeError(f"/health answers {answer.status}: {answer.body[:200]!r}")
 
+    async def close(self) -> None:
+        """Ends what `start` began."""
+        await self.running.aclose()
+
+
+class Deployed(Replica):
+    """A replica as Ray Serve keeps it."""
+
     async def __del__(self) -> None:
         """Ray Serve awaits it when the replica ends, after its last request."""
-        await self.running.aclose()
+        await self.close()
 
 
 class Door:
@@ -256,12 +266,14 @@ def application(make: Callable[[], App], scale: Scale) -> serve.Application:
             }
         }
     replicas = serve.deployment(
-        Replica,
+        Deployed,
         name="replicas",
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
         max_ongoing_requests=ROOM * scale.busy,
         max_queued_requests=QUEUE,
         graceful_shutdown_timeout_s=DRAIN,
+        health_check_period_s=scale.health_every,
+        health_check_timeout_s=HEALTH_TIMEOUT,
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter, request_router_kwargs={"busy": scale.busy}
         ),

@@ -1,19 +1,118 @@
-"""A server without a model: the applications that the tests deploy."""
+"""What the tests of Ray deploy: a server without a model, and workers with a tiny one.
+
+Ray imports this file in other processes.
+"""
 
 from __future__ import annotations
-import asyncio, json, os
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-async def app(scope, receive, send):
-    body = json.loads((await receive())["body"] or b"{}")
-    await asyncio.sleep(body.get("sleep", 0))
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json"), (b"x-pid", str(os.getpid()).encode())]})
-    try:
-        for i in range(body.get("stream", 0)):
-            await send({"type": "http.response.body", "body": b"part", "more_body": True})
-            await asyncio.sleep(.1)
-    except asyncio.CancelledError:
-        open("/tmp/h14/ray/gone","w").write("x"); raise
-    await send({"type": "http.response.body", "body": json.dumps({"pid": os.getpid()}).encode()})
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-def make(): return app
+PAGE = "# HELP asked_total Requests.\n# TYPE asked_total counter\nasked_total {}\n"
+
+
+class Server:
+    """Answers with the process it runs in; `sleep` and `parts` of a body are what they say."""
+
+    def __init__(self, folder: Path, version: str):
+        self.folder = folder  # where it leaves notes
+        self.version = version
+        self.asked = 0
+
+    async def completions(self, request: Request) -> Response:
+        self.asked += 1
+        body = json.loads(await request.body())
+        self.note("began")
+        await asyncio.sleep(body.get("sleep", 0))
+        told = {"pid": os.getpid(), "version": self.version}
+        if body.get("parts"):
+            return StreamingResponse(self.parts(body["parts"]), headers={"X-Told": str(told)})
+        return JSONResponse(told)
+
+    async def parts(self, count: int) -> AsyncIterator[str]:
+        try:
+            for i in range(count):
+                yield f"part {i}\n"
+                await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            self.note("left")
+            raise
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({}, 503 if (self.folder / "ill").exists() else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(PAGE.format(self.asked))
+
+    def note(self, word: str) -> None:
+        (self.folder / f"{word}-{os.getpid()}").touch()
+
+
+def app(folder: Path, version: str = "1") -> Starlette:
+    server = Server(folder, version)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        server.note("started")
+        yield
+        server.note("ended")
+
+    routes = [
+        Route("/v1/completions", server.completions, methods=["POST"]),
+        Route("/health", server.health),
+        Route("/metrics", server.metrics),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def tiny_server() -> Any:
+    """The real application over a tiny random model."""
+    from foretell.serve.app import build
+
+    return build(served())
+
+
+def served() -> Any:
+    import foretell
+    from foretell.serve.served import Served
+    from tests.tiny import llama, tokenizer
+
+    return Served(foretell.wrap(llama(), tokenizer()), "tiny")
+
+
+def worker(deadly: Path | None = None) -> Any:
+    """What a worker of a batch loads. While the file `deadly` is there, it dies of a prompt that
+    holds the file's text.
+    """
+    from foretell.batch.running import Limits
+
+    found = served()
+    if deadly is not None:
+        found.lm.agenerate = partial(_or_die, found.lm.agenerate, found.lm.decode, deadly)
+    return found, Limits(2**30, 4)
+
+
+async def _or_die(
+    generate: Callable[..., Any], decode: Any, deadly: Path, prompts: Any, *more: Any, **named: Any
+) -> Any:
+    if deadly.exists():
+        word, _, times = deadly.read_text().partition("*")
+        if any(word in decode(prompt) for prompt in prompts):
+            deaths = deadly.with_suffix(".deaths")
+            with deaths.open("a") as file:
+                file.write("x")
+            if not times or len(deaths.read_text()) >= int(times):
+                deadly.unlink()
+            os.kill(os.getpid(), 9)
+    return await generate(prompts, *more, **named)

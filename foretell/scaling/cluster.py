@@ -1,0 +1,52 @@
+"""A Ray cluster to work on: one that is there, or one on this machine for as long as it is needed.
+
+Nothing is sent to anybody outside: Ray's usage reports and its dashboard are off, and a cluster of
+our own listens on this machine's loopback address alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from foretell.errors import BadConfig, Unsupported, first_line
+
+HERE = "127.0.0.1"
+
+
+def check_installed() -> None:
+    """Raises Unsupported where Ray is missing."""
+    if find_spec("ray") is None:
+        raise Unsupported("ray is not installed: pip install 'foretell[ray]'")
+
+
+@contextmanager
+def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
+    """Connected to the cluster at this address (`auto`: the one of this machine), or to one that
+    begins and ends with the block; `options` of ray.init are for that one.
+
+    Raises BadConfig where there is none at the address.
+    """
+    check_installed()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    told: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": HERE}
+        ray.init(**{**told, **own, **options})
+    else:
+        try:
+            ray.init(address, **told)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise BadConfig(
+                f"--ray-address {address}: no Ray cluster answers there ({first_line(error)}); "
+                "start one with `ray start --head`, or leave the option out"
+            ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
