@@ -8,6 +8,7 @@ result yet is dealt out again, so nothing is lost, and nothing is there twice.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from foretell.batch.answering import model_digest
 from foretell.batch.requests import Item, Prepared, prepare
 from foretell.batch.running import Limits, run
 from foretell.errors import RequestFailed, first_line
@@ -22,19 +24,11 @@ from foretell.scaling.sharding import pieces
 from foretell.serve.errors import ApiError
 from foretell.serve.served import Served
 
-DEATHS = 3  # workers that a piece of one request may take with it before it is given up
+DEATHS = 2  # of workers over the same piece, before it is cut up or given up
+FRUITLESS = 4  # deaths without an answer, beside DEATHS of each worker, before the batch ends
 POLL = 1.0  # seconds between two calls of `tick`
 Answered = tuple[int, "dict[str, Any] | ApiError"]  # the line, and its answer or why there is none
 Deliver = Callable[[Item, "dict[str, Any] | ApiError"], None]
-
-
-@dataclass(frozen=True)
-class Workers:
-    """How many, and what one of them takes of the cluster."""
-
-    count: int
-    cpus: float = 1.0
-    gpus: float = 0.0
 
 
 class Worker:
@@ -44,8 +38,17 @@ class Worker:
         self.served, self.limits = make()
         self.method = method
 
-    async def ready(self) -> None:
-        """Answers when the model is loaded."""
+    async def ready(self) -> str:
+        """The digest of what results depend on, when the model is loaded."""
+        return model_digest(self.served.lm, self.method)
+
+    async def process(self) -> int:
+        """Its number in its machine's list of processes."""
+        return os.getpid()
+
+    async def reused(self) -> int:
+        """Prompt tokens that need not be computed so far."""
+        return int(self.served.lm.engine.status()["prefix_tokens_reused"])
 
     async def answer(self, items: Sequence[Item]) -> AsyncIterator[Answered]:
         """The answers of a piece, each as soon as it is done."""
@@ -87,52 +90,66 @@ class Piece:
         place = next(i for i, item in enumerate(self.items) if item.line == line)
         return self.items.pop(place)
 
-    def halves(self) -> list[Piece]:
-        """Smaller ones, so that a request that kills its worker is alone in the end."""
-        if not self.items:
+    def after_death(self) -> list[Piece]:
+        """What is dealt out again when a worker died over it.
+
+        The first time nothing is known to be wrong with it. The second time its requests go one by
+        one, so that one that kills its worker is alone; where that dies twice, it is given up.
+        """
+        self.deaths += 1
+        if not self.items or (len(self.items) == 1 and self.deaths >= DEATHS):
             return []
-        if len(self.items) == 1:
+        if self.deaths < DEATHS:
             return [self]
-        middle = len(self.items) // 2
-        return [Piece(self.items[:middle]), Piece(self.items[middle:])]
+        return [Piece([item]) for item in self.items]
 
 
-class Deal:
-    """Who has what, until every item is delivered.
+class Crew:
+    """The workers, and who of them has what. `start` starts one.
 
-    `start` starts a worker. `deliver` is called once for each item.
+    Raises RequestFailed where workers cannot be started, or fail of themselves.
     """
 
-    def __init__(
-        self, items: Sequence[Item], start: Callable[[], Any], count: int, deliver: Deliver
-    ):
-        self.waiting = [Piece(one) for one in reversed(pieces(items, count))]  # next one last
-        self.running: dict[Any, tuple[Any, Piece]] = {}  # a worker's answers -> it, its piece
+    def __init__(self, start: Callable[[], Any], count: int):
         self.start = start
-        self.deliver = deliver
+        self.count = count
+        self.idle = [start() for _ in range(count)]
+        self.waiting: list[Piece] = []  # the next one is the last
+        self.running: dict[Any, tuple[Any, Piece]] = {}  # a worker's answers -> it, its piece
         self.fruitless = 0  # workers that died since the last answer
-        self.most_fruitless = DEATHS * count
-        self.idle = [start() for _ in range(min(count, len(self.waiting)))]
-
-    def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Deals until all is done. `tick` is called about once a second.
-
-        Raises RequestFailed where workers cannot be started or fail of themselves.
-        """
         try:
-            ray.get([worker.ready.remote() for worker in self.idle])
+            digests = set(ray.get([worker.ready.remote() for worker in self.idle]))
         except RayActorError as error:
             raise RequestFailed(f"a worker cannot be started: {reason(error)}") from error
+        if len(digests) > 1:
+            raise RequestFailed(
+                "the workers' models differ in weights, number format or settings; "
+                "give all machines of the cluster the same"
+            )
+        self.digest: str = digests.pop()
+
+    def answer(
+        self, items: Sequence[Item], deliver: Deliver, tick: Callable[[], None] = lambda: None
+    ) -> None:
+        """Answers every item and delivers each once. `tick` is called about once a second."""
+        self.waiting = [Piece(one) for one in reversed(pieces(items, self.count))]
         while self.waiting or self.running:
             while self.idle and self.waiting:
                 worker, piece = self.idle.pop(), self.waiting.pop()
-                self.running[worker.answer.remote(piece.items)] = worker, piece
+                self.running[worker.answer.remote(list(piece.items))] = worker, piece
             tick()
             ready, _ = ray.wait(list(self.running), timeout=POLL)
             for answers in ready:
-                self.take(answers)
+                self._take(answers, deliver)
 
-    def take(self, answers: Any) -> None:
+    def reused(self) -> int:
+        """Prompt tokens that need not be computed, those of dead workers not counted."""
+        try:
+            return sum(ray.get([worker.reused.remote() for worker in self.idle]))
+        except RayActorError:
+            return 0
+
+    def _take(self, answers: Any, deliver: Deliver) -> None:
         """The next of a worker's answers, or its end."""
         worker, piece = self.running[answers]
         try:
@@ -144,28 +161,37 @@ class Deal:
             self.idle.append(worker)
         except RayActorError as error:
             del self.running[answers]
-            self.bury(piece, error)
+            self._bury(piece, deliver, error)
         except RayTaskError as error:
             raise RequestFailed(f"a worker failed: {reason(error)}") from error
         else:
             self.fruitless = 0
-            self.deliver(piece.without(line), answer)
+            deliver(piece.without(line), answer)
 
-    def bury(self, piece: Piece, error: RayActorError) -> None:
+    def _bury(self, piece: Piece, deliver: Deliver, error: RayActorError) -> None:
         """Deals out again what a dead worker had, and starts another worker."""
         self.fruitless += 1
-        piece.deaths += 1
-        if len(piece.items) == 1 and piece.deaths >= DEATHS:
-            self.deliver(piece.items.pop(), died(piece.deaths))
-        elif self.fruitless > self.most_fruitless:
+        if self.fruitless > FRUITLESS + DEATHS * self.count:
             raise RequestFailed(f"workers end again and again: {reason(error)}") from error
-        self.waiting += piece.halves()
+        again = piece.after_death()
+        self.waiting += again
+        if not again:
+            for item in piece.items:
+                deliver(item, died())
         self.idle.append(self.start())
 
 
-def died(times: int) -> ApiError:
+def workers(
+    make: Callable[[], tuple[Served, Limits]], method: str, cpus: float = 1.0, gpus: float = 0.0
+) -> Callable[[], Any]:
+    """What starts a worker on the cluster that this process is connected to."""
+    kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)(Worker)
+    return lambda: kind.remote(make, method)
+
+
+def died() -> ApiError:
     """Of a request that nobody survives."""
-    return ApiError(f"{times} workers ended while they had this request", None, "worker_died", 500)
+    return ApiError(f"{DEATHS} workers ended over this request alone", None, "worker_died", 500)
 
 
 def reason(error: Exception) -> str:

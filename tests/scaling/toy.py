@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +90,8 @@ def served() -> Any:
     return Served(foretell.wrap(llama(), tokenizer()), "tiny")
 
 
-def worker(deadly: Path | None = None) -> Any:
-    """What a worker of a batch loads. While the file `deadly` is there, it dies of a prompt that
-    holds the file's text.
-    """
+def worker() -> Any:
+    """What a worker of a batch loads."""
     from foretell.batch.running import Limits
 
-    found = served()
-    if deadly is not None:
-        found.lm.agenerate = partial(_or_die, found.lm.agenerate, found.lm.decode, deadly)
-    return found, Limits(2**30, 4)
-
-
-async def _or_die(
-    generate: Callable[..., Any], decode: Any, deadly: Path, prompts: Any, *more: Any, **named: Any
-) -> Any:
-    if deadly.exists():
-        word, _, times = deadly.read_text().partition("*")
-        if any(word in decode(prompt) for prompt in prompts):
-            deaths = deadly.with_suffix(".deaths")
-            with deaths.open("a") as file:
-                file.write("x")
-            if not times or len(deaths.read_text()) >= int(times):
-                deadly.unlink()
-            os.kill(os.getpid(), 9)
-    return await generate(prompts, *more, **named)
+    return served(), Limits(2**30, 4)
