@@ -81,8 +81,9 @@ def of_ours(error: ForetellError) -> ApiError:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "the request failed"
     headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
-    param = "method" if isinstance(error, Unsupported) else _argument(message)
-    return ApiError(message, param, code, status, headers)
+    if isinstance(error, Unsupported):
+        return ApiError(f"method: {message}", "method", code, status, headers)
+    return ApiError(message, _argument(message), code, status, headers)
 
 
 def _kind(error: ForetellError) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from foretell.serve.errors import ApiError
 from foretell.serve.keys import Key
+from foretell.serve.limits import refused
 from foretell.serve.settings import Settings
 from foretell.serve.wire import Gone, error_response, unexpected
 
@@ -69,6 +70,12 @@ class Guard:
         except ApiError as error:
             if not started:
                 await error_response(error)(scope, receive, passed_on)
+        except asyncio.CancelledError:  # the server ends, and the time for it is over
+            if not started:
+                late = refused(
+                    "the server is ending", 1, HTTPStatus.SERVICE_UNAVAILABLE, "draining"
+                )
+                await error_response(late)(scope, receive, passed_on)
         except Exception as error:
             answer = unexpected(error)
             if not started:

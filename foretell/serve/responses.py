@@ -145,9 +145,10 @@ class Answer:
             raise of_ours(piece.error)
         if piece.stats is not None:
             self._finished[piece.prompt] = piece.stats
+        delta = self._delta(piece)  # which also notes the tokens of a piece without a text
         if not (piece.text or piece.finish_reason or (self.request.trace and piece.tokens)):
             return None
-        chunk = self._head(self.chunk_kind) | {"choices": [self._delta(piece)]}
+        chunk = self._head(self.chunk_kind) | {"choices": [delta]}
         if self.request.include_usage:
             chunk["usage"] = None
         about = self._trace(piece) if self.request.trace else {}

@@ -110,8 +110,8 @@ class Service:
         call = translate(request, self.lm, tenant, bounds=self.settings.bounds)
         try:
             return answer_for(self.served, request, call)
-        except ForetellError as error:
-            raise of_ours(error) from error
+        except ForetellError as error:  # the method is resolved there
+            raise ApiError(f"method: {error}", "method", "invalid_value") from error
 
     def _prompt_tokens(self, answer: Answer) -> int:
         call = answer.call
