@@ -120,6 +120,8 @@ def _item(number: int, line: bytes) -> Item | Refused:
         document = _parsed(line, first=number == 1)
         given = document.get("custom_id")
         custom_id = given if isinstance(given, str) and given else None
+        if not isinstance(document.get("body"), dict):
+            raise ApiError("body: it must be a JSON object", "body", "invalid_value")
         checked = Line.model_validate(document)
     except ValidationError as error:
         return Refused(number, custom_id, of_pydantic(error))

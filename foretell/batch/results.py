@@ -199,13 +199,14 @@ class Results:
     def _alone(self) -> Iterator[None]:
         """No other process writes these results. One that dies lets go."""
         lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
-        try:
-            with self._refusals():
+        with self._refusals():
+            try:
                 lock.acquire(timeout=0)
-        except Timeout:
-            raise BadFile(
-                f"{self.path}: another process is writing it; wait for that, or name another file"
-            ) from None
+            except Timeout:
+                raise BadFile(
+                    f"{self.path}: another process is writing it; "
+                    "wait for that, or name another file"
+                ) from None
         try:
             yield
         finally:

@@ -18,11 +18,12 @@ from foretell.core.live import Live, Task
 from foretell.core.messages import handle, states_first
 from foretell.core.model import Model
 from foretell.core.request import Event, Request
-from foretell.errors import BadConfig, ForetellError, PromptTooLong, RequestFailed, Unsupported
+from foretell.errors import ForetellError, RequestFailed
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
 from foretell.ops.threads import steady
 from foretell.policy.admission import Admission
+from foretell.policy.checks import models_for
 from foretell.policy.costs import Costs
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan, Plan
@@ -59,7 +60,7 @@ class Engine:
 
         Raises Unsupported, PromptTooLong or BadConfig before any forward.
         """
-        models = self._check(request)
+        models = models_for(self, request)
         ctx = Context(self, request, models)
         root = Task(request.strategy.run(ctx))
         live = Live(self.requests, ctx, root, time.perf_counter(), [root])
@@ -69,44 +70,6 @@ class Engine:
         self.admission.arrive(request.tenant, self.live)
         self.live.append(live)
         return live
-
-    def _check(self, request: Request) -> Mapping[str, Model]:
-        """The models of the request, its method's own included."""
-        target = self.models["target"]
-        prompt = request.prompt
-        known = all(isinstance(t, int) and 0 <= t < target.vocab for t in prompt)
-        if not known or not prompt:
-            span = f"0 to {target.vocab - 1}"
-            raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
-        if len(prompt) >= target.context:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
-                "shorten it"
-            )
-        if request.sampling.stop and request.text is None:
-            raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
-        models = dict(self.models)
-        for part in request.parts:
-            for need in {*part.needs} - target.caps:
-                raise Unsupported.missing(
-                    request.name, target.name, f"the capability {need!r}", "choose another method"
-                )
-            brought = self.brought.get(part) or part.bring(self.models)
-            if brought:
-                self.brought[part] = brought
-            models |= brought
-            if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
-                raise Unsupported.missing(
-                    request.name, target.name, "hidden states", "use another method or model"
-                )
-            for name in {*part.models} - {*models}:
-                cure = f'load one: load(..., models={{"{name}": ...}})'
-                raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
-        if request.policy is not None and not target.layout:
-            raise Unsupported.missing(
-                "a cache policy", target.name, "cache rows that it can change", "use another model"
-            )
-        return models
 
     def run(self) -> Iterator[Event]:
         """Drives every request to its end. Leaving the loop early ends those still in flight."""

@@ -39,6 +39,11 @@ class OpenAsk:
         """Tokens to compute, when all rows of the tree are new."""
         return self.pending + len(self.ask.tree)
 
+    @property
+    def before(self) -> int:
+        """Tokens that its cache has taken in."""
+        return len(self.live.ctx.branches[self.ask.branch].tokens) - 1 - self.pending
+
 
 @dataclass(eq=False)
 class Task:

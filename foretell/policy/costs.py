@@ -79,6 +79,11 @@ class Costs:
         live = max(1, live)
         return self.curve(live * size, rows)[live - 1 :: live] / live
 
+    def row_seconds(self) -> float:
+        """What a new token takes for each cache row that it attends to, among many new tokens."""
+        size = max(self.slope, default=1)
+        return self.slope.get(size, 0.0) / size
+
     def freeze(self) -> None:
         """Keeps the curve as it is now for `fixed_curve`: it was measured, and is not followed."""
         self.frozen = (dict(self.seconds), dict(self.slope))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHUNK = 512  # tokens of texts in a forward
 DRAFT_CHUNK = CHUNK // 2  # of texts of draft models between two forwards of the target
-LEAST = 16  # tokens that a long text gets in any forward it takes part in
+LEAST = 4  # tokens that a long text gets in any forward it takes part in
 STEP = 16  # committed tokens that an ask may lack and still be a step, which never waits for texts
 STRETCH = 2.0  # times as long as without texts a step may take, unless seconds are given
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
@@ -71,15 +71,18 @@ class FairPlan:
         steps = [entry for entry in group if entry.pending <= STEP]
         if not steps:
             return CHUNK
+        text = self.in_turn([entry for entry in group if entry.pending > STEP])
         first = steps[0]
         known = costs.get((first.model, first.model.usual_executor, first.ask.layers))
-        if known is None or not known.seconds:
+        if not text or known is None or not known.seconds:
             return LEAST
         size = sum(entry.size for entry in steps)
-        lengths = [len(entry.live.ctx.branches[entry.ask.branch].tokens) for entry in group]
-        curve = known.curve(size + CHUNK, sum(lengths) // len(lengths))
-        allowed = self.between_tokens or STRETCH * curve[size - 1]
-        return max(LEAST, int(np.searchsorted(curve, allowed, side="right")) - size)
+        read = sum(entry.size * entry.before for entry in steps)
+        pieces = np.arange(CHUNK + 1)
+        read_with = read + pieces * (text[0].before + pieces / 2)
+        seconds = known.curve(size + CHUNK)[size - 1 :] + known.row_seconds() * read_with
+        allowed = self.between_tokens or STRETCH * seconds[0]
+        return max(LEAST, int(np.searchsorted(seconds, allowed, side="right")) - 1)
 
     @staticmethod
     def group(entry: OpenAsk) -> Any:
@@ -93,12 +96,15 @@ class FairPlan:
         return max(groups, key=lambda group: max(entry.waited for entry in group))
 
     @staticmethod
+    def in_turn(texts: list[OpenAsk]) -> list[OpenAsk]:
+        """These in the order in which their requests come, see Admission."""
+        return sorted(texts, key=lambda entry: entry.live.ctx.engine.admission.turn(entry.live))
+
+    @staticmethod
     def share(group: list[OpenAsk], room: int) -> Planned:
         """All steps of the group, and of its texts, in order, about `room` tokens."""
         planned: Planned = [(entry, entry.size) for entry in group if entry.pending <= STEP]
-        texts = [entry for entry in group if entry.pending > STEP]
-        texts.sort(key=lambda entry: entry.live.ctx.engine.admission.turn(entry.live))
-        for entry in texts:
+        for entry in FairPlan.in_turn([entry for entry in group if entry.pending > STEP]):
             if room < LEAST and planned:
                 break
             tokens = min(entry.pending, max(room, LEAST))

@@ -127,27 +127,36 @@ def test_a_tree_larger_than_a_step_does_not_wait_for_texts() -> None:
     assert len(running.ctx.output) >= 8
 
 
-@pytest.mark.parametrize(("between_tokens", "room"), [(None, 8), (0.0105, 13), (0.001, 2)])
+@pytest.mark.parametrize("between_tokens", [None, 0.0105, 0.02, 0.001])
+@pytest.mark.parametrize("before", [0, 100])
 def test_a_piece_of_a_text_takes_the_time_there_is(
-    monkeypatch: pytest.MonkeyPatch, between_tokens: float | None, room: int
+    monkeypatch: pytest.MonkeyPatch, between_tokens: float | None, before: int
 ) -> None:
-    """A forward of n tokens takes 6 ms and half a millisecond for each beyond the fourth."""
+    """A forward of n tokens takes 6 ms, half a millisecond for each beyond the fourth, and 1 us for
+    each row that each of them reads.
+    """
     monkeypatch.setattr(schedule, "LEAST", 2)
-    monkeypatch.setattr(schedule, "STRETCH", 8.01 / 6)
     target = Wide(8)
     engine = Engine({"target": target})
-    plan = FairPlan(between_tokens=between_tokens)
     costs = Costs()
     costs.seconds = {1: 0.006, 4: 0.006, 64: 0.036, 1024: 0.516}
+    costs.slope = {64: 64e-6}
     waiting = []
     for text in ([1], [2], [3], [4], LONG):
         live = engine.add(Request(text, Plain(), Sampling(max_new_tokens=4)))
-        cache = engine.cache_of(live, "target", 0)
-        ask = Ask(TokenTree(text[-1]))
-        waiting.append(OpenAsk(live, target, ask, live.root, 0, 0, cache.sync(text)))
-    planned = plan(waiting, {(target, "torch", None): costs})
-    assert [tokens for _, tokens in planned] == [1, 1, 1, 1, room - 4 if room > 4 else room]
-    alone = plan(waiting[4:], {(target, "torch", None): costs})
+        pending = max(0, engine.cache_of(live, "target", 0).sync(text) - before)
+        waiting.append(OpenAsk(live, target, Ask(TokenTree(0)), live.root, 0, 0, pending))
+    planned = FairPlan(between_tokens=between_tokens)(waiting, {(target, "torch", None): costs})
+    steps, (text, piece) = planned[:4], planned[4]
+    assert [tokens for _, tokens in steps] == [1, 1, 1, 1] and text is waiting[4]
+
+    def takes(tokens: int) -> float:
+        return 0.006 + 0.0005 * tokens + 1e-6 * tokens * (before + tokens / 2)
+
+    allowed = between_tokens or schedule.STRETCH * takes(0)
+    want = max([2, *(n for n in range(len(LONG)) if takes(n) <= allowed)])
+    assert piece == min(want, text.pending)
+    alone = FairPlan()(waiting[4:], {(target, "torch", None): costs})
     assert alone[0][1] == schedule.CHUNK
     engine.run().close()
 

@@ -1,0 +1,59 @@
+"""What is refused before any forward: prompts, and methods that a model cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig, PromptTooLong, Unsupported
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+    from foretell.core.request import Request
+
+
+def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
+    """The models of a request, those that its method brings included.
+
+    Raises Unsupported, PromptTooLong or BadConfig.
+    """
+    target: Model = engine.models["target"]
+    check_prompt(request, target)
+    models = dict(engine.models)
+    for part in request.parts:
+        for need in {*part.needs} - target.caps:
+            raise Unsupported.missing(
+                request.name, target.name, f"the capability {need!r}", "choose another method"
+            )
+        brought = engine.brought.get(part) or part.bring(engine.models)
+        if brought:
+            engine.brought[part] = brought
+        models |= brought
+        if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
+            raise Unsupported.missing(
+                request.name, target.name, "hidden states", "use another method or model"
+            )
+        for name in {*part.models} - {*models}:
+            cure = f'load one: load(..., models={{"{name}": ...}})'
+            raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
+    if request.policy is not None and not target.layout:
+        raise Unsupported.missing(
+            "a cache policy", target.name, "cache rows that it can change", "use another model"
+        )
+    return models
+
+
+def check_prompt(request: Request, target: Model) -> None:
+    """Raises PromptTooLong or BadConfig."""
+    prompt = request.prompt
+    known = all(isinstance(token, int) and 0 <= token < target.vocab for token in prompt)
+    if not known or not prompt:
+        span = f"0 to {target.vocab - 1}"
+        raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
+    if len(prompt) >= target.context:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
+            "shorten it"
+        )
+    if request.sampling.stop and request.text is None:
+        raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
