@@ -16,8 +16,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from foretell.batch.answering import model_digest
-from foretell.batch.requests import Item, Prepared, prepare
+from foretell.batch.answering import Shared, Tell, model_digest, rest, writer
+from foretell.batch.progress import Meter
+from foretell.batch.requests import Item, Prepared, Requests, prepare
+from foretell.batch.results import Results
 from foretell.batch.running import Limits, run
 from foretell.errors import RequestFailed, first_line
 from foretell.scaling.sharding import pieces
@@ -185,8 +187,28 @@ def workers(
     make: Callable[[], tuple[Served, Limits]], method: str, cpus: float = 1.0, gpus: float = 0.0
 ) -> Callable[[], Any]:
     """What starts a worker on the cluster that this process is connected to."""
-    kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=4)(Worker)
+    kind: Any = ray.remote(Worker)
+    kind = kind.options(num_cpus=cpus, num_gpus=gpus)
     return lambda: kind.remote(make, method)
+
+
+def answer(
+    crew: Crew,
+    requests: Requests,
+    results: Results,
+    meter: Meter,
+    tick: Callable[[], None],
+    tell: Tell,
+) -> Shared:
+    """Answers what has no result yet, and writes each result as soon as it is there."""
+
+    def ticking() -> None:
+        results.sync()
+        tick()
+
+    items = rest(requests, results, tell)
+    crew.answer(items, writer(results, meter, tell), ticking)
+    return Shared(meter.prompt_tokens, crew.reused())
 
 
 def died() -> ApiError:

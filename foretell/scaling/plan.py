@@ -137,9 +137,7 @@ def reuse(replicas: int, held: float, prefixes: int, by_prefix: bool) -> float:
 # --- prefill and decoding apart
 
 
-def phase_ratio(
-    prompt: float, answer: float, prefill_speed: float, decode_speed: float
-) -> float:
+def phase_ratio(prompt: float, answer: float, prefill_speed: float, decode_speed: float) -> float:
     """Prefill instances for every decoding instance, so that neither waits for the other.
 
     `prompt`, `answer`: tokens of a request; the speeds are tokens a second of one instance.

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,6 +27,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from foretell.errors import RequestFailed
 from foretell.scaling.numbers import merged
 from foretell.scaling.prefixes import prefix_key
 from foretell.scaling.routing import BUSY, PrefixRouter
@@ -37,8 +40,8 @@ ROOM = 4  # times BUSY: requests that a replica takes in at most
 HEALTH_TIMEOUT = 30.0  # seconds that a replica may take to say that it is well
 METRICS = 10.0  # seconds that replicas have to tell their numbers
 QUEUE = 256  # requests that wait for a replica before others are refused
-DRAIN = 60.0  # seconds that a replica which is to end may take for the requests it has
 SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
+ERROR = re.compile(r"[\w.]*(Error|Bad\w+|Unsupported|Exception)\b")  # begins its line
 App = Callable[[Any, Any, Any], Any]  # what ASGI calls an application
 Message = dict[str, Any]  # one of ASGI's
 Headers = list[tuple[bytes, bytes]]
@@ -64,6 +67,7 @@ class Scale:
     gpus: float = 0.0
     busy: int = BUSY  # requests of a replica above which its prompts go to the next one
     body: int = BODY
+    drain: float = 30.0  # seconds that a replica which is to end may take for its requests
     health_every: float = 10.0  # seconds; a replica that is ill three times is replaced
 
 
@@ -164,7 +168,7 @@ class Door:
     """Reads requests and gives each to the replica that knows how its prompt begins."""
 
     def __init__(self, replicas: DeploymentHandle[Replica], body: int = BODY):
-        self.replicas = replicas.options(stream=True, method_name="answer")
+        self.replicas: Any = replicas.options(stream=True, method_name="answer")
         self.limit = body
 
     async def __call__(self, request: Request) -> Response:
@@ -265,24 +269,58 @@ def application(make: Callable[[], App], scale: Scale) -> serve.Application:
                 "target_ongoing_requests": max(1, scale.busy // 2),
             }
         }
-    replicas = serve.deployment(
+    router: Any = PrefixRouter
+    replicas: Any = serve.deployment(
         Deployed,
         name="replicas",
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
         max_ongoing_requests=ROOM * scale.busy,
         max_queued_requests=QUEUE,
-        graceful_shutdown_timeout_s=DRAIN,
+        graceful_shutdown_timeout_s=scale.drain,
         health_check_period_s=scale.health_every,
         health_check_timeout_s=HEALTH_TIMEOUT,
         request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter, request_router_kwargs={"busy": scale.busy}
+            request_router_class=router, request_router_kwargs={"busy": scale.busy}
         ),
         **count,
     )
-    door = serve.deployment(
+    door: Any = serve.deployment(
         Door,
         name="door",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=10 * QUEUE,
+        graceful_shutdown_timeout_s=scale.drain,
     )
-    return door.bind(replicas.bind(make), scale.body)
+    bound: serve.Application = door.bind(replicas.bind(make), scale.body)
+    return bound
+
+
+def deploy(make: Callable[[], App], scale: Scale, host: str, port: int) -> None:
+    """Starts the server on the cluster that this process is connected to, or replaces what is
+    served there, replica by replica. Raises RequestFailed where its replicas cannot start.
+    """
+    quiet()
+    serve.start(http_options={"host": host, "port": port})
+    try:
+        serve.run(application(make, scale), name=NAME)
+    except RuntimeError as error:
+        raise RequestFailed(f"the replicas cannot be started: {cause(error)}") from error
+
+
+def cause(error: RuntimeError) -> str:
+    """What a replica died of, from Ray Serve's long story."""
+    told = serve.status().applications[NAME].deployments["replicas"].message
+    lines = [line.strip() for line in (told or str(error)).splitlines() if line.strip()]
+    named = [line for line in lines if ERROR.match(line)]
+    return (named or lines)[-1]
+
+
+def end() -> None:
+    """Ends the server when its requests are answered, or their time is over."""
+    serve.shutdown()
+
+
+def quiet() -> None:
+    """Ray Serve tells its log files what it does, and this process what went wrong."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -36,6 +36,6 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     finally:
         # Ray does not wait for the processes that it has ended, of which Python would complain.
         for thing in gc.get_objects():
-            if isinstance(thing, subprocess.Popen):
+            if issubclass(type(thing), subprocess.Popen):
                 thing.wait(10)
         shutil.rmtree(folder, ignore_errors=True)

@@ -44,7 +44,7 @@ def test_dead_workers_lose_and_double_nothing(two_cpus: None) -> None:
     """
     from foretell.scaling.batching import Crew, workers
 
-    with pytest.raises(RequestFailed, match="^a worker cannot be started: .*no such model$"):
+    with pytest.raises(RequestFailed, match=r"^a worker cannot be started: .*no such model$"):
         Crew(workers(broken, "auto", cpus=0.5), 1)
 
     crew = Crew(workers(toy.worker, "auto", cpus=0.5), 2)

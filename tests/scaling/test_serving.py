@@ -50,7 +50,9 @@ def deployed(two_cpus: None, free_port: int, tmp_path: Path) -> Iterator[Any]:
     client = httpx.Client(base_url=f"http://127.0.0.1:{free_port}", timeout=PATIENCE)
 
     def deploy(version: str = "1", **scale: Any) -> httpx.Client:
-        made = application(partial(toy.app, tmp_path, version), Scale(cpus=0.1, health_every=0.5, **scale))
+        made = application(
+            partial(toy.app, tmp_path, version), Scale(cpus=0.1, health_every=0.5, **scale)
+        )
         serve.run(made, name="foretell")
         return client
 
@@ -99,9 +101,7 @@ def test_the_life_of_two_replicas(deployed: Any, tmp_path: Path) -> None:
         (victim,) = alike
         for note in tmp_path.glob("began-*"):
             note.unlink()
-        held = [
-            threads.submit(ask, client, "a" * 300 + str(i), sleep=1.0) for i in range(2)
-        ]
+        held = [threads.submit(ask, client, "a" * 300 + str(i), sleep=1.0) for i in range(2)]
         until(lambda: (tmp_path / f"began-{victim}").exists())
         os.kill(victim, signal.SIGKILL)
         assert {one.result()["pid"] for one in held} == pids - {victim}
