@@ -7,6 +7,7 @@ our own listens on this machine's loopback address alone.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from typing import Any
 from foretell.errors import BadConfig, Unsupported, first_line
 
 HERE = "127.0.0.1"
+KNOCK = 5.0  # seconds for a cluster to take a connection
 
 
 def check_installed() -> None:
@@ -40,8 +42,9 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
         ray.init(**{**told, **own, **options})
     else:
         try:
+            _knock(address)
             ray.init(address, **told)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise BadConfig(
                 f"--ray-address {address}: no Ray cluster answers there ({first_line(error)}); "
                 "start one with `ray start --head`, or leave the option out"
@@ -50,3 +53,11 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError or ValueError where nobody listens at host:port: Ray would ask for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()

@@ -53,7 +53,7 @@ HEALTH: Message = {
     "path": "/health",
     "raw_path": b"/health",
     "query_string": b"",
-    "headers": [],
+    "headers": [(b"host", b"localhost")],
 }
 
 
