@@ -28,7 +28,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -59,6 +60,35 @@ class Call:
         return self.every_step or not self.unfinished
 
 
+class Courier:
+    """Brings events from the engine thread to an event loop, which is woken once for all that have
+    come: with many callers a step has something for each of them.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = weakref.ref(loop)
+        self._parcels: deque[tuple[asyncio.Queue[list[Event]], list[Event]]] = deque()
+
+    def carry(self, inbox: asyncio.Queue[list[Event]], events: list[Event]) -> None:
+        """Raises RuntimeError where the loop is closed."""
+        self._parcels.append((inbox, events))
+        if len(self._parcels) > 1:
+            return
+        try:
+            loop = self._loop()
+            if loop is None:
+                raise RuntimeError("the event loop is gone")
+            loop.call_soon_threadsafe(self._hand_over)
+        except RuntimeError:
+            self._parcels.clear()
+            raise
+
+    def _hand_over(self) -> None:
+        while self._parcels:
+            inbox, events = self._parcels.popleft()
+            inbox.put_nowait(events)
+
+
 class Driver:
     """The one user of an engine, on behalf of any number of callers in any threads."""
 
@@ -66,6 +96,7 @@ class Driver:
         self.engine = engine
         self._calls: dict[int, Call] = {}  # of each unfinished request, by its index
         self._cancelled: deque[Call] = deque()
+        self._couriers: WeakKeyDictionary[Any, Courier] = WeakKeyDictionary()  # by event loop
         self._threads = torch.get_num_threads()  # to compute with, as the latest caller has it
         self._stepping = False
         self._reset()
@@ -160,9 +191,10 @@ class Driver:
         """The same on an event loop, which it never blocks."""
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[list[Event]] = asyncio.Queue()
+        courier = self._couriers.setdefault(loop, Courier(loop))
 
         def deliver(events: list[Event]) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, events)
+            courier.carry(inbox, events)
 
         def give_up(submission: asyncio.Future[Call]) -> None:
             if not submission.cancelled() and submission.exception() is None:
@@ -385,8 +417,24 @@ async def _received_async(
     unfinished = len(call.lives)
     while unfinished:
         batch = await inbox.get()
+        while not inbox.empty():  # who reads slowly gets more at a time
+            batch += inbox.get_nowait()
+        batch = _joined(batch)
         unfinished -= sum(event.done is not None for event in batch)
         yield batch
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """The same with the tokens of each request together; its end follows them."""
+    if len(events) < 2:
+        return events
+    joined: dict[int, Event] = {}
+    for event in events:
+        known = joined.setdefault(event.request, Event(event.request, [], []))
+        known.tokens += event.tokens
+        known.sources += event.sources
+        known.done = event.done or known.done
+    return list(joined.values())
 
 
 def _wake(changed: threading.Condition) -> None:

@@ -400,6 +400,23 @@ def test_a_cancelled_task_ends_its_requests(lm: LM) -> None:
     asyncio.run(work())
 
 
+def test_who_reads_slowly_gets_what_has_come_at_once(lm: LM) -> None:
+    async def work() -> tuple[list[int], int]:
+        tokens: list[int] = []
+        pieces = 0
+        async for piece in lm.astream(PROMPTS[0], "plain", max_new_tokens=20, ignore_eos=True):
+            tokens += piece.tokens
+            pieces += 1
+            assert len(piece.tokens) == len(piece.draft) == len(piece.parts)
+            while not pieces > 1 and lm.engine.live:
+                await asyncio.sleep(0.001)
+        return tokens, pieces
+
+    tokens, pieces = asyncio.run(work())
+    whole = lm.generate(PROMPTS[0], "plain", max_new_tokens=20, ignore_eos=True)
+    assert tokens == whole.tokens and pieces <= 3
+
+
 def test_a_closed_async_stream_ends_its_requests(lm: LM) -> None:
     async def work() -> None:
         stream: AsyncGenerator[Any, None] = lm.astream(PROMPTS[0], "plain", **LONG)

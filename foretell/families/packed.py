@@ -20,12 +20,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.native import library
-from foretell.native.packing import BLOCK, GROUP, Packed, by_group, numbers, quantize, unpack
+from foretell.native.packing import (
+    BLOCK,
+    GROUP,
+    TINY,
+    Packed,
+    best_peaks,
+    by_group,
+    numbers,
+    quantize,
+    unpack,
+)
 from foretell.ops.memory import release, trim
 
 SMALLEST = 2  # inputs of a layer that is packed
 WHOLE_NUMBERS = ("int8", "int4")
-TINY = 1e-36  # groups whose numbers are no larger count as zero, as in the C library
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
 OFF = 3  # times as far from the exact rows as another way to compute: still rounding
 
@@ -75,7 +84,8 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear, format: str) -> PackedLinear:
-        packed = quantize(linear.weight.detach(), format)
+        peaks = library.peaks if library.available() else best_peaks
+        packed = quantize(linear.weight.detach(), format, peaks)
         return cls(packed, linear.bias, linear.in_features)
 
     @classmethod

@@ -14,7 +14,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 1  # of the structures, as of FT_VERSION
+VERSION = 2  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -126,6 +126,8 @@ def _open() -> Any:
     lib.ft_choose.argtypes = [c_char_p]
     lib.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
     lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
+    lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
+    lib.ft_peaks.restype = None
     lib.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     lib.ft_rows_of.restype = None
     lib.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
@@ -183,6 +185,14 @@ def product(of: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor:
     if len(x) and not library().ft_product(of, address(x), len(x), address(y), threads):
         raise MemoryError("no memory for a product")
     return y
+
+
+def peaks(groups: torch.Tensor) -> torch.Tensor:
+    """`packing.best_peaks`, up to rounding, of groups (N, G, 32) float32, uint8 (N, G)."""
+    best = torch.empty(groups.shape[:-1], dtype=torch.uint8)
+    groups = groups.contiguous()
+    library().ft_peaks(address(groups), best.numel(), address(best), torch.get_num_threads())
+    return best
 
 
 def rows_of(of: Matrix, outputs: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,18 @@ each, of 4 bits also with a least value each, as in the formats Q8_0, Q4_0 and Q
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 BLOCK = 16  # outputs beside each other
 GROUP = 32  # inputs that share a scale
+PEAKS = range(127, 95, -1)  # what the largest number of a group of 8 bits may be
+TINY = 1e-36  # weights no larger count as zero
+Peaks = Callable[[torch.Tensor], torch.Tensor]
 FORMATS = ("int8", "int4", "bfloat16")  # in the order of the library's numbers
 CHUNK = 1 << 20  # weights that are quantized at a time
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a group's range, tried for 4 bits
@@ -86,12 +91,32 @@ class Packed:
 # --- numbers of a matrix
 
 
-def quantize(weight: torch.Tensor, format: str) -> Packed:
-    """Packs a matrix (outputs, inputs) of floats, rounded to the format."""
+def best_peaks(groups: torch.Tensor) -> torch.Tensor:
+    """Of each group (N, G, 32) the peak among PEAKS with the least squared error, uint8 (N, G).
+
+    The library's `peaks` is quicker. Weights that were of 4 bits before stand on a few steps, which
+    some peak nearly meets: for those it is a third of what 127 gives.
+    """
+    top = groups.abs().amax(-1)
+    best, least = torch.full_like(top, PEAKS[0]), torch.full_like(top, torch.inf)
+    for peak in PEAKS:
+        exact = groups * (peak / top.clamp_min(TINY))[..., None]
+        error = (exact.round() - exact).square().sum(-1) * (top / peak).square()
+        better = error < least
+        best = torch.where(better, float(peak), best)
+        least = torch.where(better, error, least)
+    return best.to(torch.uint8)
+
+
+def quantize(weight: torch.Tensor, format: str, peaks: Peaks = best_peaks) -> Packed:
+    """Packs a matrix (outputs, inputs) of floats, rounded to the format.
+
+    `peaks`: what chooses the largest number of each group of 8 bits.
+    """
     weight = F.pad(weight, (0, -weight.shape[1] % GROUP))
     if format == "bfloat16":
         return pack_bfloat16(weight.to(torch.bfloat16))
-    find = _numbers8 if format == "int8" else _numbers4
+    find = partial(_numbers8, peaks=peaks) if format == "int8" else _numbers4
     step = max(BLOCK, CHUNK // weight.shape[1] // BLOCK * BLOCK)
     parts = []
     for rows in weight.split(step):
@@ -100,9 +125,9 @@ def quantize(weight: torch.Tensor, format: str) -> Packed:
     return parts[0] if len(parts) == 1 else Packed.join(parts)
 
 
-def _numbers8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The largest of each group (N, G, 32) becomes 127 or -127."""
-    scale = (groups.abs().amax(-1) / 127).half()
+def _numbers8(groups: torch.Tensor, peaks: Peaks) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The largest of each group (N, G, 32) becomes its peak or less that."""
+    scale = (groups.abs().amax(-1) / peaks(groups)).half()
     wide = scale.float().clamp_min(1e-30)[..., None]
     numbers = (groups / wide).round_().clamp_(-127, 127)
     return numbers.to(torch.int8), scale, None

@@ -1,7 +1,7 @@
 """A Ray cluster to work on: one that is there, or one on this machine for as long as it is needed.
 
-Nothing is sent to anybody outside: Ray's usage reports and its dashboard are off, and a cluster of
-our own listens on this machine's loopback address alone.
+Ray's usage reports and, on a cluster of our own, its dashboard are off. Ray's processes listen on
+ports of their own for each other, where Ray wants a token; docs/scaling.md says more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from foretell.errors import BadConfig, Unsupported, first_line
 
-HERE = "127.0.0.1"
 KNOCK = 5.0  # seconds for a cluster to take a connection
 
 
@@ -38,8 +37,7 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
 
     told: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": HERE}
-        ray.init(**{**told, **own, **options})
+        ray.init(include_dashboard=False, **told, **options)
     else:
         try:
             _knock(address)

@@ -21,6 +21,41 @@ from foretell.errors import (
 LONGEST = 500  # characters of a message: it may quote what was sent
 
 
+# Fields that are arguments of types.Sampling, by their names there.
+ARGUMENTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "bad_words": "bad_words",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "ignore_eos": "ignore_eos",
+    "min_new_tokens": "min_tokens",
+}
+# How an error of ours names an argument, and which field of a request that was.
+FIELDS_OF_ARGUMENTS = ARGUMENTS | {
+    "max_new_tokens": "max_tokens",
+    "logit_bias": "logit_bias",
+    "logprobs": "logprobs",
+    "seed": "seed",
+    "n": "n",
+    "method": "method",
+    "unknown method": "method",
+    "timeout": "timeout",
+    "priority": "priority",
+    "json_schema": "response_format",
+    "regex": "structured_outputs",
+    "grammar": "structured_outputs",
+    "a prompt": "prompt",
+}
+
+
 class ApiError(Exception):
     """A request is refused.
 
@@ -96,8 +131,6 @@ def _kind(error: ForetellError) -> tuple[int, str]:
 
 def _argument(message: str) -> str | None:
     """The field that a message of ours begins with, as in `top_p=2: must be ...`."""
-    from foretell.serve.translate import FIELDS_OF_ARGUMENTS
-
     for argument, field in FIELDS_OF_ARGUMENTS.items():
         rest = message.removeprefix(argument)
         if rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):

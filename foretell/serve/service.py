@@ -9,6 +9,7 @@ from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from foretell import registry
 from foretell.errors import DeadlineExceeded, ForetellError
 from foretell.serve.errors import ApiError, of_ours
 from foretell.serve.keys import Key
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from foretell.stats import Stats
 
 log = logging.getLogger("foretell.serve")
+MOST_METHODS = 128  # that clients may name, with their fields
 GRACE = 5.0  # seconds that a request may be late to end itself
 
 
@@ -43,6 +45,8 @@ class Service:
             between_tokens=settings.between_tokens,
             prefixes=settings.prefixes,
         )
+        # With the methods of the registry and the server's own there is always room for these.
+        self._methods = {"auto", "plain", settings.bounds.method, *registry.methods()}
         self.gate = Gate(settings.running, settings.waiting)
         self.health = Health(self.lm, self.gate, settings.check_every)
         sound = lambda: self.health.sound  # noqa: E731
@@ -63,7 +67,7 @@ class Service:
                     raise
                 for output in outputs:
                     self._ended(answer, key, output.stats, output.finish_reason, output.error)
-            return answer.whole(outputs, scores)
+            return await asyncio.to_thread(answer.whole, outputs, scores)
 
     async def stream(
         self, request: Request, key: Key | None
@@ -109,9 +113,18 @@ class Service:
     def _translated(self, request: Request, tenant: str) -> Answer:
         call = translate(request, self.lm, tenant, bounds=self.settings.bounds)
         try:
-            return answer_for(self.served, request, call)
+            answer = answer_for(self.served, request, call)
         except ForetellError as error:  # the method is resolved there
             raise ApiError(f"method: {error}", "method", "invalid_value") from error
+        if call.method not in self._methods and len(self._methods) >= MOST_METHODS:
+            raise ApiError(
+                f"method: clients have named {MOST_METHODS} methods already, each of which keeps "
+                "what it learns; take one without fields",
+                "method",
+                "unsupported_value",
+            )
+        self._methods.add(call.method)
+        return answer
 
     def _prompt_tokens(self, answer: Answer) -> int:
         call = answer.call
@@ -135,8 +148,7 @@ class Service:
         except TimeoutError:
             raise of_ours(_late()) from None
         except ForetellError as error:
-            self._log_failure(error, answer)
-            raise of_ours(error) from error
+            raise self._refusal(error, answer) from error
 
     async def _scores(self, answer: Answer) -> Scores | None:
         """Of the prompts, where they are to be echoed with their log-probabilities."""
@@ -180,8 +192,7 @@ class Service:
         except TimeoutError:
             raise of_ours(_late()) from None
         except ForetellError as error:
-            self._log_failure(error, answer)
-            raise of_ours(error) from error
+            raise self._refusal(error, answer) from error
         except (asyncio.CancelledError, GeneratorExit):
             self._aborted(unfinished)
             raise
@@ -198,6 +209,14 @@ class Service:
         self.metrics.answer(stats, reason)
         self.gate.answered(key, 1, stats.tokens if stats else 0)
         self._log_failure(error, answer)
+
+    def _refusal(self, error: ForetellError, answer: Answer) -> ApiError:
+        """What the client is told; of a form the field in which it was given."""
+        self._log_failure(error, answer)
+        refusal = of_ours(error)
+        if refusal.param == "response_format" and answer.request.structured_outputs is not None:
+            refusal.param = "structured_outputs"
+        return refusal
 
     def _aborted(self, answers: int) -> None:
         for _ in range(answers):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
-from foretell.serve.errors import ApiError
+from foretell.serve.errors import ARGUMENTS, ApiError
 from foretell.serve.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -21,39 +21,6 @@ from foretell.spec import pieces
 if TYPE_CHECKING:
     from foretell.api import LM
 
-# Fields that are arguments of types.Sampling, by their names there.
-ARGUMENTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "bad_words": "bad_words",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "min_new_tokens": "min_tokens",
-}
-# How an error of ours names an argument, and which field of a request that was.
-FIELDS_OF_ARGUMENTS = ARGUMENTS | {
-    "max_new_tokens": "max_tokens",
-    "logit_bias": "logit_bias",
-    "logprobs": "logprobs",
-    "seed": "seed",
-    "n": "n",
-    "method": "method",
-    "unknown method": "method",
-    "timeout": "timeout",
-    "priority": "priority",
-    "json_schema": "response_format",
-    "regex": "structured_outputs",
-    "grammar": "structured_outputs",
-    "a prompt": "prompt",
-}
 TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
 MOST_CHOICES = 128

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from foretell.errors import BadConfig
 from foretell.families.packed import product_by_torch
 from foretell.native import library
-from foretell.native.packing import FORMATS, GROUP, Packed, numbers, pack, quantize, unpack
+from foretell.native.packing import (
+    FORMATS,
+    GROUP,
+    Packed,
+    best_peaks,
+    numbers,
+    pack,
+    quantize,
+    unpack,
+)
 from tests.native.machines import built, kernels, kinds, no_library
 
 KINDS = kinds()
@@ -172,3 +181,23 @@ def test_without_a_build_the_reason_and_the_cure_are_said(monkeypatch: pytest.Mo
     finally:
         monkeypatch.undo()
         library.found.cache_clear()
+
+
+@built
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e4])
+def test_peaks_lose_as_little_as_those_that_torch_finds(kind: str, size: float) -> None:
+    torch.manual_seed(0)
+    groups = torch.randn(37, 61, 32) * size
+    groups[3, 5] = 0
+    with kernels(kind):
+        found = library.peaks(groups)
+    wanted = best_peaks(groups)
+    assert (found == wanted).float().mean() > 0.99, "but for equally good ones"
+    assert int(found[3, 5]) == 127
+
+    def lost(peaks: torch.Tensor) -> torch.Tensor:
+        scale = (groups.double().abs().amax(-1) / peaks).clamp_min(1e-40)[..., None]
+        return ((groups / scale).round() * scale - groups).square().sum(-1)
+
+    assert (lost(found) <= 1.0001 * lost(wanted)).all()

@@ -153,3 +153,19 @@ def test_prompts_are_logged_only_when_told(caplog: pytest.LogCaptureFixture, tol
     assert "/v1/completions" in caplog.text
     assert (secret in caplog.text) == told
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_keys_share_prefixes_only_when_told(share: bool) -> None:
+    settings = Settings(keys=keys(), share_between_keys=share)
+    with running(settings=settings) as live, live.client() as client:
+        body = {"prompt": list(range(1, 100)), "max_tokens": 1}
+
+        def reused(key: str) -> int:
+            before = live.lm.engine.status()["prefix_tokens_reused"]
+            assert client.post("/v1/completions", json=body, headers=bearer(key)).status_code == 200
+            return live.lm.engine.status()["prefix_tokens_reused"] - before
+
+        assert reused(SECRET) == 0
+        assert reused(SECRET) > 0
+        assert (reused(OTHER) > 0) == share

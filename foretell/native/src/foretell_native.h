@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 1
+#define FT_VERSION 2
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -100,12 +100,36 @@ typedef struct {
     int32_t row;                   /* of the first node, in the forward */
 } ft_part;
 
+/* Rows that lie beside each other, and the place of the first in the list of all that are seen. */
+typedef struct {
+    const uint16_t *keys, *values;
+    int32_t rows, begin;
+} ft_span;
+
+#define MOST_SPANS 32              /* segments of a text */
+#define MOST_NODES (QUERIES + 16)  /* of one call of attention */
+
+/* One call of attention: nodes of several jobs that have the same segments, and one key head.
+   `before` rows stand in segments; a node's list begins at `begins`, and once its scores are
+   softened it has `lengths` places. `lowest` and `highest` are the first and the last beginning. */
+typedef struct {
+    ft_heads heads;
+    ft_part parts[MOST_NODES];
+    int32_t part_count, nodes, before, end, lowest, highest;
+    int64_t stride;                /* between the scores of two queries */
+    ft_span shared[MOST_SPANS], own[MOST_NODES];
+    int32_t begins[MOST_NODES], lengths[MOST_NODES];
+    float sums[4 * MOST_NODES];
+    float *scaled, *mixed, *scores;
+} ft_attention;
+
 /* The kernels of one kind of processor. */
 typedef struct {
     const char *name;
     void (*prepare)(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
                     const float *x, int32_t format);
     void (*prepare_twice)(const ft_rows *rows, int32_t row, int32_t count, const float *x);
+    void (*choose_peaks)(const float *weights, int64_t groups, uint8_t *peaks);
     void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
     void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,
@@ -116,8 +140,12 @@ typedef struct {
                  float *out);
     void (*store)(const float *x, int32_t count, uint16_t *out);
     int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
-    void (*attend)(const ft_heads *heads, const ft_part *parts, int32_t part_count,
-                   int64_t query_stride, float *work, float *out);
+    /* Attention in its steps: `parts` are set; then scores of places `from` to `to - 1` of the
+       list, sums, and numbers `first` to `last - 1` of every head's result. */
+    void (*set_up)(ft_attention *call, int64_t query_stride, float *memory);
+    void (*score)(ft_attention *call, int32_t from, int32_t to, float *memory);
+    void (*soften)(ft_attention *call);
+    void (*mix)(ft_attention *call, int32_t first, int32_t last);
 } ft_kernels;
 
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only
@@ -147,6 +175,9 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
                           int32_t threads);
 /* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads);
+/* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
+   least squared error, peaks (groups,). */
+EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count, float *out);
 /* Bytes a second that this many threads read of memory (bytes,). */

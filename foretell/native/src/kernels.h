@@ -61,6 +61,37 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
     }
 }
 
+#define PEAKS 32            /* that a group's largest number may become: 127, 126, ... */
+#define ROUNDER 12582912.0f /* what is added to it and taken away is rounded: 1.5 * 2^23 */
+
+/* Of each group of 32 weights the peak with the least squared error. Lanes are peaks. */
+static void choose_peaks(const float *weights, int64_t groups, uint8_t *peaks) {
+    float candidates[PEAKS], errors[PEAKS];
+    for (int i = 0; i < PEAKS; i++)
+        candidates[i] = (float)(127 - i);
+    const vec rounder = v_set(ROUNDER);
+    for (int64_t g = 0; g < groups; g++) {
+        const float *group = weights + g * GROUP;
+        vec low = v_load(group), high = v_load(group + 16);
+        vec top = v_set(v_top(v_max(v_abs(low), v_abs(high))));
+        for (int half = 0; half < PEAKS; half += 16) {
+            vec scale = v_div(top, v_load(candidates + half)), error = v_set(0.0f);
+            vec inverse = v_div(v_load(candidates + half), v_max(top, v_set(TINY)));
+            for (int i = 0; i < GROUP; i++) {
+                vec exact = v_mul(v_set(group[i]), inverse);
+                vec whole = v_sub(v_add(exact, rounder), rounder);
+                vec off = v_sub(whole, exact);
+                error = v_fma(off, off, error);
+            }
+            v_store(errors + half, v_mul(error, v_mul(scale, scale)));
+        }
+        int best = 0;
+        for (int i = 1; i < PEAKS; i++)
+            best = errors[i] < errors[best] ? i : best;
+        peaks[g] = (uint8_t)(127 - best);
+    }
+}
+
 /* A whole row in two: rows 2 `row` and the next, whose sum it is to 16 bits. The second one's steps
    are 1 / 254 of the first one's. */
 static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const float *x) {
@@ -323,17 +354,9 @@ static void deliver(const float *tile, int32_t width, int32_t tile_width, int32_
    path. Scores are computed for all rows, those of the path moved together, and the sums run over
    that list; so a chain, a tree and a piece of a prompt give the same bits. */
 
-typedef struct {
-    const uint16_t *keys, *values;
-    int32_t rows, begin; /* how many, and the place of the first in the list */
-} span;
-
-#define MOST_SPANS 33
-
-/* What one call works in: keys of two tiles, and of each query its numbers, what it mixes and its
-   scores. */
+/* What one call works in: of each query its numbers, what it mixes and its scores. */
 static int64_t attention_floats(int32_t longest, int32_t width, int32_t queries) {
-    return 32 * width + (int64_t)queries * (2 * width + longest + 32);
+    return (int64_t)queries * (2 * width + longest + 32);
 }
 
 /* Scores of `count` queries for `tiles` times 16 keys, whose pairs of numbers lie in `pairs`. */
@@ -362,7 +385,8 @@ INLINE void score_tile(const uint16_t *pairs, const float *queries, int32_t widt
 }
 
 /* 16 keys from `row` on; of keys that are not there the first one's numbers. */
-static void turn_keys(const span *part, int32_t row, int32_t to, int32_t width, uint16_t *pairs) {
+static void turn_keys(const ft_span *part, int32_t row, int32_t to, int32_t width,
+                      uint16_t *pairs) {
     const uint16_t *keys = part->keys + (int64_t)row * width;
     if (row + 16 <= to) {
         for (int32_t d = 0; d < width; d += 32)
@@ -378,9 +402,9 @@ static void turn_keys(const span *part, int32_t row, int32_t to, int32_t width, 
 }
 
 /* Scores of `count` queries for rows `from` to `to - 1` of a part; `pairs` is memory to work in. */
-static void score(const span *part, int32_t from, int32_t to, int32_t width,
-                  const float *queries, int32_t count, uint16_t *pairs, float *scores,
-                  int64_t stride) {
+static void score_span(const ft_span *part, int32_t from, int32_t to, int32_t width,
+                       const float *queries, int32_t count, uint16_t *pairs, float *scores,
+                       int64_t stride) {
     for (int32_t row = from; row < to; row += 32) {
         const int tiles = row + 16 < to ? 2 : 1;
         const char *ahead = (const char *)(part->keys + (int64_t)(row + 64) * width);
@@ -407,7 +431,7 @@ static void score(const span *part, int32_t from, int32_t to, int32_t width,
 }
 
 /* The powers of `count` scores, in place; returns their sum. */
-static float soften(float *scores, int32_t count) {
+static float soften_list(float *scores, int32_t count) {
     int32_t whole = (count + 15) / 16 * 16;
     for (int32_t i = count; i < whole; i++)
         scores[i] = scores[0];
@@ -452,17 +476,22 @@ INLINE void mix_tile(const uint16_t *values, int32_t width, int32_t from, int32_
 
 #define MIX(COUNT)                                                                               \
     for (; q + COUNT <= count; q += COUNT) {                                                     \
-        int32_t d = 0;                                                                           \
-        for (; d + 64 <= width; d += 64)                                                         \
+        int32_t d = first;                                                                       \
+        for (; d + 64 <= last; d += 64)                                                          \
             mix_tile(values + d, width, from, to, weights + q * stride, stride, COUNT, 4,        \
                      out + q * width + d, width);                                                \
-        for (; d < width; d += 16)                                                               \
+        for (; d + 32 <= last; d += 32)                                                          \
+            mix_tile(values + d, width, from, to, weights + q * stride, stride, COUNT, 2,        \
+                     out + q * width + d, width);                                                \
+        for (; d < last; d += 16)                                                                \
             mix_tile(values + d, width, from, to, weights + q * stride, stride, COUNT, 1,        \
                      out + q * width + d, width);                                                \
     }
 
-static void mix(const uint16_t *values, int32_t width, int32_t from, int32_t to,
-                const float *weights, int64_t stride, int32_t count, float *out) {
+/* The same for any number of queries, and numbers `first` to `last - 1` of the values. */
+static void mix_rows(const uint16_t *values, int32_t width, int32_t first, int32_t last,
+                     int32_t from, int32_t to, const float *weights, int64_t stride,
+                     int32_t count, float *out) {
     int32_t q = 0;
     if (from >= to)
         return;
@@ -511,121 +540,151 @@ static int32_t common_rows(const ft_part *part) {
     return part->job->seen ? part->job->base : part->job->start + part->first + 1;
 }
 
-/* Weighs the values of rows that all nodes of a part or of a call see. Rows before `middle` are
-   weighed node by node, from where each one's list begins. */
-static void mix_span(const ft_heads *heads, const span *rows, int32_t to, int32_t middle,
-                     const int32_t *begins, int32_t nodes, const float *scores, int64_t stride,
-                     float *mixed) {
-    const int32_t width = heads->width, group = heads->group, begin = rows->begin;
-    const float *weights = scores + begin;
-    middle = middle > begin ? middle - begin : 0;
-    middle = middle < to ? middle : to;
-    for (int32_t i = 0; i < nodes && middle; i++) {
-        int32_t from = begins[i] > begin ? begins[i] - begin : 0;
-        mix(rows->values, width, from, middle, weights + i * group * stride, stride, group,
-            mixed + i * group * width);
-    }
-    mix(rows->values, width, middle, to, weights, stride, nodes * group, mixed);
-}
-
-/* Attention of nodes of several jobs, which have the same segments: these are read once. */
-static void attend(const ft_heads *heads, const ft_part *parts, int32_t part_count,
-                   int64_t query_stride, float *work, float *out) {
+/* Sets a call up: where its rows lie, its queries, and where each node's list begins. */
+static void set_up(ft_attention *call, int64_t query_stride, float *memory) {
+    const ft_heads *heads = &call->heads;
     const int32_t width = heads->width, group = heads->group;
-    const ft_job *any = parts->job;
-    span shared[MOST_SPANS], own[QUERIES + 16];
-    int32_t before = 0, longest = 0, nodes = 0;
+    const ft_job *any = call->parts->job;
+    call->before = call->end = call->nodes = 0;
     for (int32_t s = 0; s < any->segments; s++) {
         const ft_segment *segment = any->segment + s;
         int64_t place =
             heads->layer * segment->layer_stride + heads->kv_head * segment->head_stride;
-        shared[s] = (span){segment->keys + place, segment->values + place, segment->rows, before};
-        before += segment->rows;
+        call->shared[s] = (ft_span){segment->keys + place, segment->values + place, segment->rows,
+                                    call->before};
+        call->before += segment->rows;
     }
-    for (int32_t p = 0; p < part_count; p++) {
-        const ft_job *job = parts[p].job;
+    for (int32_t p = 0; p < call->part_count; p++) {
+        const ft_part *part = call->parts + p;
+        const ft_job *job = part->job;
         int64_t place = heads->layer * job->layer_stride + heads->kv_head * job->head_stride;
-        int32_t end = job->start + parts[p].first + parts[p].nodes;
-        own[p] = (span){job->keys + place, job->values + place, end, before};
-        longest = end > longest ? end : longest;
-        nodes += parts[p].nodes;
+        int32_t rows = job->start + part->first + part->nodes, end = call->before + rows;
+        call->own[p] = (ft_span){job->keys + place, job->values + place, rows, call->before};
+        call->end = end > call->end ? end : call->end;
+        call->nodes += part->nodes;
     }
-    const int32_t count = nodes * group;
-    const int64_t stride = before + longest + 32;
-    uint16_t *pairs = (uint16_t *)work;
-    float *scaled = work + 32 * width, *mixed = scaled + count * width;
-    float *scores = mixed + count * width;
-    for (int32_t p = 0, i = 0; p < part_count; p++)
-        for (int32_t n = 0; n < parts[p].nodes; n++, i++)
+    const int32_t numbers = call->nodes * group * width;
+    call->stride = call->end + 32;
+    call->scaled = memory;
+    call->mixed = memory + numbers;
+    call->scores = memory + 2 * numbers;
+    for (int32_t i = 0; i < numbers; i++)
+        call->mixed[i] = 0.0f;
+    call->lowest = call->end;
+    call->highest = 0;
+    float *scaled = call->scaled;
+    for (int32_t p = 0, i = 0; p < call->part_count; p++) {
+        const ft_part *part = call->parts + p;
+        for (int32_t n = 0; n < part->nodes; n++, i++) {
+            const float *queries = part->queries + n * query_stride;
             for (int32_t d = 0; d < group * width; d++)
-                scaled[i * group * width + d] =
-                    parts[p].queries[n * query_stride + d] * heads->scale;
-    for (int32_t i = 0; i < count * width; i++)
-        mixed[i] = 0.0f;
-
-    /* `lowest` and `highest`: the first and the last place of the list where some node begins. */
-    int32_t begins[QUERIES + 16], lowest = before + longest, highest = 0;
-    for (int32_t p = 0, i = 0; p < part_count; p++)
-        for (int32_t n = 0; n < parts[p].nodes; n++, i++) {
-            int32_t common = common_rows(parts + p);
-            begins[i] = begin_of(heads, parts[p].job, parts[p].first + n, common, before);
-            lowest = begins[i] < lowest ? begins[i] : lowest;
-            highest = begins[i] > highest ? begins[i] : highest;
+                *scaled++ = queries[d] * heads->scale;
+            int32_t begin =
+                begin_of(heads, part->job, part->first + n, common_rows(part), call->before);
+            call->begins[i] = begin;
+            call->lowest = begin < call->lowest ? begin : call->lowest;
+            call->highest = begin > call->highest ? begin : call->highest;
         }
-    for (int32_t s = 0; s < any->segments; s++) {
-        int32_t from = lowest > shared[s].begin ? lowest - shared[s].begin : 0;
-        score(&shared[s], from, shared[s].rows, width, scaled, count, pairs, scores, stride);
     }
-    int32_t lengths[QUERIES + 16];
-    for (int32_t p = 0, i = 0; p < part_count; i += parts[p].nodes, p++) {
-        const ft_job *job = parts[p].job;
-        int32_t from = lowest > before ? lowest - before : 0, common = common_rows(parts + p);
-        score(&own[p], from, own[p].rows, width, scaled + i * group * width,
-              parts[p].nodes * group, pairs, scores + i * group * stride, stride);
-        /* Each node's own rows move together; how long its list is then. */
-        for (int32_t n = 0; n < parts[p].nodes; n++) {
-            int32_t node = parts[p].first + n, length = before + common;
-            for (int32_t row = common; row < job->start + node + 1; row++) {
-                if (!sees(heads, job, node, row))
+}
+
+/* The rows of a span that stand at places `from` to `to - 1`: scores of `count` queries. */
+static void score_places(const ft_attention *call, const ft_span *span, int32_t from, int32_t to,
+                         const float *queries, int32_t count, float *memory, float *scores) {
+    int32_t first = from > span->begin ? from - span->begin : 0, last = to - span->begin;
+    last = last < span->rows ? last : span->rows;
+    score_span(span, first, last, call->heads.width, queries, count, (uint16_t *)memory, scores,
+               call->stride);
+}
+
+/* `memory`: the keys of two tiles, 32 of them. */
+static void score(ft_attention *call, int32_t from, int32_t to, float *memory) {
+    const int32_t width = call->heads.width, group = call->heads.group;
+    from = from > call->lowest ? from : call->lowest;
+    for (int32_t s = 0; s < call->parts->job->segments; s++)
+        score_places(call, call->shared + s, from, to, call->scaled, call->nodes * group, memory,
+                     call->scores);
+    int64_t first = 0;
+    for (int32_t p = 0; p < call->part_count; p++) {
+        int32_t count = call->parts[p].nodes * group;
+        score_places(call, call->own + p, from, to, call->scaled + first * width, count, memory,
+                     call->scores + first * call->stride);
+        first += count;
+    }
+}
+
+/* Each node's own rows move together behind the common ones; then all scores become weights. */
+static void soften(ft_attention *call) {
+    const int32_t group = call->heads.group;
+    for (int32_t p = 0, i = 0; p < call->part_count; p++) {
+        const ft_part *part = call->parts + p;
+        int32_t common = common_rows(part);
+        for (int32_t n = 0; n < part->nodes; n++, i++) {
+            int32_t node = part->first + n, length = call->before + common;
+            for (int32_t row = common; row < part->job->start + node + 1; row++) {
+                if (!sees(&call->heads, part->job, node, row))
                     continue;
-                for (int32_t h = 0; h < group; h++) {
-                    float *list = scores + ((i + n) * group + h) * stride;
-                    list[length] = list[before + row];
+                for (int32_t q = i * group; q < (i + 1) * group; q++) {
+                    float *list = call->scores + q * call->stride;
+                    list[length] = list[call->before + row];
                 }
                 length++;
             }
-            lengths[i + n] = length;
+            call->lengths[i] = length;
         }
     }
-    float sums[4 * (QUERIES + 16)];
-    for (int32_t q = 0; q < count; q++) {
-        int32_t i = q / group, begin = begins[i];
-        sums[q] = soften(scores + q * stride + begin, lengths[i] - begin);
+    for (int32_t q = 0; q < call->nodes * group; q++) {
+        int32_t begin = call->begins[q / group];
+        call->sums[q] = soften_list(call->scores + q * call->stride + begin,
+                                    call->lengths[q / group] - begin);
     }
-    for (int32_t s = 0; s < any->segments; s++)
-        mix_span(heads, &shared[s], shared[s].rows, highest, begins, nodes, scores, stride, mixed);
-    for (int32_t p = 0, i = 0; p < part_count; i += parts[p].nodes, p++) {
-        const ft_job *job = parts[p].job;
-        int32_t common = common_rows(parts + p);
-        float *scores_here = scores + i * group * stride, *mixed_here = mixed + i * group * width;
-        mix_span(heads, &own[p], common, highest, begins + i, parts[p].nodes, scores_here, stride,
-                 mixed_here);
-        for (int32_t n = 0; n < parts[p].nodes; n++) {
-            int32_t node = parts[p].first + n, length = before + common;
-            for (int32_t row = common; row < job->start + node + 1; row++) {
-                if (!sees(heads, job, node, row))
+}
+
+/* Weighs the first `rows` rows of a span for nodes from `i` on. Those before the place `highest`
+   are weighed node by node, from where each one's list begins. */
+static void mix_span(ft_attention *call, const ft_span *span, int32_t rows, int32_t i,
+                     int32_t nodes, int32_t first, int32_t last) {
+    const int32_t width = call->heads.width, group = call->heads.group, begin = span->begin;
+    const int64_t stride = call->stride;
+    int32_t middle = call->highest > begin ? call->highest - begin : 0;
+    middle = middle < rows ? middle : rows;
+    for (int32_t node = i; node < i + nodes && middle; node++) {
+        int32_t from = call->begins[node] > begin ? call->begins[node] - begin : 0;
+        int32_t q = node * group;
+        mix_rows(span->values, width, first, last, from, middle,
+                 call->scores + begin + q * stride, stride, group, call->mixed + q * width);
+    }
+    int32_t q = i * group;
+    mix_rows(span->values, width, first, last, middle, rows, call->scores + begin + q * stride,
+             stride, nodes * group, call->mixed + q * width);
+}
+
+static void mix(ft_attention *call, int32_t first, int32_t last) {
+    const int32_t width = call->heads.width, group = call->heads.group;
+    for (int32_t s = 0; s < call->parts->job->segments; s++)
+        mix_span(call, call->shared + s, call->shared[s].rows, 0, call->nodes, first, last);
+    for (int32_t p = 0, i = 0; p < call->part_count; i += call->parts[p].nodes, p++) {
+        const ft_part *part = call->parts + p;
+        int32_t common = common_rows(part);
+        mix_span(call, call->own + p, common, i, part->nodes, first, last);
+        for (int32_t n = 0; n < part->nodes; n++) {
+            int32_t node = part->first + n, length = call->before + common;
+            int64_t q = (int64_t)(i + n) * group;
+            for (int32_t row = common; row < part->job->start + node + 1; row++) {
+                if (!sees(&call->heads, part->job, node, row))
                     continue;
                 /* The weight stands at `length`, and the row's values at `row`. */
-                mix(own[p].values + (int64_t)(row - length) * width, width, length, length + 1,
-                    scores_here + (int64_t)n * group * stride, stride, group,
-                    mixed_here + n * group * width);
+                mix_rows(call->own[p].values + (int64_t)(row - length) * width, width, first, last,
+                         length, length + 1, call->scores + q * call->stride, call->stride, group,
+                         call->mixed + q * width);
                 length++;
             }
         }
     }
-    for (int32_t q = 0; q < count; q++) {
-        vec sum = v_set(sums[q]);
-        for (int32_t d = 0; d < width; d += 16)
-            v_store(out + q * width + d, v_div(v_load(mixed + q * width + d), sum));
+    for (int32_t q = 0; q < call->nodes * group; q++) {
+        vec sum = v_set(call->sums[q]);
+        float *mixed = call->mixed + (int64_t)q * width;
+        for (int32_t d = first; d < last; d += 16)
+            v_store(mixed + d, v_div(v_load(mixed + d), sum));
     }
 }

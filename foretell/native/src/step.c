@@ -17,7 +17,8 @@
 #endif
 
 #define FEW 2     /* nodes whose norms every thread computes for itself: it saves a barrier */
-#define LONG 512   /* rows from which on attention weighs */
+#define LONG 512  /* rows from which on threads share each call of attention, where calls are few */
+#define PIECE 512 /* rows whose scores are one task then */
 #define NEAREST_BYTES 65536 /* of weights that several tiles of rows share */
 
 static const ft_kernels *kernels = &ft_portable;
@@ -172,6 +173,31 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
     return 1;
 }
 
+/* --- weights */
+
+#define GROUPS_A_TASK 1024
+
+typedef struct {
+    const float *weights;
+    int64_t groups;
+    uint8_t *peaks;
+} peaks_job;
+
+static void peaks_work(ft_team *team, int thread, void *argument) {
+    peaks_job *job = argument;
+    int32_t tasks = (int32_t)((job->groups + GROUPS_A_TASK - 1) / GROUPS_A_TASK);
+    for (int32_t task; (task = ft_next(team, thread, tasks)) < tasks;) {
+        int64_t first = (int64_t)task * GROUPS_A_TASK, left = job->groups - first;
+        kernels->choose_peaks(job->weights + first * GROUP,
+                              left < GROUPS_A_TASK ? left : GROUPS_A_TASK, job->peaks + first);
+    }
+}
+
+EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads) {
+    peaks_job job = {weights, groups, peaks};
+    ft_run(peaks_work, &job, threads);
+}
+
 /* --- a whole step */
 
 typedef struct {
@@ -190,11 +216,14 @@ typedef struct {
     int32_t pack_count;       /* jobs of a pack have the same segments, and few nodes in all */
     int32_t node_block;       /* nodes of one task of attention */
     int32_t attention_tasks;  /* of jobs with more nodes than that */
+    ft_attention *calls;      /* of each pack and key head, where threads share each; or NULL */
+    float *call_memory;
+    int32_t longest;          /* rows that a node sees */
 } step_job;
 
 typedef struct {
     float *normed;            /* (hidden,) */
-    float *attended;          /* (heads of a task * width) */
+    float *keys;              /* of two tiles */
     ft_rows few;              /* rows of its own, where there are few */
     float *attention;
 } private;
@@ -205,8 +234,8 @@ static private private_of(const step_job *job, int thread) {
     private own;
     own.normed = (float *)memory;
     memory += aligned(4 * (int64_t)model->hidden);
-    own.attended = (float *)memory;
-    memory += aligned(4 * (int64_t)(QUERIES + 16) * model->width);
+    own.keys = (float *)memory;
+    memory += aligned(4 * 32 * (int64_t)model->width);
     own.few = rows_at(memory, 2 * FEW, model->hidden);
     memory += rows_bytes(2 * FEW, model->hidden);
     own.attention = (float *)memory;
@@ -254,21 +283,62 @@ static void store_node(const step_job *job, const ft_layer *layer, int64_t layer
     kernels->store(value, width, part->values + to);
 }
 
-/* Attention of some nodes and one key head, whose result becomes inputs of the next product. */
-static void attend_parts(step_job *job, private *own, const ft_layer *layer, int32_t index,
-                         ft_part *parts, int32_t count, int32_t kv_head) {
+/* Sets a call up whose parts are given; its keys are stored, or will be before it is scored. */
+static void set_up(const step_job *job, const ft_layer *layer, int32_t index, int32_t kv_head,
+                   ft_attention *call, float *memory) {
     const ft_model *model = job->model;
     const int32_t width = model->width, group = model->heads / model->kv_heads;
-    const int32_t outputs = layer->qkv.outputs, wide = group * width;
-    ft_heads heads = {width, group, model->scale, layer->window, index, kv_head};
-    for (int32_t p = 0; p < count; p++)
-        parts[p].queries = job->qkv + (int64_t)parts[p].row * outputs + (int64_t)kv_head * wide;
-    kernels->attend(&heads, parts, count, outputs, own->attention, own->attended);
-    const float *attended = own->attended;
-    for (int32_t p = 0; p < count; p++)
-        for (int32_t n = 0; n < parts[p].nodes; n++, attended += wide)
-            kernels->prepare(&job->attended, parts[p].row + n, kv_head * wide, wide, attended,
-                             model->format);
+    const int32_t outputs = layer->qkv.outputs;
+    call->heads = (ft_heads){width, group, model->scale, layer->window, index, kv_head};
+    for (int32_t p = 0; p < call->part_count; p++)
+        call->parts[p].queries = job->qkv + (int64_t)call->parts[p].row * outputs +
+                                 (int64_t)kv_head * group * width;
+    kernels->set_up(call, outputs, memory);
+}
+
+/* Numbers `first` to `last - 1` of every head's result, as inputs of the next product. */
+static void finish(const step_job *job, ft_attention *call, int32_t first, int32_t last) {
+    const int32_t width = call->heads.width, group = call->heads.group;
+    const float *mixed = call->mixed + first;
+    kernels->mix(call, first, last);
+    for (int32_t p = 0; p < call->part_count; p++)
+        for (int32_t n = 0; n < call->parts[p].nodes; n++)
+            for (int32_t h = 0; h < group; h++, mixed += width) {
+                int32_t place = (call->heads.kv_head * group + h) * width + first;
+                kernels->prepare(&job->attended, call->parts[p].row + n, place, last - first,
+                                 mixed, job->model->format);
+            }
+}
+
+/* A call by one thread. */
+static void attend(const step_job *job, private *own, const ft_layer *layer, int32_t index,
+                   int32_t kv_head, ft_attention *call) {
+    set_up(job, layer, index, kv_head, call, own->attention);
+    kernels->score(call, 0, call->end, own->keys);
+    kernels->soften(call);
+    finish(job, call, 0, call->heads.width);
+}
+
+/* Calls that all threads share: rows of the scores, then numbers of the results, so that each has
+   as much to do and no sum is taken in another order (the equal shares of LeanAttention). */
+static void attend_together(ft_team *team, int thread, step_job *job, private *own) {
+    const int32_t calls = job->pack_count * job->model->kv_heads, width = job->model->width;
+    const int32_t pieces = (job->longest + PIECE - 1) / PIECE, slices = width / GROUP;
+    for (int32_t task; (task = ft_next(team, thread, calls * pieces)) < calls * pieces;) {
+        ft_attention *call = job->calls + task / pieces;
+        int32_t from = task % pieces * PIECE, left = call->end - from;
+        if (left > 0)
+            kernels->score(call, from, from + (left < PIECE ? left : PIECE), own->keys);
+    }
+    ft_barrier(team);
+    for (int32_t task; (task = ft_next(team, thread, calls)) < calls;)
+        kernels->soften(job->calls + task);
+    ft_barrier(team);
+    for (int32_t task; (task = ft_next(team, thread, calls * slices)) < calls * slices;) {
+        int32_t first = task % slices * GROUP;
+        finish(job, job->calls + task / slices, first, first + GROUP);
+    }
+    ft_barrier(team);
 }
 
 static ft_part part_of(const step_job *job, int32_t which, int32_t first, int32_t nodes) {
@@ -282,9 +352,11 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
     const ft_step *step = job->step;
     const int32_t kv_heads = model->kv_heads, block = job->node_block;
     const int32_t heads = job->pack_count * kv_heads;
-    ft_part parts[QUERIES + 16];
+    ft_attention alone;
     for (int32_t task; (task = ft_next(team, thread, heads)) < heads;) {
-        int32_t pack = task / kv_heads, kv_head = task % kv_heads, few = 1, count = 0;
+        int32_t pack = task / kv_heads, kv_head = task % kv_heads, few = 1;
+        ft_attention *call = job->calls ? job->calls + task : &alone;
+        call->part_count = 0;
         for (int32_t i = job->packs[pack]; i < job->packs[pack + 1]; i++) {
             int32_t which = job->order[i], nodes = step->jobs[which].nodes;
             int64_t row = job->first_node[which];
@@ -293,12 +365,19 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
                            node, kv_head, job->qkv + (row + node) * layer->qkv.outputs);
             few = nodes <= block;
             if (few)
-                parts[count++] = part_of(job, which, 0, nodes);
+                call->parts[call->part_count++] = part_of(job, which, 0, nodes);
         }
-        if (few)
-            attend_parts(job, own, layer, index, parts, count, kv_head);
+        if (job->calls)
+            set_up(job, layer, index, kv_head, call,
+                   job->call_memory + task * job->attention_floats);
+        else if (few)
+            attend(job, own, layer, index, kv_head, call);
     }
     ft_barrier(team);
+    if (job->calls) {
+        attend_together(team, thread, job, own);
+        return;
+    }
     const int32_t total = job->attention_tasks;
     if (!total)
         return;
@@ -314,8 +393,9 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
         }
         int32_t first = (task - before) / kv_heads * block;
         int32_t left = step->jobs[which].nodes - first;
-        parts[0] = part_of(job, which, first, left < block ? left : block);
-        attend_parts(job, own, layer, index, parts, 1, (task - before) % kv_heads);
+        alone.part_count = 1;
+        alone.parts[0] = part_of(job, which, first, left < block ? left : block);
+        attend(job, own, layer, index, (task - before) % kv_heads, &alone);
     }
     ft_barrier(team);
 }
@@ -483,35 +563,35 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     widest = widest > model->hidden ? widest : model->hidden;
     step_job job = {.model = model, .step = step};
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
-    int32_t longest = 0, most = 0;
+    int32_t longest = 0;
     for (int32_t i = 0; i < step->job_count; i++) {
         const ft_job *part = step->jobs + i;
         int32_t rows = part->start + part->nodes;
         for (int32_t s = 0; s < part->segments; s++)
             rows += part->segment[s].rows;
         longest = rows > longest ? rows : longest;
-        most = part->nodes > most ? part->nodes : most;
     }
     job.node_block = group > QUERIES ? 1 : QUERIES / group;
-    /* Over long texts all threads should have as much to do. */
-    const int32_t tasks = step->job_count * model->kv_heads;
-    if (longest > LONG && tasks < 4 * threads && tasks % threads && most <= job.node_block)
-        job.node_block = (most + threads - 1) / threads;
     for (int32_t i = 0; i < step->job_count; i++)
         if (step->jobs[i].nodes > job.node_block)
             job.attention_tasks += (step->jobs[i].nodes + job.node_block - 1) / job.node_block *
                                    model->kv_heads;
-    int32_t queries = job.node_block * group;
+    const int32_t queries = job.node_block * group, calls = step->job_count * model->kv_heads;
+    const int32_t together = longest > LONG && !job.attention_tasks && calls < 4 * threads &&
+                             calls % threads;
+    job.longest = longest;
     job.attention_floats = kernels->attention_floats(longest, model->width, queries);
     job.private_bytes = aligned(4 * (int64_t)model->hidden) +
-                        aligned(4 * (int64_t)(QUERIES + 16) * model->width) +
+                        aligned(4 * 32 * (int64_t)model->width) +
                         rows_bytes(2 * FEW, model->hidden) + aligned(4 * job.attention_floats);
     int64_t hidden = aligned(4 * nodes * model->hidden);
     int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
     int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
     int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
+    int64_t calls_bytes = aligned(calls * (int64_t)sizeof(ft_attention));
+    int64_t shared = together ? calls_bytes + aligned(4 * calls * job.attention_floats) : 0;
     char *memory =
-        memory_of(hidden + qkv + rows + inner + 4 * firsts + threads * job.private_bytes);
+        memory_of(hidden + qkv + rows + inner + 4 * firsts + shared + threads * job.private_bytes);
     if (!memory)
         return 0;
     char *place = memory;
@@ -525,7 +605,12 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     job.order = (int32_t *)(place += firsts);
     job.packs = (int32_t *)(place += firsts);
     job.packed = (uint8_t *)(place += firsts);
-    job.private_memory = place + firsts;
+    place += firsts;
+    if (together) {
+        job.calls = (ft_attention *)place;
+        job.call_memory = (float *)(place + calls_bytes);
+    }
+    job.private_memory = place + shared;
     for (int32_t i = 0, first = 0; i < step->job_count; first += step->jobs[i++].nodes)
         job.first_node[i] = first;
     make_packs(&job);

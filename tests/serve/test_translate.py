@@ -1,0 +1,147 @@
+"""Requests to calls: every field arrives, and what a server does not grant is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from foretell.api import LM
+from foretell.core.types import Sampling
+from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
+from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
+from foretell.serve.translate import Bounds, Call, translate
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return tiny.lm(draft=False)
+
+
+def call(lm: LM, **fields: Any) -> Call:
+    return translate(parse(CompletionRequest, {"prompt": "The quick", **fields}), lm, seed=5)
+
+
+def test_defaults_are_those_of_openai(lm: LM) -> None:
+    made = call(lm)
+    assert made.method == "auto" and made.n == 1
+    assert made.arguments == {
+        "temperature": 1.0,
+        "logprobs": None,
+        "seed": [5],
+        "max_new_tokens": [16],
+    }
+
+
+def test_every_field_of_sampling_arrives(lm: LM) -> None:
+    fields = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "typical_p": 0.8,
+        "repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.4,
+        "no_repeat_ngram_size": 3, "bad_words": ["no"], "stop": ["x", "y"],
+        "stop_token_ids": [3], "ignore_eos": True, "min_tokens": 2,
+    }  # fmt: skip
+    assert set(fields) == set(ARGUMENTS.values())
+    made = call(lm, **fields, max_tokens=9, seed=4, n=2, logprobs=3, logit_bias={"7": 1.5})
+    for argument, field in ARGUMENTS.items():
+        value = fields[field]
+        expected = tuple(value) if isinstance(value, list) else value
+        assert made.arguments[argument] == expected
+    assert made.arguments["seed"] == [4, 5] and made.arguments["max_new_tokens"] == [9, 9]
+    assert made.arguments["logprobs"] == 3 and made.arguments["logit_bias"] == {7: 1.5}
+
+
+def test_no_argument_of_sampling_is_forgotten() -> None:
+    """A new one must be given a field here, or stand in this list of what HTTP cannot have."""
+    known = {"max_new_tokens", "seed", "n", "logprobs", "logit_bias", *ARGUMENTS}
+    forms = {"json_schema", "regex", "grammar"}
+    names = {field.name for field in dataclasses.fields(Sampling)}
+    assert names - known - forms == {"logits_processors"}
+    assert known <= set(FIELDS_OF_ARGUMENTS) | {"n"}
+
+
+def test_who_asks_and_how_urgently(lm: LM) -> None:
+    request = parse(CompletionRequest, {"prompt": "a", "priority": 3, "timeout": 20})
+    made = translate(request, lm, tenant="one", bounds=Bounds(timeout=10))
+    assert made.arguments["tenant"] == "one" and made.arguments["priority"] == 3
+    assert made.arguments["timeout"] == 10
+
+
+def test_an_answer_never_leaves_the_context(lm: LM) -> None:
+    prompt = len(lm.encode("The quick"))
+    assert call(lm, max_tokens=10**6).arguments["max_new_tokens"] == [tiny.CONTEXT - prompt]
+
+
+@pytest.mark.parametrize(
+    ("fields", "method"),
+    [
+        ({}, "ngram:n=2"),
+        ({"method": "suffix"}, "suffix"),
+        ({"speculation": "off"}, "plain"),
+        ({"speculation": "on"}, "ngram:n=2"),
+        ({"method": "plain", "speculation": "off"}, "plain"),
+    ],
+)
+def test_a_server_has_a_method_of_its_own(lm: LM, fields: Any, method: str) -> None:
+    request = parse(CompletionRequest, {"prompt": "a", **fields})
+    assert translate(request, lm, bounds=Bounds("ngram:n=2")).method == method
+    if fields == {"speculation": "on"}:
+        assert translate(request, lm, bounds=Bounds("plain")).method == "auto"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "fields", "param"),
+    [
+        (Bounds(prompt_tokens=2), {"prompt": "The quick brown"}, "prompt"),
+        (Bounds(answer_tokens=4), {"max_tokens": 5}, "max_tokens"),
+    ],
+)
+def test_bounds_of_a_server(lm: LM, bounds: Bounds, fields: Any, param: str) -> None:
+    request = parse(CompletionRequest, {"prompt": "a", **fields})
+    with pytest.raises(ApiError) as refusal:
+        translate(request, lm, bounds=bounds)
+    assert refusal.value.param == param
+    chat = parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}]})
+    assert translate(chat, lm, bounds=Bounds(answer_tokens=4)).arguments["max_new_tokens"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "argument"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema",
+                                 "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+            {"json_schema": {"type": "null"}},
+        ),
+        ({"structured_outputs": {"json": {"type": "null"}}}, {"json_schema": {"type": "null"}}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"grammar": "x"}}, {"grammar": "x"}),
+    ],
+)  # fmt: skip
+def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
+    given = call(lm, **fields).arguments
+    assert {n: given[n] for n in ("json_schema", "regex", "grammar") if n in given} == argument
+
+
+def test_a_choice_is_a_regular_expression_of_these_texts_alone(lm: LM) -> None:
+    choices = ["a.b", "(c|d)", "e\\f", "g+ h*", "[i]{2}", "ü\n-#~/"]
+    expression = call(lm, structured_outputs={"choice": choices}).arguments["regex"]
+    for text in choices:
+        assert re.fullmatch(expression, text)
+    for text in ("axb", "c", "gg hh", "ii", ""):
+        assert not re.fullmatch(expression, text)
+
+
+def test_a_template_is_the_tokenizers(lm: LM) -> None:
+    body = {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]}
+    request: Request = parse(ChatRequest, body)
+    plain = translate(request, lm).prompts[0]
+    assert lm.decode(plain) == "system:\na\n\nuser:\nb\n\nassistant:\n"
+    other = tiny.lm(draft=False)
+    tokenizer = other._text.tokenizer = __import__("copy").deepcopy(other.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert other.decode(translate(request, other).prompts[0]) == "<system>a<user>b"
