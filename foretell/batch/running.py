@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.batch.prefixes import Group, group
 from foretell.batch.requests import Prepared, in_full
 from foretell.errors import ForetellError, first_line
+from foretell.policy.reuse import WORTH
 from foretell.serve.errors import ApiError
 from foretell.serve.schemas import CompletionRequest
 from foretell.serve.scoring import scoring
@@ -23,8 +24,6 @@ from foretell.serve.scoring import scoring
 if TYPE_CHECKING:
     from foretell.api import LM
     from foretell.outputs import Output
-
-LEAST = 32  # tokens that are worth sharing
 
 # Called with each request when it is done: its answer's body, or why it has none.
 Deliver = Callable[[Prepared, "dict[str, Any] | ApiError"], None]
@@ -87,7 +86,7 @@ class Room:
 
 def grouped(batch: Sequence[Prepared]) -> list[Group]:
     """The groups of a batch, in no order that matters."""
-    return group([one.beginning() for one in batch], least=LEAST)
+    return group([one.beginning() for one in batch], least=WORTH)
 
 
 class Order:

@@ -84,8 +84,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         abandon(sys.stdout, sys.stderr)
         return READER_LEFT
-    except (KeyboardInterrupt, typer.Abort):
-        message("interrupted")
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        message(str(stop) or "interrupted")
         return INTERRUPTED
     except UnicodeEncodeError as error:
         text = error.object[error.start]

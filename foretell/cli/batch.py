@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,7 @@ def batch(
     from foretell.serve import check_installed
 
     check_installed("pydantic")
-    if not memory > 0:
+    if not 0 < memory < math.inf:
         raise BadConfig.field("--memory", memory, "above 0, in gigabytes")
     check_method(method)
     cluster.counts()
@@ -86,11 +87,10 @@ def batch(
             try:
                 meter, shared = work(asked, file, tell)
             except KeyboardInterrupt:
-                message(
+                raise KeyboardInterrupt(
                     f"interrupted: {len(file.lines):,} of {len(asked):,} are done; "
                     "the same command goes on from there"
-                )
-                raise
+                ) from None
             if len(file.lines) > earlier:
                 _say_what_was_done(meter, shared)
     message(f"{len(asked) - file.failed:,} of {len(asked):,} answered, {file.failed:,} failed")

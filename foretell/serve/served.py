@@ -93,11 +93,16 @@ def _byte_table() -> dict[str, int]:
 
 def strategy_guarantee(name: str, strategy: Strategy) -> str:
     """What holds of the tokens of a method, its rule included."""
-    claim = guarantee(name)
     rule = strategy.rule if isinstance(strategy, Speculative) else None
+    return _claim(name, None if rule is None else type(rule).__module__.rpartition(".")[2])
+
+
+@cache
+def _claim(name: str, rule: str | None) -> str:
+    """The weaker one of a method's guarantee and its rule's. Cards are files, slow to read."""
+    claim = guarantee(name)
     if rule is None:
         return claim
-    title = type(rule).__module__.rpartition(".")[2].replace("_", "-")
-    of_rule = card(title, "rule").guarantee
+    of_rule = card(rule.replace("_", "-"), "rule").guarantee
     order = ("exact", "greedy", "bounded", "lossy")
     return max((claim, of_rule), key=lambda one: order.index(one.split(":")[0]))

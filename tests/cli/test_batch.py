@@ -78,7 +78,7 @@ def test_a_file_of_requests_is_answered(run: Run, folder: str, tmp_path: Path) -
     requests = write(tmp_path / "in.jsonl", *asked)
     code, out, err = run(*arguments(folder, requests, results))
     assert code == 0 and not out
-    assert re.search(r"8 requests in \d+ s: 5\d tokens, [\d.]+ tokens/s; [3-9]\d\.\d% of", err)
+    assert re.search(r"8 requests in \d+ s: 5\d tokens, [\d,.]+ tokens/s; [3-9]\d\.\d% of", err)
     assert err.endswith("8 of 8 answered, 0 failed\n")
     assert found(results) == expected(folder, asked)
     before = results.read_bytes()
@@ -169,7 +169,8 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(
     assert code == 130
     done = len(read(results))
     assert 2 <= done < 24
-    assert f"interrupted: {done} of 24 are done; the same command goes on from there" in err
+    last = f"interrupted: {done} of 24 are done; the same command goes on from there\n"
+    assert err.endswith(last) and err.count("interrupted") == 1
     code, _, err = run(*arguments(folder, requests, results))
     assert code == 0 and f"{done} of 24 are done already" in err
     assert found(results) == alone
@@ -208,6 +209,7 @@ def test_wrong_input_is_one_line_before_a_model_is_loaded(
         (arguments("m", good, tmp_path), "a folder; name a file"),
         (arguments("m", good, tmp_path / "no" / "out"), "its folder does not exist"),
         (arguments("m", good, out, "--memory", "0"), "--memory=0.0: must be above 0"),
+        (arguments("m", good, out, "--memory", "inf"), "--memory=inf: must be above 0"),
         (arguments("m", good, out, "--max-requests", "0"), "--max-requests"),
         (arguments("m", good, out, "--method", "telepathy"), "unknown method 'telepathy'"),
         (["batch", "--in", str(good)], "Missing option '--out'"),
