@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -17,8 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 import foretell
 from foretell.serve.errors import ApiError, of_faults
@@ -54,8 +54,7 @@ def build(served: Served, settings: Settings | None = None) -> FastAPI:
     _add_errors(app)
     _add_completions(app, service)
     _add_numbers(app, service)
-    if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), "page")
+    _add_page(app)
     app.add_middleware(Guard, settings=settings, told=service.metrics.response)
     if settings.origins:
         app.add_middleware(
@@ -65,6 +64,22 @@ def build(served: Served, settings: Settings | None = None) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )
     return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """A path for each file of the page, so that other paths are answered as what they are."""
+    for file in PAGE.rglob("*.*"):
+        name = file.relative_to(PAGE).as_posix()
+        paths = ["/", f"/{name}"] if name == "index.html" else [f"/{name}"]
+        for path in paths:
+            app.router.routes.append(Route(path, _sender(file), methods=["GET", "HEAD"]))
+
+
+def _sender(file: Path) -> Callable[[HttpRequest], Awaitable[Response]]:
+    async def send(request: HttpRequest) -> Response:
+        return FileResponse(file)
+
+    return send
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.gate.draining:
-            self.should_exit = self.force_exit = True
+            self.end_now()
             return
         log.warning(
             "%s: no new requests; %d in flight have up to %.0f seconds",
@@ -90,6 +90,12 @@ class Server(uvicorn.Server):
         """Admits nothing more, and ends when nothing is in flight."""
         self.gate.draining = True
         self.ends = time.monotonic() + self.drain
+
+    def end_now(self) -> None:
+        """Ends without waiting; requests in flight are told so."""
+        self.gate.draining = True
+        self.config.timeout_graceful_shutdown = 0
+        self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """Uvicorn asks ten times a second whether to end."""
@@ -110,7 +116,11 @@ class Protocol(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:  # nonsense came, and no answer to it can be sent any more
+            self.transport.close()
+            return
         if self.conn.their_state is h11.IDLE:
             self._wait()
         else:

@@ -53,7 +53,7 @@ def running(lm: LM | None = None, settings: Settings | None = None) -> Iterator[
             until(lambda: server.started)
             yield Live(f"http://127.0.0.1:{port}", lm, service, server)
         finally:
-            server.should_exit = server.force_exit = True
+            server.end_now()
             thread.join(SECONDS)
             assert not thread.is_alive()
 

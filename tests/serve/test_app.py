@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,9 +10,12 @@ import pytest
 
 import foretell
 from foretell.core.tree import TokenTree
+from foretell.serve import app
+from foretell.serve.settings import Settings
 from tests import tiny
 from tests.serve.asked import TEXT, chat, completion, joined, refused, stream
-from tests.serve.live import NAME, Live
+from tests.serve.live import NAME, Live, running
+from tests.serve.test_guard import bearer, keys
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 
@@ -274,3 +278,20 @@ def test_other_paths_and_verbs(client: httpx.Client) -> None:
     assert client.get("/nowhere").json()["error"]["type"] == "invalid_request_error"
     assert client.get("/v1/completions").status_code == 405
     assert client.get("/openapi.json").json()["info"]["title"] == "foretell"
+
+
+def test_files_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "index.html").write_text("<p>hello")
+    (tmp_path / "main.js").write_text("let a = 1;")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "style.css").write_text("p {}")
+    monkeypatch.setattr(app, "PAGE", tmp_path)
+    with running(settings=Settings(keys=keys())) as live, live.client() as client:
+        for path, kind in (("/", "html"), ("/index.html", "html"), ("/main.js", "javascript"),
+                           ("/more/style.css", "css")):  # fmt: skip
+            answer = client.get(path)
+            assert answer.status_code == 200 and kind in answer.headers["content-type"]
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        for path in ("/none.js", "/more", "/../pyproject.toml", "/%2e%2e/app.py"):
+            assert client.get(path).status_code == 404, path
+        assert client.get("/v1/completions", headers=bearer()).status_code == 405

@@ -76,17 +76,6 @@ def test_13_penalties_count_tokens_not_steps(client: httpx.Client) -> None:
     assert counts[0] == counts[1]
 
 
-def test_19_a_form_is_never_dropped_in_silence(client: httpx.Client) -> None:
-    answer = client.post(
-        "/v1/completions",
-        json={"prompt": TEXT, "max_tokens": 6, "structured_outputs": {"regex": "[ab]{3}"}},
-    )
-    if answer.status_code == 200:
-        assert set(answer.json()["choices"][0]["text"]) <= {"a", "b"}
-    else:
-        assert answer.status_code == 400
-
-
 @pytest.mark.parametrize("method", ["plain", DRAFTED])
 def test_20_log_probabilities_are_there_and_true(
     live: Live, client: httpx.Client, method: str

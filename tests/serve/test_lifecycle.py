@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -235,3 +236,26 @@ def test_a_request_that_does_not_come_is_not_waited_for(
         raw.settimeout(10)
         raw.sendall(sent)
         assert raw.recv(100) == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\xff\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nmore and more",
+        b"A" * 200_000,
+    ],
+)
+def test_nonsense_ends_its_own_connection_alone(
+    client: httpx.Client, live: Live, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", int(live.url.rpartition(":")[2]))) as raw:
+        raw.settimeout(10)
+        with contextlib.suppress(OSError):  # it may close while this is still being sent
+            raw.sendall(sent)
+            while raw.recv(4096):
+                pass
+    assert client.get("/health").status_code == 200
+    assert "Traceback" not in caplog.text

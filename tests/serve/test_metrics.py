@@ -1,0 +1,54 @@
+"""Numbers for Prometheus, read as Prometheus reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from foretell.stats import Stats
+from tests.serve.asked import completion
+from tests.serve.live import NAME, Live, running
+
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+
+
+def samples(client: httpx.Client) -> dict[str, float]:
+    """The sum of each name's samples."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == NAME
+            if "le" not in sample.labels:
+                sums[sample.name] = sums.get(sample.name, 0) + sample.value
+    return sums
+
+
+def test_numbers_add_up() -> None:
+    with running() as live, live.client() as client:
+        for seed in range(3):
+            completion(client, max_tokens=5, seed=seed, n=2, ignore_eos=True)
+        found = samples(client)
+        prompt = 3 * len(live.lm.encode("The quick brown fox jumps over"))
+    assert found["vllm:prompt_tokens_total"] == prompt
+    assert found["vllm:generation_tokens_total"] == 30
+    assert found["vllm:request_success_total"] == 6
+    for name in ("time_to_first_token", "e2e_request_latency", "inter_token_latency"):
+        assert found[f"vllm:{name}_seconds_count"] == 6
+        assert found[f"vllm:{name}_seconds_sum"] > 0
+    assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+    assert found["foretell:sound"] == 1 and found["foretell:draining"] == 0
+
+
+def test_every_number_of_the_page_is_there(live: Live, client: httpx.Client) -> None:
+    live.service.metrics.answer(Stats(tokens=1, ttft_s=0.1, total_s=0.2), "stop")
+    completion(client, max_tokens=8, method="token-recycling:nodes=4", ignore_eos=True)
+    found = samples(client)
+    text = PAGE.read_text("utf-8").partition("## Metrics")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`((?:vllm|foretell):\w+)`", text))
+    named |= {f"vllm:spec_decode{part}" for part in re.findall(r"`(_num_\w+)`", text)}
+    assert len(named) > 20
+    for name in named:
+        assert any(known in (name, f"{name}_sum") for known in found), name
