@@ -154,6 +154,22 @@ def test_rows_stay_within_the_memory() -> None:
     assert 100 * row < max(held) <= limits.memory + 16 * row
 
 
+@pytest.mark.parametrize("rows", [300, 100_000])
+def test_every_prefix_is_computed_once(rows: int) -> None:
+    """Also where memory holds two texts and little more."""
+    lm = tiny.lm(draft=False)
+    documents = []
+    for i in range(30):
+        beginning = [20 + i % 3] * 20 + [30 + i % 3] * 50
+        prompt = [*beginning, 100 + i, 200 + i]
+        documents.append(completion(f"{i}", prompt, max_tokens=3 + i % 4, temperature=0))
+    batch = batch_of(lm, *documents)
+    planned = sum(one.saved for one in grouped(batch))
+    assert planned == 3 * 9 * 70
+    answers(lm, batch, Limits(rows * lm.models["target"].row_bytes, 8))
+    assert lm.engine.status()["prefix_tokens_reused"] == planned
+
+
 def test_room_is_taken_and_given_back() -> None:
     async def scene() -> None:
         room = Room(Limits(100, 3))
