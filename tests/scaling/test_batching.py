@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretell.batch.requests import Item
+from foretell.batch.progress import Meter
+from foretell.batch.requests import Item, read
+from foretell.batch.results import Results, Run
 from foretell.errors import RequestFailed
 from foretell.serve.errors import ApiError
 from tests.scaling import toy
@@ -38,7 +42,7 @@ def broken() -> Any:
     raise OSError("no such model")
 
 
-def test_dead_workers_lose_and_double_nothing(two_cpus: None) -> None:
+def test_dead_workers_lose_and_double_nothing(two_cpus: None, tmp_path: Path) -> None:
     """Two workers, one of which is killed when it has given its first answer. Before them one that
     cannot start: a cluster takes seconds, so this is one test.
     """
@@ -72,6 +76,7 @@ def test_dead_workers_lose_and_double_nothing(two_cpus: None) -> None:
         prompt = items()[line - 1].body["prompt"]
         expected = alone.generate(prompt, method="plain", max_new_tokens=4)
         assert answer["choices"][0]["text"] == expected.text
+    file_to_file(crew, tmp_path)
 
 
 def test_a_deadly_request_is_found_and_given_up() -> None:
@@ -87,3 +92,39 @@ def test_a_deadly_request_is_found_and_given_up() -> None:
     assert len(alone[0].items) == 1
     done = Piece([])
     assert done.after_death() == []
+
+
+def file_to_file(crew: Any, folder: Path) -> None:
+    """The same workers answer a file, a second run what the first one left, and a third nothing."""
+    from foretell.scaling.batching import answer
+
+    lines = [json.dumps(line_of(item)) for item in items()[:4]]
+    source = folder / "in.jsonl"
+    source.write_text("\n".join([*lines, "nonsense", ""]))
+    requests = read(source)
+    target = folder / "out.jsonl"
+    for left in (5, 2, 0):
+        told: list[int] = []
+        results = Results(target, Run(requests.digest, crew.digest))
+        with results.opened():
+            assert len(requests) - len(results.lines) == left
+            meter = Meter(left)
+            answer(
+                crew,
+                requests,
+                results,
+                meter,
+                lambda: None,
+                lambda line, _, told=told: told.append(line),
+            )
+        assert told == ([5] if left else [])
+        written = target.read_text().splitlines(keepends=True)
+        found = sorted(int(json.loads(line)["id"].rpartition("_")[2]) for line in written)
+        assert found == [1, 2, 3, 4, 5]
+        if left == 5:  # as if the first run had been killed: two results are missing
+            kept = [line for line in written if '_5"' not in line and '_2"' not in line]
+            target.write_text("".join(kept))
+
+
+def line_of(item: Item) -> dict[str, Any]:
+    return {"custom_id": item.custom_id, "method": "POST", "url": item.url, "body": item.body}

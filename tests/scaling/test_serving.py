@@ -151,6 +151,24 @@ def test_a_replica_is_the_server_itself() -> None:
     assert text == whole["choices"][0]["text"]
 
 
+@pytest.mark.parametrize(("least", "most"), [(2, 2), (1, 4)])
+def test_replicas_grow_with_the_load_where_they_may(least: int, most: int) -> None:
+    from foretell.scaling.serving import Scale, application
+
+    made: Any = application(toy.tiny_server, Scale(least, most, cpus=2, busy=8))
+    (bound,) = [
+        one for one in made._bound_deployment.init_args if hasattr(one, "_bound_deployment")
+    ]
+    deployment = bound._bound_deployment
+    assert deployment.ray_actor_options["num_cpus"] == 2
+    grows = deployment._deployment_config.autoscaling_config
+    if least == most:
+        assert grows is None and deployment.num_replicas == 2
+    else:
+        assert (grows.min_replicas, grows.max_replicas) == (1, 4)
+        assert grows.target_ongoing_requests == 4
+
+
 def messages_of(replica: Replica, body: dict[str, Any]) -> list[dict[str, Any]]:
     import asyncio
 
