@@ -1,9 +1,17 @@
 """The server: OpenAI's HTTP interface over one LM, in small files.
 
-    schemas      what may be asked, field by field        keys       who may ask, and how much
-    translate    a request to a call of LM.generate       lifecycle  admission, draining, checks
-    responses    outputs and pieces to OpenAI's answers   metrics    numbers for Prometheus
-    errors       every refusal in OpenAI's shape          app        the routes
+    schemas      what may be asked, field by field
+    translate    a request to a call of LM.generate
+    responses    outputs and pieces to OpenAI's answers
+    scoring      log-probabilities of prompts, for `echo`
+    served       the model under its name, and what answers say of it
+    service      from a request that was read to its answer
+    errors       every refusal in OpenAI's shape
+    app          the routes; guard: what stands before them; wire: answers on their way out
+    keys         who may ask; limits: how much, and how many may wait
+    metrics      numbers for Prometheus
+    lifecycle    checks while idle, and an end that lets requests finish
+    settings     what a server allows
 
 Its libraries are those of the extra `serve`; nothing else of foretell needs them.
 """

