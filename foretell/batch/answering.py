@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.batch.progress import Meter
-from foretell.batch.requests import Prepared, Requests, prepare
+from foretell.batch.requests import Item, Prepared, Requests, prepare
 from foretell.batch.results import Results
 from foretell.batch.running import Limits, run
 from foretell.measure.profiling import numbers
@@ -33,18 +33,21 @@ def model_digest(lm: LM, method: str) -> str:
     return hashlib.sha256(about.encode()).hexdigest()
 
 
+def rest(requests: Requests, results: Results, tell: Tell) -> list[Item]:
+    """The requests without a result. Of lines that hold none it is written down."""
+    for refused in requests.refused:
+        if refused.line not in results.lines:
+            results.refused(refused)
+            tell(refused.line, refused.error)
+    return [item for item in requests.items if item.line not in results.lines]
+
+
 def prepare_rest(
     requests: Requests, results: Results, served: Served, method: str, tell: Tell
 ) -> list[Prepared]:
     """Of the requests without a result those that can run. Why others cannot is written down."""
     ready: list[Prepared] = []
-    for refused in requests.refused:
-        if refused.line not in results.lines:
-            results.refused(refused)
-            tell(refused.line, refused.error)
-    for item in requests.items:
-        if item.line in results.lines:
-            continue
+    for item in rest(requests, results, tell):
         try:
             ready.append(prepare(item, served, method))
         except ApiError as error:
@@ -66,6 +69,24 @@ class Shared:
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
+def writer(
+    results: Results, meter: Meter, tell: Tell
+) -> Callable[[Item, dict[str, Any] | ApiError], None]:
+    """What writes the result of an item, and counts it."""
+
+    def write(item: Item, answer: dict[str, Any] | ApiError) -> None:
+        if isinstance(answer, ApiError):
+            results.broken(item, answer)
+            tell(item.line, answer)
+            meter.count(failed=True)
+            return
+        results.done(item, answer)
+        usage = answer["usage"]
+        meter.count(False, usage["completion_tokens"], usage["prompt_tokens"])
+
+    return write
+
+
 def answer(
     lm: LM,
     batch: Sequence[Prepared],
@@ -79,16 +100,7 @@ def answer(
 
     `tick` is called about once a second. Raises KeyboardInterrupt where the user interrupts it.
     """
-
-    def deliver(one: Prepared, answer: dict[str, Any] | ApiError) -> None:
-        if isinstance(answer, ApiError):
-            results.broken(one.item, answer)
-            tell(one.item.line, answer)
-            meter.count(failed=True)
-            return
-        results.done(one.item, answer)
-        usage = answer["usage"]
-        meter.count(False, usage["completion_tokens"], usage["prompt_tokens"])
+    write = writer(results, meter, tell)
 
     async def ticking() -> None:
         while True:
@@ -99,7 +111,7 @@ def answer(
     async def whole() -> None:
         ticks = asyncio.create_task(ticking())
         try:
-            await run(lm, batch, limits, deliver)
+            await run(lm, batch, limits, lambda one, answer: write(one.item, answer))
         finally:
             ticks.cancel()
 

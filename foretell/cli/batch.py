@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretell.cli._cluster import ClusterOptions, batch_workers
 from foretell.cli._loading import load_model
 from foretell.cli._options import ExecutorOptions, Method, ModelOptions, check_method
 from foretell.cli._output import check_writable, message, messages
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
-    from foretell.batch.answering import Shared
+    from foretell.batch.answering import Shared, Tell
     from foretell.batch.progress import Meter
+    from foretell.batch.requests import Requests
     from foretell.batch.results import Results
+    from foretell.batch.running import Limits
     from foretell.serve.errors import ApiError
+
+    Work = Callable[[Requests, Results, Tell], tuple[Meter, Shared]]
 
 SHOWN = 20  # requests without an answer that standard error tells of
 GIGABYTE = 10**9
@@ -38,6 +45,7 @@ def batch(
     ],
     models: ModelOptions,
     executors: ExecutorOptions,
+    cluster: ClusterOptions,
     method: Method = "auto",
     memory: Annotated[float, typer.Option(help="Gigabytes that the texts in work may take.")] = 2.0,
     max_requests: Annotated[
@@ -51,19 +59,15 @@ def batch(
     if not 0 < memory < math.inf:
         raise BadConfig.field("--memory", memory, "above 0, in gigabytes")
     check_method(method)
+    cluster.counts()
     check_writable("--out", results)
     if results.exists() and requests.exists() and results.samefile(requests):
         raise BadConfig(f"--out {results}: that is the file of requests; name another")
-    from foretell.batch.answering import answer, model_digest, prepare_rest
-    from foretell.batch.progress import Meter, shown
     from foretell.batch.requests import read
     from foretell.batch.results import Results, Run
     from foretell.batch.running import Limits
-    from foretell.serve.served import Served
 
     asked = read(requests)
-    lm = load_model(models, executors)
-    file = Results(results, Run(asked.digest, model_digest(lm, method)))
     told = 0
 
     def tell(line: int, error: ApiError) -> None:
@@ -74,26 +78,52 @@ def batch(
         elif told == SHOWN + 1:
             message(f"more such lines follow: {results} has all of them")
 
-    with file.opened():
-        _say_what_is_there(file, len(asked))
-        earlier = len(file.lines)
-        try:
-            with messages.status("reading the prompts"):
-                served = Served(lm, models.model)
-                ready = prepare_rest(asked, file, served, method, tell)
-            meter = Meter(len(ready), len(file.lines))
-            with shown(meter, messages) as tick:
-                limits = Limits(int(memory * GIGABYTE), max_requests)
-                shared = answer(lm, ready, file, limits, meter, tick, tell)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"interrupted: {len(file.lines):,} of {len(asked):,} are done; "
-                "the same command goes on from there"
-            ) from None
-        if len(file.lines) > earlier:
-            _say_what_was_done(meter, shared)
+    limits = Limits(int(memory * GIGABYTE), max_requests)
+    with _work(models, executors, cluster, method, limits) as (digest, work):
+        file = Results(results, Run(asked.digest, digest))
+        with file.opened():
+            _say_what_is_there(file, len(asked))
+            earlier = len(file.lines)
+            try:
+                meter, shared = work(asked, file, tell)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"interrupted: {len(file.lines):,} of {len(asked):,} are done; "
+                    "the same command goes on from there"
+                ) from None
+            if len(file.lines) > earlier:
+                _say_what_was_done(meter, shared)
     message(f"{len(asked) - file.failed:,} of {len(asked):,} answered, {file.failed:,} failed")
     return 1 if file.failed else 0
+
+
+@contextmanager
+def _work(
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    cluster: ClusterOptions,
+    method: str,
+    limits: Limits,
+) -> Iterator[tuple[str, Work]]:
+    """The digest of what results depend on, and what does the work."""
+    from foretell.batch.answering import answer, model_digest, prepare_rest
+    from foretell.batch.progress import Meter, shown
+    from foretell.serve.served import Served
+
+    if cluster.ray:
+        with batch_workers(models, executors, cluster, method, limits) as found:
+            yield found
+        return
+    lm = load_model(models, executors)
+
+    def work(asked: Requests, file: Results, tell: Tell) -> tuple[Meter, Shared]:
+        with messages.status("reading the prompts"):
+            ready = prepare_rest(asked, file, Served(lm, models.model), method, tell)
+        meter = Meter(len(ready), len(file.lines))
+        with shown(meter, messages) as tick:
+            return meter, answer(lm, ready, file, limits, meter, tick, tell)
+
+    yield model_digest(lm, method), work
 
 
 def _say_what_is_there(file: Results, total: int) -> None:

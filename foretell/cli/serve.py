@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretell.cli._cluster import ClusterOptions, serve_on_cluster
 from foretell.cli._loading import load_model
 from foretell.cli._options import ExecutorOptions, Method, Model, ModelOptions, check_method
 from foretell.cli._output import message
@@ -113,6 +114,7 @@ def serve(
     executors: ExecutorOptions,
     door: DoorOptions,
     load: LoadOptions,
+    cluster: ClusterOptions,
     method: Method = "auto",
     name: Annotated[
         str | None, typer.Option(help="What clients call the model. Without it, --model's value.")
@@ -123,8 +125,14 @@ def serve(
 
     check_installed()
     check_method(method)
+    cluster.counts()
     settings = _settings(door, load, method)
     listening = _listen(door)
+    if cluster.ray:
+        host, port = listening.getsockname()[:2]
+        listening.close()  # the port is free; Ray's own proxy listens there
+        title = name or models.model
+        return serve_on_cluster(models, executors, cluster, settings, title, host, port)
     try:
         lm = load_model(models, executors)
         from foretell.serve.served import Served

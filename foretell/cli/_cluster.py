@@ -1,0 +1,191 @@
+"""Options of commands that can run on a Ray cluster, and how they do it."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli._loading import load_model
+from foretell.cli._options import ExecutorOptions, ModelOptions
+from foretell.cli._output import message, messages
+from foretell.errors import BadConfig
+from foretell.fetching import resolve
+
+if TYPE_CHECKING:
+    from foretell.batch.running import Limits
+    from foretell.serve.served import Served
+    from foretell.serve.settings import Settings
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Whether the model runs in processes of a Ray cluster, and in how many."""
+
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Run the model in several processes, on a Ray cluster."),
+    ] = False
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="A cluster that is there. Without it, one on this machine for now."),
+    ] = None
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="N|MIN:MAX", help="Processes with the model; a server may grow with its load."
+        ),
+    ] = "1"
+    worker_cpus: Annotated[
+        float, typer.Option(min=0, help="Of the cluster's CPUs, what one of them takes.")
+    ] = 1.0
+    worker_gpus: Annotated[
+        float, typer.Option(min=0, help="Of the cluster's GPUs, what one of them takes.")
+    ] = 0.0
+
+    def counts(self) -> tuple[int, int]:
+        """The fewest and the most workers. Raises BadConfig, also for options without --ray."""
+        for field in dataclasses.fields(self):
+            option = f"--{field.name.replace('_', '-')}"
+            if not self.ray and getattr(self, field.name) != field.default:
+                raise BadConfig(f"{option} is for clusters; add --ray")
+        least, colon, most = self.workers.partition(":")
+        try:
+            numbers = int(least), int(most if colon else least)
+        except ValueError:
+            numbers = 0, 0
+        if not 1 <= numbers[0] <= numbers[1]:
+            raise BadConfig(f"--workers {self.workers}: must be a number, or two as in 1:4")
+        return numbers
+
+
+def travelling(models: ModelOptions) -> ModelOptions:
+    """The same models for other processes, whose working directory is another one. A known name is
+    fetched here, before they all do it.
+    """
+
+    def absolute(name: str) -> str:
+        resolve(name)
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    draft = None if models.draft is None else absolute(models.draft)
+    return dataclasses.replace(models, model=absolute(models.model), draft=draft)
+
+
+# --- batches
+
+
+@contextmanager
+def batch_workers(
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    options: ClusterOptions,
+    method: str,
+    limits: Limits,
+) -> Iterator[tuple[str, Any]]:
+    """Workers of a batch: the digest of what their results depend on, and what does the work."""
+    least, most = options.counts()
+    if least != most:
+        raise BadConfig(f"--workers {options.workers}: a batch has one number of workers")
+    from foretell.scaling.cluster import check_installed, cluster
+
+    check_installed()
+    make = partial(batch_worker, travelling(models), executors, models.model, limits)
+    with cluster(options.ray_address):
+        from foretell.batch.progress import Meter, shown
+        from foretell.scaling.batching import Crew, answer, workers
+
+        with messages.status(f"loading {models.model} in {most} workers"):
+            start = workers(make, method, options.worker_cpus, options.worker_gpus)
+            crew = Crew(start, most)
+
+        def work(asked: Any, file: Any, tell: Any) -> Any:
+            left = len(asked) - len(file.lines)
+            meter = Meter(left, len(file.lines))
+            with shown(meter, messages) as tick:
+                return meter, answer(crew, asked, file, meter, tick, tell)
+
+        yield crew.digest, work
+
+
+def batch_worker(
+    models: ModelOptions, executors: ExecutorOptions, name: str, limits: Limits
+) -> tuple[Served, Limits]:
+    """What a worker loads, in its own process."""
+    from foretell.serve.served import Served
+
+    return Served(load_model(models, executors), name), limits
+
+
+# --- servers
+
+
+def serve_on_cluster(
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    options: ClusterOptions,
+    settings: Settings,
+    name: str,
+    host: str,
+    port: int,
+) -> int:
+    """Deploys the server. On a cluster of its own it stays until a signal ends it; on one that is
+    there the server stays, and the command ends.
+    """
+    from foretell.scaling.cluster import check_installed, cluster
+
+    check_installed()
+    least, most = options.counts()
+    make = partial(server, travelling(models), executors, settings, name)
+    with cluster(options.ray_address):
+        from foretell.scaling.serving import Scale, deploy, end
+
+        scale = Scale(
+            least=least,
+            most=most,
+            cpus=options.worker_cpus,
+            gpus=options.worker_gpus,
+            busy=settings.running,
+            body=settings.body,
+            drain=settings.drain,
+        )
+        with messages.status(f"loading {models.model} in {least} processes"):
+            deploy(make, scale, host, port)
+        message(f"{name} at http://{host}:{port}/v1, in {options.workers} processes")
+        if options.ray_address is not None:
+            message("the same command replaces it bit by bit; `serve shutdown` ends it")
+            return 0
+        _wait_for_signal()
+        message(f"ending, when requests in flight are answered or {settings.drain:g} s are over")
+        end()
+    message("ended")
+    return 0
+
+
+def server(models: ModelOptions, executors: ExecutorOptions, settings: Settings, name: str) -> Any:
+    """The application of one replica, in its own process."""
+    from foretell.serve.app import build
+    from foretell.serve.served import Served
+
+    if settings.hosts:  # the replica asks itself for its health by this name
+        settings = dataclasses.replace(settings, hosts=(*settings.hosts, "localhost"))
+    return build(Served(load_model(models, executors), name), settings)
+
+
+def _wait_for_signal() -> None:
+    """Returns when the process is to end."""
+    over = threading.Event()
+    handlers = {
+        sign: signal.signal(sign, lambda *_: over.set()) for sign in (signal.SIGINT, signal.SIGTERM)
+    }
+    over.wait()
+    for sign, handler in handlers.items():
+        signal.signal(sign, handler)
