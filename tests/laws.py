@@ -109,6 +109,7 @@ class Setting:
     sampling: Sampling
     eos: tuple[int, ...] = ()
     form: str = ""  # the regex that the output's letters have to match; none: any text
+    vocab: int = 0  # V of the models that the form's constraint is made for
 
     def follows(self, output: Sequence[int], vocab: int) -> list[int]:
         """The tokens after which a text that began with `output` can still match the form."""
@@ -136,7 +137,7 @@ def can_match(form: str, vocab: int, *output: int) -> bool:
 def formed(form: str, vocab: int, eos: tuple[int, ...] = (), **options: Any) -> Setting:
     """A setting whose outputs have to match a regex."""
     constraint = grammars(vocab).compile({"regex": form})
-    return Setting(Sampling(regex=form, constraint=constraint, **options), eos, form)
+    return Setting(Sampling(regex=form, constraint=constraint, **options), eos, form, vocab)
 
 
 SETTINGS = {
@@ -239,12 +240,12 @@ def _softmax(scores: Sequence[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def ended(output: Sequence[int], setting: Setting, vocab: int = 3) -> bool:
+def ended(output: Sequence[int], setting: Setting) -> bool:
     s = setting.sampling
     stops = (*(() if s.ignore_eos else setting.eos), *s.stop_token_ids)
     if not output or output[-1] in stops:
         return bool(output)
-    complete = bool(setting.form) and not setting.follows(output, vocab)
+    complete = bool(setting.form) and not setting.follows(output, setting.vocab)
     return (
         complete or len(output) >= s.max_new_tokens or any(stop in spell(output) for stop in s.stop)
     )

@@ -30,7 +30,7 @@ def test_sampled_tokens_are_drawn_from_the_law_of_the_path_by_the_position_alone
         setting = laws.replace(
             base, sampling=laws.replace(base.sampling, seed=seed, max_new_tokens=9)
         )
-        toy, output = Toy(4, seed), []
+        toy, output = Toy(base.vocab or 4, seed), []
         while not laws.ended(output, setting):
             law = laws.torch.tensor(
                 laws.expected_law(toy, [1, 2], output, setting), dtype=laws.torch.float64
