@@ -419,7 +419,9 @@ async def _received_async(
         batch = await inbox.get()
         while not inbox.empty():  # who reads slowly gets more at a time
             batch += inbox.get_nowait()
-        batch = _joined(batch)
+        # Of a traced request each step is shown.
+        if all(live.ctx.request.trace is None for live in call.lives):
+            batch = _joined(batch)
         unfinished -= sum(event.done is not None for event in batch)
         yield batch
 

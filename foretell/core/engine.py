@@ -212,8 +212,9 @@ class Engine:
     def _finish(self, live: Live) -> None:
         """The request is done: what was not streamed yet follows, and its rows are freed."""
         ctx = live.ctx
-        ctx.branches = {0: ctx.branches[live.result]}
-        live.result = 0
+        ctx.branches[0] = ctx.branches[live.result]
+        live.result = 0  # other threads may be reading the result
+        ctx.branches = {0: ctx.branches[0]}
         rest = ctx.branches[0].output[live.streamed :]
         if rest:
             self.events.append(Event(live.index, rest, ["target"] * len(rest)))

@@ -77,7 +77,8 @@ def _add_page(app: FastAPI) -> None:
 
 def _sender(file: Path) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def send(request: HttpRequest) -> Response:
-        return FileResponse(file)
+        # Asked for anew each time: an old module must not meet a new one.
+        return FileResponse(file, headers={"Cache-Control": "no-cache"})
 
     return send
 

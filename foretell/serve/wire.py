@@ -28,9 +28,9 @@ class Gone(Exception):
 def encoded(document: Any) -> bytes:
     """JSON, which has no numbers that are infinite: such log-probabilities are the lowest."""
     try:
-        text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8")
-    except (UnicodeEncodeError, ValueError):
+        # In ASCII: some clients take other letters of Unicode for ends of lines (U+2028, say).
+        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
+    except ValueError:
         return json.dumps(finite(document), allow_nan=False).encode("ascii")
 
 

@@ -119,4 +119,7 @@ def test_work_is_cancelled_when_its_client_leaves() -> None:
 def test_numbers_that_json_has_not() -> None:
     document = json.loads(encoded({"a": [-math.inf, 1.5, "\ud800", "é"]}))
     assert document == {"a": [-9999.0, 1.5, "\ud800", "é"]}
-    assert "é".encode() in encoded({"a": "é"})
+
+
+def test_streams_have_no_letters_that_clients_take_for_ends_of_lines() -> None:
+    assert encoded({"a": "é\u2028\x85"}) == b'{"a":"\\u00e9\\u2028\\u0085"}'

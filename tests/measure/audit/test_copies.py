@@ -29,6 +29,7 @@ class Plain:
     sizes: tuple[int, ...] = ()
     exact_bits = False
     takes_layers = False
+    takes_segments = False
 
     def __init__(
         self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None
