@@ -32,6 +32,7 @@ STAY = 1.02  # and this much, to go on
 PROBE = 16  # every so many proposals a larger tree is tried
 LIMIT = 80  # nodes, unless a number is given
 PRIOR = 4.0  # trials a drafter's own estimate counts for
+OTHERS = 0.6  # chance of the next continuation of a copy, to that of the one before it
 KEEP = 1 - 1 / 64  # what a trial leaves of the weight of earlier ones
 DRAWN_SIZES = (0, 4, 8, 16, 32, 64, LIMIT)  # nodes that drawn trees may have
 DRAWN_START = 16  # nodes of the first drawn tree
@@ -100,8 +101,9 @@ class Policy:
                 kind = source, rank, held.bit_length() if held else -min(depth, 8)
                 self.kinds[node] = kind
                 trials, accepted = self.chances.get(kind, (0.0, 0.0))
-                # Copies that have held for n tokens were seen to go on with 1 - 2 / (3 n).
-                cap = 1 - 2 / (3 * held) if held else 1.0
+                # Copies that have held for n tokens were seen to go on with 1 - 4 / (5 n), and what
+                # else stood there once with OTHERS of that for each one before it.
+                cap = (1 - 4 / (5 * held)) * OTHERS**rank if held else 1.0
                 prior = min(cap, tree.values[node] / max(tree.values[parent], 1e-9))
                 chance = (PRIOR * prior + accepted) / (PRIOR + trials)
                 values[node] = values[parent] * min(1.0, chance)
