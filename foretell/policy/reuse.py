@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
 
 from foretell.memory.prefixes import PrefixTree, common_length
 
@@ -25,10 +26,31 @@ class Reuse:
     def __init__(self, engine: Host, tree: PrefixTree):
         self.engine = engine
         self.tree = tree
+        self.decided: WeakSet[OpenAsk] = WeakSet()  # which begin with the rows they have
+        # Who waits, for whom, and for how many tokens.
+        self.following: WeakKeyDictionary[OpenAsk, tuple[Live, int]] = WeakKeyDictionary()
 
     def ready(self, waiting: Sequence[OpenAsk]) -> list[OpenAsk]:
         """Those of the open asks that need not wait for another text's rows."""
-        return [entry for entry in waiting if not self._begins(entry) or self._begin(entry)]
+        return [entry for entry in waiting if self._is_ready(entry)]
+
+    def _is_ready(self, entry: OpenAsk) -> bool:
+        """Texts are compared once, not in every step in which they wait for their turn."""
+        if entry in self.decided or not self._begins(entry):
+            return True
+        if entry in self.following:
+            source, common = self.following[entry]
+            if self._computes(source) and source.caches["target", 0].length < common:
+                return False
+        if not self._begin(entry):
+            return False
+        self.following.pop(entry, None)
+        self.decided.add(entry)
+        return True
+
+    def _computes(self, live: Live) -> bool:
+        """Whether a request is at work on its text."""
+        return live in self.engine.live and not live.paused and ("target", 0) in live.caches
 
     def _begins(self, entry: OpenAsk) -> bool:
         """Whether it is a text of the target that has computed nothing yet."""
@@ -54,6 +76,7 @@ class Reuse:
         if source is not None and common >= known + WORTH:
             cache = source.caches["target", 0]
             if cache.length < common:
+                self.following[entry] = source, common
                 return False
             self._keep(source, cache, common)
         segments = self.tree.match(tenant, beginning)
@@ -74,9 +97,9 @@ class Reuse:
         best: Live | None = None
         longest = 0
         for other in self.engine.live:
-            cache = other.caches.get(("target", 0))
-            if other is entry.live or other.paused or cache is None:
+            if other is entry.live or not self._computes(other):
                 continue
+            cache = other.caches["target", 0]
             same_tenant = other.ctx.request.tenant == entry.live.ctx.request.tenant
             if not same_tenant or not self._shares(other, cache):
                 continue
@@ -96,7 +119,9 @@ class Reuse:
         self.tree.insert(live.ctx.request.tenant, segments)
 
     def ended(self, live: Live) -> None:
-        """Keeps the rows of a text that is done."""
+        """Keeps the rows of a text that is done, or gives its rows up for now."""
+        for entry in live.asks:
+            self.decided.discard(entry)
         cache = live.caches.get(("target", 0))
         if cache is None or live.reason == "error" or not self._shares(live, cache):
             return

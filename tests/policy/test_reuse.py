@@ -90,6 +90,18 @@ def test_a_prefix_is_computed_once() -> None:
     assert told["running"] == told["waiting"] == told["cache_bytes"] == 0
 
 
+def test_texts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every step in which one waits for its turn, or for another's rows."""
+    monkeypatch.setattr(schedule, "CHUNK", 8)
+    engine = reusing({"target": Wide(VOCAB)})
+    for i in range(6):
+        text = [i, *PREFIX] if i < 3 else [*PREFIX, i]
+        engine.add(Request(text, laws.build("plain"), Sampling(max_new_tokens=3)))
+    list(engine.run())
+    told = engine.status()
+    assert told["prefix_tokens_asked"] == told["prompt_tokens"] - 6
+
+
 def test_an_answer_is_read_again_by_the_next_turn() -> None:
     target = Wide(VOCAB)
     engine = reusing({"target": target})
