@@ -7,7 +7,9 @@ a list of methods whose tests take too long.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,9 @@ torch.set_num_threads(1)
 USERS = cache_folder()  # where real models are kept; only tests marked `real` look there
 # Nothing of the user's is read or changed.
 os.environ["FORETELL_CACHE"] = tempfile.mkdtemp(prefix="foretell-tests-")
+# Who runs the tests in the background may ignore Ctrl-C, and all processes below would, too.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile(
     "fixed",
     deadline=None,
