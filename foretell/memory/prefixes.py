@@ -97,6 +97,8 @@ class PrefixTree:
         """Takes in the segments of one text, in order from its first token."""
         tokens = [token for segment in segments for token in segment.tokens]
         known = self.match(tenant, tokens)
+        if len(known) == MOST_PARTS:  # more of it may be known, and no text would reach more
+            return
         length = known[-1].end if known else 0
         parent = self._node_at(tenant, known)
         for segment in segments:

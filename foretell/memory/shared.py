@@ -5,11 +5,9 @@ A cache either reads the segments where they are or, for an executor that cannot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch
-
-from foretell.memory.buffers import Rows, Shape, row_bytes
+from foretell.memory.buffers import Rows, row_bytes
 from foretell.memory.policy import NEVER, CachePolicy, Segment, copied
 from foretell.memory.states import TappedStates
 
@@ -23,24 +21,9 @@ class SharedRows(Rows):
     positions: list[int] | None
     policy: CachePolicy | None
     states: TappedStates | None
-
-    def __init__(
-        self,
-        layout: Sequence[Shape | None],
-        dtype: torch.dtype,
-        device: torch.device,
-        capacity: int = 256,
-    ):
-        super().__init__(layout, dtype, device, capacity)
-        self.segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        """See Cache.commit."""
-        raise NotImplementedError
-
-    def reserve(self, rows: int) -> None:
-        """See Cache.reserve."""
-        raise NotImplementedError
+    commit: Callable[[Sequence[int]], None]
+    reserve: Callable[[int], None]
+    segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
 
     def share(self, tokens: Sequence[int], end: int = NEVER) -> Segment:
         """A copy of its own committed rows of the branch `tokens`, which outlives this cache.
@@ -80,7 +63,6 @@ class SharedRows(Rows):
         """Begins an empty cache with copies of shared rows, for who reads no segments."""
         empty = self.length == self.base == 0 and not self.tokens and self.policy is None
         assert empty, "only an empty cache takes rows"
-        assert self.states is None, "its states are read where they are shared"
         self.reserve(segments[-1].end)
         for segment in segments:
             rows = slice(segment.start, segment.end)

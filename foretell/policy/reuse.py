@@ -36,7 +36,7 @@ class Reuse:
 
     def _is_ready(self, entry: OpenAsk) -> bool:
         """Texts are compared once, not in every step in which they wait for their turn."""
-        if entry in self.decided or not self._begins(entry):
+        if not self._begins(entry) or entry in self.decided:
             return True
         if entry in self.following:
             source, common = self.following[entry]
@@ -62,9 +62,13 @@ class Reuse:
 
     @staticmethod
     def _shares(live: Live, cache: Cache) -> bool:
-        """Whether all that the model knows of a text lies in rows that its tokens decide."""
+        """Whether all that the model knows of a text lies in rows that its tokens decide.
+
+        Hidden states that are kept for another model do not: such texts are computed whole.
+        """
         whole = bool(cache.layout) and None not in cache.layout and cache.recomputable
-        return whole and cache.policy is None and not cache.inputs and cache.positions is None
+        ordinary = cache.policy is None and cache.positions is None and cache.states is None
+        return whole and ordinary and not cache.inputs
 
     def _begin(self, entry: OpenAsk) -> bool:
         """Gives a new text the rows there are. False: it had better wait for more."""
@@ -83,12 +87,12 @@ class Reuse:
         self.tree.asked += len(beginning)
         if segments and segments[-1].end >= WORTH:
             cache = live.caches["target", entry.ask.branch]
-            if entry.model.reads_segments or cache.states is not None:
-                taken = [segment for segment in segments if cache.adopt(segment)]
+            if entry.model.reads_segments:
+                for segment in segments:
+                    cache.adopt(segment)
             else:
                 cache.take(segments)
-                taken = segments
-            self.tree.reused += taken[-1].end if taken else 0
+            self.tree.reused += segments[-1].end
             entry.pending = cache.sync(text)
         return True
 

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.memory.policy import Segment
-from foretell.memory.prefixes import PrefixTree, common_length, cut, digest_of, join
+from foretell.memory.prefixes import (
+    MOST_PARTS,
+    PrefixTree,
+    common_length,
+    cut,
+    digest_of,
+    join,
+)
 
 ROW = 2 * 3 * 2 * 8  # bytes of a token's rows below: 2 layers, keys and values of 2 numbers
 MUCH = 1 << 30
@@ -64,6 +71,16 @@ def test_the_tree_never_holds_more_than_it_may(known: list[list[int]], rows: int
         assert tree.bytes <= rows * ROW
         assert not tree.troubles()
         assert says(tree.match("", text)) == text[: tree.known("", text)]
+
+
+def test_a_text_in_very_many_parts_is_known_as_far_as_is_read() -> None:
+    tree = PrefixTree(MUCH)
+    text = [0] * (MOST_PARTS + 20)
+    tree.insert("", [segment(text)])
+    for end in range(1, len(text)):  # every one goes on in its own way, and cuts a node in two
+        tree.insert("", [segment([*text[:end], 1])])
+        assert not tree.troubles()
+    assert says(tree.match("", text)) == text[:MOST_PARTS]
 
 
 def test_what_was_used_last_stays_and_what_is_read_goes_last() -> None:
