@@ -26,7 +26,8 @@ pytest.importorskip("fastapi", reason="the server's packages are not installed")
 from tests.serve.live import NAME, Live, running
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PYTHON = os.environ.get("FORETELL_CLIENTS", sys.executable)
+# By its whole name: one example leaves the folder it was started in.
+PYTHON = os.path.abspath(os.environ.get("FORETELL_CLIENTS", sys.executable))
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 SECONDS = 240
 
