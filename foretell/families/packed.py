@@ -25,7 +25,6 @@ from foretell.native.packing import (
     GROUP,
     TINY,
     Packed,
-    best_peaks,
     by_group,
     numbers,
     quantize,
@@ -34,6 +33,7 @@ from foretell.native.packing import (
 from foretell.ops.memory import release, trim
 
 SMALLEST = 2  # inputs of a layer that is packed
+HELD = 16 << 20  # bytes of replaced weights that stay in memory for a while
 WHOLE_NUMBERS = ("int8", "int4")
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
 OFF = 3  # times as far from the exact rows as another way to compute: still rounding
@@ -84,8 +84,11 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear, format: str) -> PackedLinear:
-        peaks = library.peaks if library.available() else best_peaks
-        packed = quantize(linear.weight.detach(), format, peaks)
+        weight = linear.weight.detach()
+        if library.available():
+            packed = quantize(weight, format, library.peaks, library.ranges)
+        else:
+            packed = quantize(weight, format)
         return cls(packed, linear.bias, linear.in_features)
 
     @classmethod
@@ -271,14 +274,20 @@ def pack(hf: Any, format: str) -> int:
         for name, child in parent.named_children()
         if type(child) is nn.Linear and child.in_features >= SMALLEST
     ]
+    replaced: list[torch.Tensor] = []
     for parent, name, linear in linears:
         narrow = "int8" if linear is head and format == "int4" else format
         packed = PackedLinear.of(linear, narrow)
         setattr(parent, name, packed)
         if linear is head and tied:
             hf.set_input_embeddings(PackedEmbedding(packed, linear.weight.dtype))
-        release([linear.weight.data])
-        trim()
+        replaced.append(linear.weight.data)
+        if sum(weight.nbytes for weight in replaced) > HELD:
+            release(replaced)
+            replaced.clear()
+            trim()
+    release(replaced)
+    trim()
     return len(linears)
 
 

@@ -37,6 +37,10 @@ ROUNDS = 9  # of measuring, at most
 SECONDS = 0.5  # of measuring, about
 QUICK = 0.02  # seconds of a forward that may be repeated at once
 REPEATS = 3  # of a quick forward, the best of which counts
+CHECKED = 16  # tokens of the largest forward by which kept numbers are checked
+CHECK = 0.5  # seconds of checking, at most
+SOON = 0.001  # seconds of a forward: what takes less is not checked
+OUTDATED = 1.5  # times as long as now: kept numbers that are measured again
 CHUNK = 512  # prompt tokens a forward
 LONGEST = 3600.0  # seconds; a file that says more of one forward is wrong
 Tell = Callable[[int, int], None]  # (forwards done, forwards in all)
@@ -236,15 +240,15 @@ def profile(model: Model, fresh: bool = False, tell: Tell = _silent) -> tuple[Co
     """The costs of this model here, and the file they are kept in.
 
     They are read from the cache folder, or measured and written there: where there is no usable
-    file, or if `fresh`. A file that is damaged is replaced with a warning; where none can be
-    written the next start measures again.
+    file, where its forwards took much longer than they take now, or if `fresh`. A file that is
+    damaged is replaced with a warning; where none can be written the next start measures again.
     """
     about = identity(model)
     name = hashlib.sha256(about.encode()).hexdigest()[:24]
     path = folder() / "costs" / f"{name}.json"
     lengths = _lengths(model)
     seconds = None if fresh else _kept_seconds(path, about, lengths)
-    if seconds is None:
+    if seconds is None or _outdated(model, seconds, lengths[0]):
         seconds = measure(model, tell)
         document = {"schema": SCHEMA, "about": about, "rows": lengths, "seconds": seconds}
         with contextlib.suppress(BadFile):  # costs the next start a measurement, nothing else
@@ -268,6 +272,26 @@ def _kept_seconds(path: Path, about: str, lengths: list[int]) -> dict[int, list[
         what = str(error) if type(error) is ValueError else "it cannot be read"
         warnings.warn(f"{path}: {what}; the costs are measured again", stacklevel=3)
         return None
+
+
+@torch.inference_mode()
+def _outdated(model: Model, seconds: dict[int, list[float]], length: int) -> bool:
+    """Whether small forwards are much quicker now than they were when the file was written: then
+    something else kept the machine busy. That they are slower now says nothing about the file.
+    """
+    cache = _filled_cache(model, length)
+    try:
+        begin = time.perf_counter()
+        for size in seconds:
+            kept = seconds[size][0]
+            left = begin + CHECK - time.perf_counter()
+            if size > CHECKED or REPEATS * kept > left:
+                return False
+            if kept > SOON and _best_time(model, cache, size, length) * OUTDATED < kept:
+                return True
+        return False
+    finally:
+        cache.drop()
 
 
 def check_costs(document: Any, about: str, lengths: list[int]) -> dict[int, list[float]]:

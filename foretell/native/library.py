@@ -14,7 +14,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 2  # of the structures, as of FT_VERSION
+VERSION = 3  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -128,6 +128,8 @@ def _open() -> Any:
     lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
     lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
     lib.ft_peaks.restype = None
+    lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
+    lib.ft_ranges.restype = None
     lib.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
     lib.ft_rows_of.restype = None
     lib.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
@@ -193,6 +195,22 @@ def peaks(groups: torch.Tensor) -> torch.Tensor:
     groups = groups.contiguous()
     library().ft_peaks(address(groups), best.numel(), address(best), torch.get_num_threads())
     return best
+
+
+def ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`packing.best_ranges`, up to rounding, of groups (N, G, 32) float32."""
+    groups = groups.contiguous()
+    numbers = torch.empty(groups.shape, dtype=torch.uint8)
+    scales, minima = torch.empty(2, *groups.shape[:-1])
+    library().ft_ranges(
+        address(groups),
+        scales.numel(),
+        address(numbers),
+        address(scales),
+        address(minima),
+        torch.get_num_threads(),
+    )
+    return numbers, scales, minima
 
 
 def rows_of(of: Matrix, outputs: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +22,10 @@ GROUP = 32  # inputs that share a scale
 PEAKS = range(127, 95, -1)  # what the largest number of a group of 8 bits may be
 TINY = 1e-36  # weights no larger count as zero
 Peaks = Callable[[torch.Tensor], torch.Tensor]
+Ranges = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 FORMATS = ("int8", "int4", "bfloat16")  # in the order of the library's numbers
 CHUNK = 1 << 20  # weights that are quantized at a time
-SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a group's range, tried for 4 bits
+SHARES = [1 - 0.02 * i for i in range(16)]  # of a group's range, tried for 4 bits
 
 
 @dataclass
@@ -108,20 +108,54 @@ def best_peaks(groups: torch.Tensor) -> torch.Tensor:
     return best.to(torch.uint8)
 
 
-def quantize(weight: torch.Tensor, format: str, peaks: Peaks = best_peaks) -> Packed:
+def best_ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each group (N, G, 32) the numbers of 4 bits, uint8 (N, G, 32), with the scale and the
+    least value, float32 (N, G), that are nearest to it.
+
+    The numbers are those of the best among parts of the group's range; scale and least value fit
+    them by least squares. The library's `ranges` is quicker.
+    """
+    least, most = groups.amin(-1), groups.amax(-1)
+    middle, mean = (least + most) / 2, groups.mean(-1)
+    centered = groups - mean[..., None]
+    best: list[torch.Tensor] = []
+    for share in SHARES:
+        low = middle + (least - middle) * share
+        step = ((most - least) * (share / 15)).clamp_min(TINY)
+        numbers = ((groups - low[..., None]) / step[..., None]).round_().clamp_(0, 15)
+        center = numbers.mean(-1)
+        spread = numbers.square().sum(-1) - GROUP * center.square()
+        scale = (numbers * centered).sum(-1) / spread.clamp_min(1 / GROUP)
+        off = (numbers - center[..., None]) * scale[..., None] - centered
+        found = [numbers, scale, mean - scale * center, off.square().sum(-1)]
+        if not best:
+            best = found
+            continue
+        better = found[-1] < best[-1]
+        best[0] = torch.where(better[..., None], found[0], best[0])
+        for i in range(1, len(best)):
+            best[i] = torch.where(better, found[i], best[i])
+    return best[0].to(torch.uint8), best[1], best[2]
+
+
+def quantize(
+    weight: torch.Tensor, format: str, peaks: Peaks = best_peaks, ranges: Ranges = best_ranges
+) -> Packed:
     """Packs a matrix (outputs, inputs) of floats, rounded to the format.
 
-    `peaks`: what chooses the largest number of each group of 8 bits.
+    `peaks`: what chooses the largest number of each group of 8 bits; `ranges`: what finds the
+    numbers of 4 bits.
     """
-    weight = F.pad(weight, (0, -weight.shape[1] % GROUP))
+    if missing := -weight.shape[1] % GROUP:
+        weight = F.pad(weight, (0, missing))
     if format == "bfloat16":
         return pack_bfloat16(weight.to(torch.bfloat16))
-    find = partial(_numbers8, peaks=peaks) if format == "int8" else _numbers4
     step = max(BLOCK, CHUNK // weight.shape[1] // BLOCK * BLOCK)
     parts = []
     for rows in weight.split(step):
         groups = rows.float().view(len(rows), -1, GROUP)
-        parts.append(pack(format, *find(groups)))
+        found = _numbers8(groups, peaks) if format == "int8" else _numbers4(groups, ranges)
+        parts.append(pack(format, *found))
     return parts[0] if len(parts) == 1 else Packed.join(parts)
 
 
@@ -133,45 +167,11 @@ def _numbers8(groups: torch.Tensor, peaks: Peaks) -> tuple[torch.Tensor, torch.T
     return numbers.to(torch.int8), scale, None
 
 
-def _numbers4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of several ranges of each group (N, G, 32) the one whose numbers are nearest to it.
-
-    For the numbers of a range, scale and least value are those of the least squares.
-    """
-    least, most = groups.amin(-1), groups.amax(-1)
-    middle = (least + most) / 2
-    best: list[torch.Tensor] = []
-    for shrink in SHRINKS:
-        low = middle + (least - middle) * shrink
-        scale = (most - least) * (shrink / 15)
-        numbers = ((groups - low[..., None]) / scale.clamp_min(1e-30)[..., None]).round_()
-        numbers.clamp_(0, 15)
-        for fitted in (False, True):
-            if fitted:
-                scale, low = _fit(groups, numbers, scale, low)
-            candidate = [numbers, scale.half(), low.half()]
-            rounded = numbers * candidate[1].float()[..., None] + candidate[2].float()[..., None]
-            error = (rounded - groups).square().sum(-1)
-            if not best:
-                best = [*candidate, error]
-                continue
-            better = error < best[3]
-            best[0] = torch.where(better[..., None], numbers, best[0])
-            for i, value in ((1, candidate[1]), (2, candidate[2]), (3, error)):
-                best[i] = torch.where(better, value, best[i])
-    return best[0].to(torch.uint8), best[1], best[2]
-
-
-def _fit(
-    groups: torch.Tensor, numbers: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale and the least value (N, G) that bring these numbers nearest to the group."""
-    mean_n, mean_w = numbers.mean(-1), groups.mean(-1)
-    spread = (numbers - mean_n[..., None]).square().sum(-1)
-    shared = ((numbers - mean_n[..., None]) * (groups - mean_w[..., None])).sum(-1)
-    fits = spread > 0
-    scale = torch.where(fits, shared / spread.clamp_min(1e-30), scale)
-    return scale, torch.where(fits, mean_w - scale * mean_n, low)
+def _numbers4(
+    groups: torch.Tensor, ranges: Ranges
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    numbers, scale, least = ranges(groups)
+    return numbers, scale.half(), least.half()
 
 
 # --- their places
@@ -186,7 +186,8 @@ def pack(
     """
     outputs, groups, _ = numbers.shape
     missing = -outputs % BLOCK
-    numbers = F.pad(numbers, (0, 0, 0, 0, 0, missing))
+    if missing:
+        numbers = F.pad(numbers, (0, 0, 0, 0, 0, missing))
     if format == "int8":
         blocks = numbers.view(-1, BLOCK, groups * 8, 4).transpose(1, 2)
         weights = (blocks.to(torch.int16) + 128).to(torch.uint8)

@@ -147,6 +147,40 @@ def test_a_model_is_measured_once_and_the_numbers_are_kept(cache_folder: Path) -
     assert model.calls > calls
 
 
+@pytest.mark.parametrize(
+    ("now", "measured"),
+    [({}, False), ({8: 0.5}, True), ({1: 3.0}, False), ({32: 0.5}, False)],
+    ids=["as it was", "quicker", "slower", "quicker where it is not checked"],
+)
+def test_what_was_measured_on_a_busy_machine_is_measured_again(
+    now: dict[int, float], measured: bool, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {size: 0.002 * size for size in SIZES}
+    monkeypatch.setattr(profiling, "_time_forward", lambda model, cache, size, length: times[size])
+    model = Toy(5)
+    profile(model)
+    for size, factor in now.items():
+        times[size] *= factor
+    calls: list[Any] = []
+    monkeypatch.setattr(profiling, "measure", lambda *args: calls.append(args) or measure(*args))
+    costs, _ = profile(model)
+    assert bool(calls) == measured
+    if measured:
+        assert costs.seconds[8] == pytest.approx(times[8])
+        calls.clear()
+        profile(model)
+        assert not calls, "the new numbers are kept"
+
+
+def test_a_slow_model_is_not_checked(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, quick = 2.0, 0.01
+    monkeypatch.setattr(profiling, "_time_forward", lambda *args: slow)
+    first, _ = profile(Toy(5))
+    monkeypatch.setattr(profiling, "_time_forward", lambda *args: quick)
+    again, _ = profile(Toy(5))
+    assert again.seconds == first.seconds
+
+
 DAMAGES = {
     "empty": "",
     "cut off": "{",

@@ -17,6 +17,7 @@ from foretell.native.packing import (
     GROUP,
     Packed,
     best_peaks,
+    best_ranges,
     numbers,
     pack,
     quantize,
@@ -201,3 +202,29 @@ def test_peaks_lose_as_little_as_those_that_torch_finds(kind: str, size: float) 
         return ((groups / scale).round() * scale - groups).square().sum(-1)
 
     assert (lost(found) <= 1.0001 * lost(wanted)).all()
+
+
+@built
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e4])
+def test_ranges_lose_as_little_as_those_that_torch_finds(kind: str, size: float) -> None:
+    torch.manual_seed(0)
+    groups = torch.randn(37, 61, 32) * size
+    groups[3, 5] = 0
+    groups[4, 6] = size
+
+    def rounded(found: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        whole, scale, least = found
+        assert whole.dtype == torch.uint8 and int(whole.max()) <= 15
+        return whole.double() * scale.double()[..., None] + least.double()[..., None]
+
+    def lost(found: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (rounded(found) - groups).square().sum(-1)
+
+    with kernels(kind):
+        found = library.ranges(groups)
+    wanted = best_ranges(groups)
+    assert (lost(found) <= 1.001 * lost(wanted) + 1e-12 * size**2).all()
+    assert (found[0] == wanted[0]).all(-1).float().mean() > 0.99, "but for equally good ones"
+    assert not rounded(found)[3, 5].any()
+    assert torch.allclose(rounded(found)[4, 6], groups[4, 6].double())

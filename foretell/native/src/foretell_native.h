@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 2
+#define FT_VERSION 3
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -130,6 +130,8 @@ typedef struct {
                     const float *x, int32_t format);
     void (*prepare_twice)(const ft_rows *rows, int32_t row, int32_t count, const float *x);
     void (*choose_peaks)(const float *weights, int64_t groups, uint8_t *peaks);
+    void (*choose_ranges)(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
+                          float *minima);
     void (*product)(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
     void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,
@@ -178,6 +180,10 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);
+/* Of each group of 32 weights the numbers of 4 bits (groups, 32), with the scale and the least
+   value (groups,), that are nearest to it. */
+EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
+                      float *minima, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count, float *out);
 /* Bytes a second that this many threads read of memory (bytes,). */

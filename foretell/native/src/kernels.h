@@ -92,6 +92,59 @@ static void choose_peaks(const float *weights, int64_t groups, uint8_t *peaks) {
     }
 }
 
+#define RANGES 16      /* of each group that are tried for 4 bits, the whole one first */
+#define NARROWER 0.02f /* each than the one before, as a part of the whole */
+
+/* Of each group of 32 weights the numbers from 0 to 15, the scale and the least value that are
+   nearest to it. The numbers are those of the best range; scale and least value fit them by least
+   squares. Lanes are ranges. */
+static void choose_ranges(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
+                          float *minima) {
+    float shares[RANGES], tried[GROUP * RANGES];
+    float errors[RANGES], steps[RANGES], means[RANGES];
+    for (int i = 0; i < RANGES; i++)
+        shares[i] = 1.0f - NARROWER * (float)i;
+    const vec share = v_load(shares), zero = v_set(0.0f), most = v_set(15.0f);
+    const vec rounder = v_set(ROUNDER), each = v_set(1.0f / GROUP);
+    for (int64_t g = 0; g < groups; g++) {
+        const float *group = weights + g * GROUP;
+        vec first = v_load(group), second = v_load(group + 16);
+        float top = v_top(v_max(first, second));
+        float bottom = -v_top(v_max(v_sub(zero, first), v_sub(zero, second)));
+        float mean = (v_sum(first) + v_sum(second)) / GROUP, middle = (bottom + top) / 2.0f;
+        vec low = v_mul(v_set(bottom - middle), share);
+        vec step = v_mul(v_set((top - bottom) / 15.0f), share);
+        vec inverse = v_div(v_set(1.0f), v_max(step, v_set(TINY)));
+        vec sum = zero, squares = zero, shared = zero;
+        for (int i = 0; i < GROUP; i++) {
+            vec exact = v_mul(v_sub(v_set(group[i] - middle), low), inverse);
+            vec number = v_sub(v_add(v_max(v_min(exact, most), zero), rounder), rounder);
+            sum = v_add(sum, number);
+            squares = v_fma(number, number, squares);
+            shared = v_fma(number, v_set(group[i] - mean), shared);
+            v_store(tried + i * RANGES, number);
+        }
+        vec center = v_mul(sum, each);
+        vec spread = v_sub(squares, v_mul(sum, center)); /* of whole numbers: exact */
+        vec fitted = v_div(shared, v_max(spread, each)), error = zero;
+        for (int i = 0; i < GROUP; i++) {
+            vec rounded = v_mul(v_sub(v_load(tried + i * RANGES), center), fitted);
+            vec off = v_sub(rounded, v_set(group[i] - mean));
+            error = v_fma(off, off, error);
+        }
+        v_store(errors, error);
+        v_store(steps, fitted);
+        v_store(means, center);
+        int best = 0;
+        for (int i = 1; i < RANGES; i++)
+            best = errors[i] < errors[best] ? i : best;
+        for (int i = 0; i < GROUP; i++)
+            numbers[g * GROUP + i] = (uint8_t)tried[i * RANGES + best];
+        scales[g] = steps[best];
+        minima[g] = mean - steps[best] * means[best];
+    }
+}
+
 /* A whole row in two: rows 2 `row` and the next, whose sum it is to 16 bits. The second one's steps
    are 1 / 254 of the first one's. */
 static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const float *x) {

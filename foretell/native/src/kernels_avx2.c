@@ -8,8 +8,8 @@
 #include "kernels.h"
 
 const ft_kernels ft_avx2 = {
-    "avx2", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
-    gate, store, attention_floats, set_up, score, soften, mix,
+    "avx2", prepare, prepare_twice, choose_peaks, choose_ranges, product, deliver, norm,
+    rotate, gate, store, attention_floats, set_up, score, soften, mix,
 };
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,6 +1,6 @@
 #include "kernels.h"
 
 const ft_kernels ft_portable = {
-    "portable", prepare, prepare_twice, choose_peaks, product, deliver, norm, rotate,
-    gate, store, attention_floats, set_up, score, soften, mix,
+    "portable", prepare, prepare_twice, choose_peaks, choose_ranges, product, deliver, norm,
+    rotate, gate, store, attention_floats, set_up, score, soften, mix,
 };

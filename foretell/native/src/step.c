@@ -180,22 +180,35 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
 typedef struct {
     const float *weights;
     int64_t groups;
-    uint8_t *peaks;
-} peaks_job;
+    uint8_t *peaks;          /* for 8 bits; or NULL, and */
+    uint8_t *numbers;        /* for 4 bits */
+    float *scales, *minima;
+} rounding_job;
 
-static void peaks_work(ft_team *team, int thread, void *argument) {
-    peaks_job *job = argument;
+static void rounding_work(ft_team *team, int thread, void *argument) {
+    rounding_job *job = argument;
     int32_t tasks = (int32_t)((job->groups + GROUPS_A_TASK - 1) / GROUPS_A_TASK);
     for (int32_t task; (task = ft_next(team, thread, tasks)) < tasks;) {
         int64_t first = (int64_t)task * GROUPS_A_TASK, left = job->groups - first;
-        kernels->choose_peaks(job->weights + first * GROUP,
-                              left < GROUPS_A_TASK ? left : GROUPS_A_TASK, job->peaks + first);
+        int64_t count = left < GROUPS_A_TASK ? left : GROUPS_A_TASK;
+        const float *weights = job->weights + first * GROUP;
+        if (job->peaks)
+            kernels->choose_peaks(weights, count, job->peaks + first);
+        else
+            kernels->choose_ranges(weights, count, job->numbers + first * GROUP,
+                                   job->scales + first, job->minima + first);
     }
 }
 
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads) {
-    peaks_job job = {weights, groups, peaks};
-    ft_run(peaks_work, &job, threads);
+    rounding_job job = {weights, groups, peaks, NULL, NULL, NULL};
+    ft_run(rounding_work, &job, threads);
+}
+
+EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
+                      float *minima, int32_t threads) {
+    rounding_job job = {weights, groups, NULL, numbers, scales, minima};
+    ft_run(rounding_work, &job, threads);
 }
 
 /* --- a whole step */
