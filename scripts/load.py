@@ -5,8 +5,10 @@
 
 Every client sends one streamed chat at a time and the next when it has its answer. All servers that
 speak OpenAI's protocol can be measured; several URLs are measured in turn, level by level, so that
-none has the machine's better minutes. `--prefix N` puts the same N words before every question;
-`--long N` keeps one more client sending prompts of N words meanwhile, whose answers do not count.
+none has the machine's better minutes; so are requests with other fields, `--beside FIELDS`.
+`--prefix N` puts the same N words before every question; `--long N` keeps one more client sending
+prompts of N words meanwhile, whose answers do not count. `--keys FILE` uses another API key at
+every level: a server that learns from what it wrote knows nothing of questions that come again.
 The time between tokens is that between two pieces of a stream.
 """
 
@@ -19,7 +21,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import count, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ class Level:
     """All answers of one server under so many clients."""
 
     url: str
+    fields: dict[str, Any]  # of its requests, beyond the usual ones
     clients: int
     seconds: float
     answers: list[Answer]
@@ -65,6 +68,7 @@ class Level:
         tokens = sum(answer.tokens for answer in good)
         return {
             "url": self.url,
+            "fields": self.fields,
             "clients": self.clients,
             "requests": len(good),
             "failed": len(self.answers) - len(good),
@@ -146,7 +150,6 @@ def _take(answer: Answer, chunk: dict[str, Any], began: float, last: float) -> f
 
 
 def body_of(text: str, args: argparse.Namespace) -> dict[str, Any]:
-    extra = json.loads(args.body)
     return {
         "model": args.model,
         "messages": [{"role": "user", "content": text}],
@@ -154,16 +157,18 @@ def body_of(text: str, args: argparse.Namespace) -> dict[str, Any]:
         "temperature": args.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **extra,
+        **args.body,
     }
 
 
 async def level(url: str, clients: int, args: argparse.Namespace, kind: str) -> Level:
-    """`args.requests` requests for each client."""
+    """`args.requests` requests for each client, with the fields `args.body`."""
     texts = questions(args.files, args.prefix, kind)
     answers: list[Answer] = []
-    limits = httpx.Limits(max_connections=clients + 2)
-    headers = {"Authorization": f"Bearer {args.key}"} if args.key else {}
+    # One connection a request: servers end idle ones at will, and that would be an error here.
+    limits = httpx.Limits(max_connections=clients + 2, max_keepalive_connections=0)
+    key = next(args.keys)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(timeout=args.timeout, limits=limits, headers=headers) as client:
 
         async def one() -> None:
@@ -182,27 +187,32 @@ async def level(url: str, clients: int, args: argparse.Namespace, kind: str) -> 
         if others is not None:
             others.cancel()
             await asyncio.gather(others, return_exceptions=True)
-    return Level(url, clients, seconds, answers)
+    return Level(url, args.body, clients, seconds, answers)
 
 
 async def measure(args: argparse.Namespace, console: Console) -> list[Level]:
     levels = []
     for url in args.urls:  # what a server does once only should not count
-        await level(
-            url, min(2, max(args.clients)), argparse.Namespace(**vars(args) | {"requests": 1}), "w"
-        )
-    for turn in range(args.rounds):
-        for clients in args.clients:
-            for url in args.urls:
-                found = await level(url, clients, args, f"{turn}.{clients}.")
-                levels.append(found)
-                speed = found.figures()["tokens_per_s"]
-                console.print(f"{url}, {clients} clients: {speed:.0f} tokens/s", highlight=False)
-                for answer in found.answers:
-                    if answer.error:
-                        console.print(f"  failed: {answer.error}", highlight=False, markup=False)
-                        break
+        once = argparse.Namespace(**vars(args) | {"requests": 1, "body": args.bodies[0]})
+        await level(url, min(2, max(args.clients)), once, "w")
+    for turn, clients, url, body in product(
+        range(args.rounds), args.clients, args.urls, args.bodies
+    ):
+        args.body = body
+        found = await level(url, clients, args, f"{turn}.{clients}.")
+        levels.append(found)
+        speed = found.figures()["tokens_per_s"]
+        console.print(f"{title(found)}, {clients} clients: {speed:.0f} tokens/s", highlight=False)
+        for answer in found.answers:
+            if answer.error:
+                console.print(f"  failed: {answer.error}", highlight=False, markup=False)
+                break
     return levels
+
+
+def title(level: Level) -> str:
+    """The server, and the fields by which its requests differ from others."""
+    return f"{level.url} {json.dumps(level.fields)}" if level.fields else level.url
 
 
 def table(levels: Sequence[Level]) -> Table:
@@ -227,7 +237,7 @@ def table(levels: Sequence[Level]) -> Table:
             between["p99"],
         ]
         shown.add_row(
-            found.url, str(found.clients), *(f"{cell:.1f}" for cell in cells), str(f["failed"])
+            title(found), str(found.clients), *(f"{cell:.1f}" for cell in cells), str(f["failed"])
         )
     return shown
 
@@ -245,12 +255,23 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--long", type=int, default=0, help="words of the prompts that one more client sends")
     add("--model", default="smollm2", help="as the servers name it")
     add("--key", default="", help="the servers' API key")
+    add("--keys", type=Path, help="a file with an API key a line, of which every level has another")
     add("--body", default="{}", help="more fields of every request, as JSON")
+    add("--beside", action="append", default=[], help="other such fields, measured in turn")
     add("--timeout", type=float, default=600.0, help="seconds of a request")
     add("--prompts", type=Path, default=PROMPTS, help="a folder of prompt files")
     add("--json", type=Path, help="where the figures go")
     args = parser.parse_args(given)
     args.clients = [int(number) for number in args.clients.split(",")]
+    try:
+        args.bodies = [json.loads(text) for text in (args.body, *args.beside)]
+    except ValueError as error:
+        raise BadConfig(f"--body and --beside must be JSON: {error}") from None
+    keys = args.keys.read_text("utf-8").split() if args.keys else [args.key]
+    levels = len(args.urls) * (1 + args.rounds * len(args.clients) * len(args.bodies))
+    if args.keys and len(keys) < levels:
+        raise BadConfig(f"{args.keys}: has {len(keys)} keys for {levels} levels; write more")
+    args.keys = cycle(keys)
     args.files = sorted(args.prompts.glob("*.jsonl"))
     if not args.files:
         raise BadConfig(f"{args.prompts}: has no prompt files (*.jsonl); give another folder")

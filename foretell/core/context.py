@@ -47,6 +47,7 @@ class Shared(Protocol):
     models: dict[str, Model]
     stores: Stores
     running: int  # requests that share forwards
+    texts: int  # tokens of prompts in the last forward of the target
     admission: Any  # policy.admission.Admission
 
     def costs_of(self, model: Model) -> Costs: ...

@@ -80,6 +80,8 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
     """Takes note of a forward's time, for its model's costs and the requests' statistics."""
     first = prepared[0].entry
     rows = sum(part.job.start for part in prepared) // len(prepared)
+    if first.for_target:
+        engine.texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
     costs = engine.costs_of(first.model, first.model.computed_by, first.ask.layers)
     costs.note(first.model.width, seconds, rows)
     stepped: dict[Live, bool] = {}  # whether it was a whole forward over a text of the request

@@ -45,13 +45,15 @@ class Costs:
         of one time and their gain by the speed of another.
         """
         size = 1 << (tokens - 1).bit_length()
+        if size > SIZES[-1]:  # a chunk of a prompt, of any length up to this size
+            seconds *= size / tokens
         row_seconds = self.slope.get(size, 0.0) * rows
         if size not in self.seconds:
             self.seconds[size] = max(seconds - row_seconds, FIRST_SHARE * seconds)
             return
         expected = self.seconds[size] + row_seconds
         change = RATE * (min(seconds / expected, HICCUP) - 1)
-        if size > SIZES[-1]:  # a chunk of a prompt, of any length up to this size
+        if size > SIZES[-1]:
             self.seconds[size] *= 1 + change
             return
         for known_size in self.seconds:
@@ -74,10 +76,16 @@ class Costs:
         curve: np.ndarray = _weights(size, self.sizes, known_sizes) @ rising
         return curve
 
-    def share(self, size: int, rows: int, live: int) -> np.ndarray:
-        """A request's share (size,) of `curve` where `live` requests have as many tokens each."""
+    def share(self, size: int, rows: int, live: int, texts: int = 0) -> np.ndarray:
+        """A request's share (size,) of `curve` where `live` requests have as many tokens each.
+
+        `texts`: tokens of other requests' prompts in the same forward. They pay as much as the
+        tokens of a forward without drafts, so that a draft that delays them costs what it takes.
+        """
         live = max(1, live)
-        return self.curve(live * size, rows)[live - 1 :: live] / live
+        curve = self.curve(live * size + texts, rows)[texts:]
+        paid = texts * curve[live - 1] / (live + texts)
+        return (curve[live - 1 :: live] - paid) / live
 
     def row_seconds(self) -> float:
         """What a new token takes for each cache row that it attends to, among many new tokens."""

@@ -4,7 +4,8 @@ Of every kind of node, told apart by its source, rank, depth and the length of t
 the policy counts how often it was accepted once its parent was, starting from the drafter's own
 estimate; only tested nodes count. A deterministic tree is cut, best first, to the size n that
 maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless that wins by a margin; now and then
-twice that is tried. A drafter that gains less time than it takes is asked more rarely.
+twice that is tried, where that is cheap. A drafter that gains less time than it takes is asked more
+rarely.
 
 Where other drafts would mean other samples (drawn trees, some rules) neither the draw nor a clock
 may decide, or a seed would not give its tokens again: `DrawnSizes` chooses the number of nodes
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 START = 1.05  # drafting must promise this much more than not drafting, to begin
 STAY = 1.02  # and this much, to go on
-PROBE = 16  # every so many proposals a larger tree is tried
+PROBE = 16  # every so many proposals a larger tree is tried, more rarely where that is expensive:
+PROBE_LOSS = 0.01  # share of the time that it may lose
 LIMIT = 80  # nodes, unless a number is given
 PRIOR = 4.0  # trials a drafter's own estimate counts for
 OTHERS = 0.6  # chance of the next continuation of a copy, to that of the one before it
@@ -68,7 +70,7 @@ class Policy:
         self.ctx = ctx
         self.nodes = nodes
         self.whole = whole
-        self.proposals = 0
+        self.waited = 0  # proposals since a larger tree was tried
         self.size = 8  # nodes that were best last
         if whole:  # such a tree may cost half a forward
             curve = ctx.costs.curve(LIMIT, len(ctx.tokens))
@@ -111,7 +113,8 @@ class Policy:
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         # Other requests may draft as much in the same forward.
-        curve = self.ctx.costs.share(len(tree), len(self.ctx.tokens), self.ctx.engine.running)
+        engine = self.ctx.engine
+        curve = self.ctx.costs.share(len(tree), len(self.ctx.tokens), engine.running, engine.texts)
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda node: -values[node])
@@ -126,16 +129,21 @@ class Policy:
     def _best(self, values: list[float], curve: list[float]) -> int:
         """How many nodes of these values, best first, make the most of a forward's time."""
         best = 0
-        fastest = 1 / curve[0] * (STAY if self.size else START)
-        expected = 1.0
+        speed = 1 / curve[0]  # tokens a second
+        least = speed * (STAY if self.size else START)
+        expected = [1.0]
         for count, value in enumerate(values, 1):
-            expected += value
-            speed = expected / curve[count]
-            if speed > fastest:
-                best, fastest = count, speed
+            expected.append(expected[-1] + value)
+            if expected[count] / curve[count] > max(speed, least):
+                best, speed = count, expected[count] / curve[count]
         self.size = best
-        self.proposals += 1
-        return max(8, 2 * best) if self.proposals % PROBE == 0 else best
+        self.waited += 1
+        larger = min(max(8, 2 * best), len(values))
+        lost_seconds = curve[larger] - expected[larger] / speed
+        if self.waited < max(PROBE, lost_seconds / (PROBE_LOSS * curve[best])):
+            return best
+        self.waited = 0
+        return larger
 
     def observe(self, outcome: Outcome) -> None:
         for node, accepted in outcome.tested if self.kinds else ():

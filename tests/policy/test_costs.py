@@ -89,6 +89,23 @@ def test_requests_that_share_a_forward_share_its_cost() -> None:
     assert costs.share(4, 0, 1).tolist() == costs.share(4, 0, 0).tolist() == alone
 
 
+def test_where_prompts_fill_a_forward_a_draft_costs_what_it_delays_them_by() -> None:
+    costs = Costs()
+    costs.seconds = {1: 1.0, 8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
+    idle = costs.share(3, 0, 1)
+    assert idle.tolist() == [1.0] * 3, "a forward has room"
+    filled = costs.share(3, 0, 1, texts=31)
+    assert filled == pytest.approx([0.125, 0.25, 0.375]), "every token costs the same"
+    assert costs.share(3, 0, 4, texts=0).tolist() == costs.share(3, 0, 4).tolist()
+
+
+def test_a_chunk_counts_by_its_tokens() -> None:
+    costs = Costs()
+    costs.note(80, 0.8)
+    costs.note(120, 1.2)
+    assert costs.seconds == {128: pytest.approx(1.28)}
+
+
 def test_a_forward_that_is_filled_up_costs_as_much_as_a_full_one() -> None:
     costs = Costs()
     costs.seconds = {1: 1.0, 4: 4.0, 16: 16.0}

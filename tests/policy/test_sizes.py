@@ -18,7 +18,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Sampling
 from foretell.families.toy import Toy
 from foretell.policy.costs import Costs
-from foretell.policy.sizes import LIMIT, PRIOR, PROBE, STAY, DrawnSizes, Policy
+from foretell.policy.sizes import LIMIT, PRIOR, PROBE, PROBE_LOSS, STAY, DrawnSizes, Policy
 from foretell.spec import resolve
 from tests import laws
 
@@ -162,15 +162,24 @@ def test_estimates_start_from_the_drafters_and_go_to_what_happens() -> None:
 
 
 def test_what_is_left_out_is_tried_now_and_then() -> None:
-    policy = make(STEEP)
-    tree = certain(policy, star(12), [0.05] * 12)
+    policy = make({1: 1.0, 128: 1.3})
+    tree = certain(policy, star(12), [0.001] * 12)
     sizes = [len(policy.fit(tree)) for _ in range(2 * PROBE + 3)]
-    assert [i for i, size in enumerate(sizes, 1) if size == 9] == [PROBE, 2 * PROBE] and set(
-        sizes
-    ) == {1, 9}
-    assert len(policy.fit(TokenTree(0))) == 1 and policy.proposals == 2 * PROBE + 3, (
+    assert [i for i, size in enumerate(sizes, 1) if size == 9] == [PROBE, 2 * PROBE]
+    assert set(sizes) == {1, 9}
+    assert len(policy.fit(TokenTree(0))) == 1 and policy.waited == 3, (
         "nothing proposed does not count"
     )
+
+
+def test_what_is_left_out_is_tried_more_rarely_where_that_is_expensive() -> None:
+    """As where many requests fill every forward."""
+    policy = make(STEEP)
+    tree = certain(policy, star(12), [0.25] * 12)
+    sizes = [len(policy.fit(tree)) for _ in range(1300)]
+    lost = 8 * (1 - 0.25)  # of steps, by 8 nodes each of which costs a step
+    assert [i for i, size in enumerate(sizes, 1) if size == 9] == [600, 1200]
+    assert lost / PROBE_LOSS == 600
 
 
 def test_a_text_that_becomes_predictable_is_noticed() -> None:
