@@ -149,9 +149,9 @@ def _take(answer: Answer, chunk: dict[str, Any], began: float, last: float) -> f
     return now
 
 
-def body_of(text: str, args: argparse.Namespace) -> dict[str, Any]:
+def body_of(text: str, url: str, args: argparse.Namespace) -> dict[str, Any]:
     return {
-        "model": args.model,
+        "model": args.models[url],
         "messages": [{"role": "user", "content": text}],
         "max_tokens": args.tokens,
         "temperature": args.temperature,
@@ -173,12 +173,12 @@ async def level(url: str, clients: int, args: argparse.Namespace, kind: str) -> 
 
         async def one() -> None:
             for _ in range(args.requests):
-                answers.append(await ask(client, url, body_of(next(texts), args)))
+                answers.append(await ask(client, url, body_of(next(texts), url, args)))
 
         async def beside() -> None:
             for number in count():
                 words = " ".join(f"{(number * 7 + i * 3) % 911}" for i in range(args.long))
-                await ask(client, url, body_of(words, args) | {"max_tokens": 1})
+                await ask(client, url, body_of(words, url, args) | {"max_tokens": 1})
 
         others = asyncio.create_task(beside()) if args.long else None
         began = time.perf_counter()
@@ -253,7 +253,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--prefix", type=int, default=0, help="words that all questions begin with")
     add("--long", type=int, default=0, help="words of the prompts that one more client sends")
-    add("--model", default="smollm2", help="as the servers name it")
+    add("--model", default="smollm2", help="as the servers name it; or a name for each, commas")
     add("--key", default="", help="the servers' API key")
     add("--keys", type=Path, help="a file with an API key a line, of which every level has another")
     add("--body", default="{}", help="more fields of every request, as JSON")
@@ -272,6 +272,10 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     if args.keys and len(keys) < levels:
         raise BadConfig(f"{args.keys}: has {len(keys)} keys for {levels} levels; write more")
     args.keys = cycle(keys)
+    names = args.model.split(",")
+    if len(names) not in (1, len(args.urls)):
+        raise BadConfig(f"--model has {len(names)} names for {len(args.urls)} servers")
+    args.models = dict(zip(args.urls, cycle(names), strict=False))
     args.files = sorted(args.prompts.glob("*.jsonl"))
     if not args.files:
         raise BadConfig(f"{args.prompts}: has no prompt files (*.jsonl); give another folder")
