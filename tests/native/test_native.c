@@ -210,6 +210,38 @@ static void check_team(void) {
     free(x);
 }
 
+/* Numbers of 4 and 8 bits that stand for weights: each as near as its steps allow. */
+static void check_rounding(void) {
+    enum { GROUPS = 2 * 1024 + 37 }; /* more than two tasks of a team */
+    float *weights = random_floats(GROUPS * GROUP, 2);
+    uint8_t *numbers = room(GROUPS * GROUP), *peaks = room(GROUPS);
+    float *scales = room(4 * GROUPS), *minima = room(4 * GROUPS);
+    for (int32_t i = 0; i < GROUP; i++)
+        weights[i] = 0.5f; /* a group without a range */
+    ft_ranges(weights, GROUPS, numbers, scales, minima, MOST_THREADS_HERE);
+    ft_peaks(weights, GROUPS, peaks, MOST_THREADS_HERE);
+    for (int32_t group = 0; group < GROUPS; group++) {
+        double lost = 0, whole = 0;
+        for (int32_t i = 0; i < GROUP; i++) {
+            int32_t place = group * GROUP + i;
+            double off = numbers[place] * (double)scales[group] + minima[group] - weights[place];
+            lost += off * off;
+            whole += (double)weights[place] * weights[place];
+            if (numbers[place] > 15)
+                fail("a number of 4 bits is none", "ranges");
+        }
+        if (lost > 0.012 * whole || (group == 0 && lost > 1e-12))
+            fail("4 bits are far from their weights", "ranges");
+        if (peaks[group] < 96 || peaks[group] > 127)
+            fail("a peak is none", "peaks");
+    }
+    free(weights);
+    free(numbers);
+    free(peaks);
+    free(scales);
+    free(minima);
+}
+
 int main(void) {
     for (int i = 0; i < COUNT(kinds); i++) {
         if (!ft_choose(kinds[i]))
@@ -218,6 +250,7 @@ int main(void) {
             check_products(kinds[i], form, 37, 96);
             check_products(kinds[i], form, 80, 544);
         }
+        check_rounding();
         check_team();
         printf("%s kernels: products are right\n", kinds[i]);
     }
