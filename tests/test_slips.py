@@ -457,3 +457,6 @@ def test_forwards_the_card_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> Non
     laws.check_cost(
         Speculative(Draft(length=3)), "target 1, draft length", {"length": 3}, exact=True
     )
+    bound = "target 1, draft length at most"
+    laws.check_cost(Speculative(Draft(length=3)), bound, {"length": 4}, exact=True)
+    caught(laws.check_cost, Speculative(Draft(length=3)), bound, {"length": 2}, exact=True)
