@@ -125,6 +125,8 @@ def server(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "foretell", "serve", "--model", model, "--dtype", "float32"]
+    # A store of prefixes that the warm-up fills, so that it does not grow afterwards.
+    command += ["--prefix-memory", "0.05"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*command, "--port", str(port), *options], cwd=ROOT, stdout=log, stderr=log
