@@ -1,0 +1,46 @@
+"""Children of a tree's nodes of which no token comes twice: drawn, or the best at temperature 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretell.core.tree import Law, TokenTree
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+
+class Urn:
+    """A law q (V,) that tokens are drawn from without replacement.
+
+    Each is drawn from q without those before it, renormalised: in the law that Gumbel-top-k has.
+    """
+
+    def __init__(self, q: torch.Tensor):
+        self.q = q
+        self.rest = q.clone()
+        self.left = float(q.sum())  # chance of all that was not drawn yet; 0: nothing is left
+
+    def add(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
+        """Draws one more token and adds it below `node`; returns its node.
+
+        `key`: no other draw of this step has it. The value is the chance of the whole path by the
+        laws that were drawn from.
+        """
+        law = self.rest / self.left
+        token = ctx.rng.sample(law, "draft", len(ctx.output), key)
+        self.rest[token] = 0
+        self.left = float(self.rest.sum())
+        value = tree.values[node] * float(self.q[token])
+        return tree.add(node, token, law=Law(law), value=value, source=source)
+
+
+def best_tokens(scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
+    """At most `count` tokens of processed logits (V,) with their chances, best first, ties to the
+    lowest id. None of chance 0.
+    """
+    chances, ids = scores.softmax(-1).topk(min(count, len(scores)))
+    pairs = zip(ids.tolist(), chances.tolist(), strict=True)
+    return sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
