@@ -14,6 +14,7 @@ Needs: a draft model with the target's tokenizer; a target that takes trees, unl
 are 1
 Trains: the draft model, best distilled from the target
 Differs:
+- the defaults, length 3 and branches 2, are ours: the paper tries several sizes of trees
 - children are drawn one after the other, which has the law and the order of Gumbel-top-k
 - where the budget does not suffice, a level leaves one node to each that follows, and has its own
 children shared out evenly
