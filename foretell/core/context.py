@@ -47,7 +47,7 @@ class Shared(Protocol):
     models: dict[str, Model]
     stores: Stores
     running: int  # requests that share forwards
-    texts: int  # tokens of prompts in the last forward of the target
+    texts: int  # tokens of prompts in the target's last forward, while some are unfinished
     admission: Any  # policy.admission.Admission
 
     def costs_of(self, model: Model) -> Costs: ...

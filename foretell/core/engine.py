@@ -47,7 +47,7 @@ class Engine:
         self.totals = Totals()
         self.live: list[Live] = []
         self.running = 0  # of these, those that take part in the current step
-        self.texts = 0  # tokens of prompts in the last forward of the target
+        self.texts = 0  # tokens of prompts in the target's last forward, while some are unfinished
         # Of the running step; if it is interrupted, the next one returns them.
         self.events: list[Event] = []
         self.requests = 0

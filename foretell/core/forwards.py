@@ -81,7 +81,9 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
     first = prepared[0].entry
     rows = sum(part.job.start for part in prepared) // len(prepared)
     if first.for_target:
-        engine.texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
+        unfinished = any(not part.whole for part in prepared)
+        texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
+        engine.texts = texts if unfinished else 0
     costs = engine.costs_of(first.model, first.model.computed_by, first.ask.layers)
     costs.note(first.model.width, seconds, rows)
     stepped: dict[Live, bool] = {}  # whether it was a whole forward over a text of the request

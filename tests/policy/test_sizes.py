@@ -344,3 +344,17 @@ def test_time_decides_nothing_that_would_change_samples(
         Speculative(Spy(), strategy.rule, strategy.nodes), [1], setting, {"target": Toy(4)}
     )
     assert seen == [timed]
+
+
+def test_the_engine_says_how_much_of_prompts_fills_its_forwards() -> None:
+    engine = Engine({"target": Toy(4, context=1024)})
+    engine.add(Request([1, 2], laws.build("plain"), Sampling(max_new_tokens=400)))
+    engine.step()
+    assert engine.texts == 0, "nobody else's prompt is unfinished"
+    engine.add(Request([1, 2] * 300, laws.build("plain"), Sampling(max_new_tokens=1)))
+    engine.step()
+    assert engine.texts > 0
+    while len(engine.live) > 1:
+        engine.step()
+    engine.step()
+    assert engine.texts == 0
