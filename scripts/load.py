@@ -264,10 +264,13 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(given)
     args.clients = [int(number) for number in args.clients.split(",")]
     try:
-        args.bodies = [json.loads(text) for text in (args.body, *args.beside)]
-    except ValueError as error:
-        raise BadConfig(f"--body and --beside must be JSON: {error}") from None
-    keys = args.keys.read_text("utf-8").split() if args.keys else [args.key]
+        args.bodies = [dict(json.loads(text)) for text in (args.body, *args.beside)]
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"--body and --beside must be JSON objects: {error}") from None
+    try:
+        keys = args.keys.read_text("utf-8").split() if args.keys else [args.key]
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"--keys: cannot be read: {error}") from None
     levels = len(args.urls) * (1 + args.rounds * len(args.clients) * len(args.bodies))
     if args.keys and len(keys) < levels:
         raise BadConfig(f"{args.keys}: has {len(keys)} keys for {levels} levels; write more")
