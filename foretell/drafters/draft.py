@@ -28,15 +28,8 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.ops.rows import resized
+from foretell.ops.reading import DraftReader
 from foretell.ops.trees import add_drawn
-
-
-@dataclass
-class State:
-    """Of a request."""
-
-    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
 
 
 @dataclass(frozen=True)
@@ -63,27 +56,23 @@ class Draft(Drafter):
         if not 0 <= self.confidence < 1:
             raise BadConfig.field("draft:confidence", self.confidence, "at least 0 and below 1")
 
-    def start(self, ctx: Context) -> State:
-        return State()
+    def start(self, ctx: Context) -> DraftReader:
+        return DraftReader(ctx)
 
-    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
-        model = ctx.models["draft"]
+    def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        if any(token >= model.vocab for token in ctx.tokens[state.known :]):
-            # Relatives pad their vocabularies differently; this text is beyond the smaller one.
+        if not reader.can_read(ctx.tokens):
             return tree
-        state.known = len(ctx.tokens)
         chains = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
         level = {0: chains}  # node -> chains that go on from it
         draws = 0
-        for _ in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
+        for _ in range(min(self.length, reader.depth(ctx))):
             # Decided before anything of the level is drawn, so that no draw can sway it.
             if not any(level.values()) or len(tree) + sum(level.values()) > budget:
                 break
             reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
             below: dict[int, int] = {}
-            for (node, count), row in zip(level.items(), reply.logits, strict=True):
-                row = resized(row, ctx.models["target"].vocab)
+            for (node, count), row in zip(level.items(), reader.rows(reply), strict=True):
                 if self.confidence and float(row.softmax(-1).max()) < self.confidence:
                     continue
                 for child in self._children(ctx, tree, node, row, count, draws):

@@ -39,14 +39,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.ops.rows import resized
-
-
-@dataclass
-class State:
-    """Of a request."""
-
-    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
+from foretell.ops.reading import DraftReader
 
 
 @dataclass(slots=True)
@@ -100,18 +93,15 @@ class Dyspec(Drafter):
         if not 0 <= self.threshold < 1:
             raise BadConfig.field("dyspec:threshold", self.threshold, "at least 0 and below 1")
 
-    def start(self, ctx: Context) -> State:
-        return State()
+    def start(self, ctx: Context) -> DraftReader:
+        return DraftReader(ctx)
 
-    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
-        model = ctx.models["draft"]
+    def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        if any(token >= model.vocab for token in ctx.tokens[state.known :]):
-            # Relatives pad their vocabularies differently; this text is beyond the smaller one.
+        if not reader.can_read(ctx.tokens):
             return tree
-        state.known = len(ctx.tokens)
         size = min(self.size, budget - 1)
-        depth = min(ctx.depth, model.context - len(ctx.tokens))
+        depth = reader.depth(ctx)
         least = self.threshold or (1 / max(1, size) if self.levels else 0.0)
         slots = Slots(ctx.sampler.greedy)
         unread = [0] if depth > 0 else []  # nodes that may have children, but have no row yet
@@ -123,8 +113,8 @@ class Dyspec(Drafter):
             level_ends = slots.best < least
             if level_ends if self.levels else best_unread >= slots.best:
                 reply = yield Ask(tree, "draft", ctx.branch, rows=unread)
-                for node, row in zip(unread, reply.logits, strict=True):
-                    law = self._law(ctx, tree, node, resized(row, ctx.models["target"].vocab))
+                for node, row in zip(unread, reader.rows(reply), strict=True):
+                    law = self._law(ctx, tree, node, row)
                     slots.push(Slot(node, tree.values[node], law))
                 unread = []
                 continue

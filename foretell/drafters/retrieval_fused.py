@@ -37,7 +37,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.ops.lookup import Index
-from foretell.ops.rows import resized
+from foretell.ops.reading import DraftReader
 from foretell.ops.trees import add_drawn, grow, merge
 
 # chance of a copied token the draft model was not asked about, if those before it are accepted
@@ -52,7 +52,7 @@ class State:
     """Of a request."""
 
     index: Index  # of its text
-    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
+    reader: DraftReader
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,13 @@ class RetrievalFused(Drafter):
             raise BadConfig.field(f"{NAME}:threshold", self.threshold, "at least 0 and below 1")
 
     def start(self, ctx: Context) -> State:
-        return State(Index(self.longest, least=self.shortest, every=True))
+        return State(Index(self.longest, least=self.shortest, every=True), DraftReader(ctx))
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
         laws: Laws = {}
-        if all(token < ctx.models["draft"].vocab for token in ctx.tokens[state.known :]):
-            state.known = len(ctx.tokens)
-            laws = yield from self._draft(ctx, tree, budget)
+        if state.reader.can_read(ctx.tokens):
+            laws = yield from self._draft(ctx, state.reader, tree, budget)
         state.index.extend(ctx.tokens)
         copies, twins = self._copies(ctx, state.index, tree, laws, budget)
         room = budget - len(tree)
@@ -107,20 +106,20 @@ class RetrievalFused(Drafter):
             kept.append(node)
         return merge(tree, copies.keep(kept))
 
-    def _draft(self, ctx: Context, tree: TokenTree, budget: int) -> Generator[Ask, Any, Laws]:
+    def _draft(
+        self, ctx: Context, reader: DraftReader, tree: TokenTree, budget: int
+    ) -> Generator[Ask, Any, Laws]:
         """Drafts into `tree`; returns the law below every node the draft model was asked about."""
-        model = ctx.models["draft"]
         chains = min(self.drafts, budget - 1)
         laws: Laws = {}
         level = {0: chains}  # node -> chains that go on from it
         draws = 0
-        for _ in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
+        for _ in range(min(self.length, reader.depth(ctx))):
             # Decided before anything of the level is drawn, so that no draw can sway it.
             if not any(level.values()) or len(tree) + chains > budget:
                 break
             reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
-            for node, row in zip(level, reply.logits, strict=True):
-                row = resized(row, ctx.models["target"].vocab)
+            for node, row in zip(level, reader.rows(reply), strict=True):
                 output = [*ctx.output, *tree.tokens_to(node)]
                 if ctx.sampler.greedy:
                     laws[node] = ctx.sampler.scores(row, output).softmax(-1)

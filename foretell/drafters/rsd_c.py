@@ -32,15 +32,8 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.ops.rows import resized
+from foretell.ops.reading import DraftReader
 from foretell.ops.unreplaced import Urn, best_tokens
-
-
-@dataclass
-class State:
-    """Of a request."""
-
-    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
 
 
 @dataclass(frozen=True)
@@ -65,18 +58,15 @@ class RsdC(Drafter):
             allowed = "numbers between 1 and 64, with spaces between"
             raise BadConfig.field("rsd-c:branches", self.branches, allowed)
 
-    def start(self, ctx: Context) -> State:
-        return State()
+    def start(self, ctx: Context) -> DraftReader:
+        return DraftReader(ctx)
 
-    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
-        model = ctx.models["draft"]
+    def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        if any(token >= model.vocab for token in ctx.tokens[state.known :]):
-            # Relatives pad their vocabularies differently; this text is beyond the smaller one.
+        if not reader.can_read(ctx.tokens):
             return tree
-        state.known = len(ctx.tokens)
         level = [0]
-        for depth in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
+        for depth in range(min(self.length, reader.depth(ctx))):
             # Decided before anything of the level is drawn, so that no draw can sway it.
             branches = self.branches[min(depth, len(self.branches) - 1)]
             room = budget - len(tree) - (self.length - 1 - depth)
@@ -86,8 +76,7 @@ class RsdC(Drafter):
                 break
             reply = yield Ask(tree, "draft", ctx.branch, rows=level)
             below: list[int] = []
-            for node, count, row in zip(level, counts, reply.logits, strict=True):
-                row = resized(row, ctx.models["target"].vocab)
+            for node, count, row in zip(level, counts, reader.rows(reply), strict=True):
                 below += self._children(ctx, tree, node, row, count)
             level = [child for child in below if not ctx.ends(tree, child)]
         return tree

@@ -32,15 +32,8 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.ops.rows import resized
+from foretell.ops.reading import DraftReader
 from foretell.ops.unreplaced import Urn, best_tokens
-
-
-@dataclass
-class State:
-    """Of a request."""
-
-    known: int = 0  # tokens of the text that are sure to be in the draft model's vocabulary
 
 
 @dataclass(frozen=True)
@@ -62,30 +55,25 @@ class RsdS(Drafter):
             if not 1 <= getattr(self, name) <= 64:
                 raise BadConfig.field(f"rsd-s:{name}", getattr(self, name), "between 1 and 64")
 
-    def start(self, ctx: Context) -> State:
-        return State()
+    def start(self, ctx: Context) -> DraftReader:
+        return DraftReader(ctx)
 
-    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
-        model = ctx.models["draft"]
+    def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        if any(token >= model.vocab for token in ctx.tokens[state.known :]):
-            # Relatives pad their vocabularies differently; this text is beyond the smaller one.
+        if not reader.can_read(ctx.tokens):
             return tree
-        state.known = len(ctx.tokens)
         width = min(self.width, -(-(budget - 1) // self.length))
         # Ends of the continuations, in the order in which they were drawn. One that ends the text
         # keeps its place without having children.
         beam = [0]
         race = Race(ctx, tree)
-        for _ in range(min(self.length, ctx.depth, model.context - len(ctx.tokens))):
+        for _ in range(min(self.length, reader.depth(ctx))):
             count = min(width, budget - len(tree))
             alive = [node for node in beam if not ctx.ends(tree, node)]
             if not alive or count < 1:
                 break
             reply = yield Ask(tree, "draft", ctx.branch, rows=alive)
-            rows: dict[int, torch.Tensor] = {}
-            for node, row in zip(alive, reply.logits, strict=True):
-                rows[node] = resized(row, ctx.models["target"].vocab)
+            rows = dict(zip(alive, reader.rows(reply), strict=True))
             if ctx.sampler.greedy:
                 beam = best(ctx, tree, beam, rows, count)
             else:
