@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ def batch_of(data: np.ndarray, length: int, count: int, seed: int) -> torch.Tens
     return torch.from_numpy(np.stack([data[s : s + length + 1] for s in starts]).astype(np.int64))
 
 
-def rate(step: int, config: TrainLM) -> float:
+def rate(step: int, config: Any) -> float:
     """The schedule: a short warm-up, constant, then linear to zero."""
     rest = (config.steps - step) / max(1.0, config.decay * config.steps)
     return min(1.0, (step + 1) / config.warmup, rest)
@@ -170,9 +171,9 @@ LossOf = Callable[[torch.nn.Module, torch.nn.Module | None, torch.Tensor], torch
 class Run:
     """A run folder: model, optimisers, step; saved and restored as safetensors."""
 
-    def __init__(self, folder: Path, config: TrainLM, end: int):
+    def __init__(self, folder: Path, config: Any, model: LlamaForCausalLM):
         self.folder, self.config, self.step = folder, config, 0
-        self.model = build(config, end)
+        self.model = model
         layers = dict(self.model.model.layers.named_parameters())
         self.matrices = [p for p in layers.values() if p.ndim == 2]
         chosen = {id(p) for p in self.matrices}
@@ -239,6 +240,12 @@ class Run:
             loss = loss_of(self.model, teacher, ids) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+        self.update()
+        return total
+
+    def update(self) -> None:
+        """The end of an optimiser step, when the gradients are there."""
+        c = self.config
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser, base in zip(self.optimisers, (c.matrix_rate, c.other_rate), strict=True):
             for group in optimiser.param_groups:
@@ -246,7 +253,6 @@ class Run:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        return total
 
 
 def export(model: LlamaForCausalLM, corpus: Path, folder: Path) -> None:
@@ -315,7 +321,7 @@ def train(
         if teacher
         else None
     )
-    run = Run(out, config, end=0)
+    run = Run(out, config, build(config, end=0))
     if init and not run.step:
         try:
             run.model.load_state_dict(

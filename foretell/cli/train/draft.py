@@ -1,0 +1,72 @@
+"""`foretell train draft`: distils a small draft model for a target on the target's own answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretell.cli._loading import quiet
+from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli._settings import settings_of
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    from foretell.train.draft import TrainDraft as Settings
+
+SOURCE = Path(__file__).parents[2] / "train" / "draft.py"
+
+if not TYPE_CHECKING:
+    Settings = settings_of(SOURCE, "TrainDraft")
+
+
+def draft(
+    *,
+    target: Annotated[str, typer.Option(help="The model to be drafted for.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the finished model will be OUT/model.")
+    ],
+    answers: Annotated[Path, typer.Option(help="Folder for the target's answers.")],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
+    ] = None,
+    own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
+    dtype: Annotated[str, typer.Option(help="Number format of the target.")] = "int8",
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    settings: Settings,
+) -> int:
+    """Distil a draft model on a target's own answers. Run again, it goes on where it was."""
+    import foretell
+    from foretell.fetching import resolve
+    from foretell.measure.prompts import read_prompts
+    from foretell.train.answers import write_all
+    from foretell.train.draft import TrainDraft, train
+
+    config = TrainDraft(**dataclasses.asdict(settings))
+    asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
+    if not asked and own < 1:
+        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
+    if answer_tokens < 1:
+        raise BadConfig.field("--answer-tokens", answer_tokens, "at least 1")
+    resolve(target)
+    with quiet(), refusals(f"--out {out}, --answers {answers}"):
+        lm = foretell.load(target, dtype=dtype)
+        with progress_bar() as progress:
+            bar = progress.add_task("", total=None)
+
+            def tell(what: str, done: int, total: int) -> None:
+                progress.update(bar, description=what, completed=done, total=total)
+
+            files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+        report = train(lm, files, out, config, save_every)
+    emit(
+        f"{out / 'model'}: {report['parameters']:,} parameters, "
+        f"{report['tokens_seen']:,} tokens seen; of the tokens of answers held back "
+        f"{report['held_back']['greedy']:.3f} are the target's best, "
+        f"{report['held_back']['drawn']:.3f} accepted when drawn"
+    )
+    return 0

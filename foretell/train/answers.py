@@ -1,0 +1,208 @@
+"""A model's own answers with its laws: what a draft model for it is distilled on.
+
+Answers are written by the engine, many at once, each token with the model's likeliest tokens
+there. A file holds some hundred of them as flat arrays, so that a run can be interrupted and
+continued: what is on disk is not written again.
+
+    tokens     (n,)     all texts behind each other, prompts included
+    starts     (m + 1,) where each text begins
+    prompts    (m,)     how many of its tokens are prompt
+    best       (n, K)   the K likeliest tokens there; 0 in prompts
+    logprobs   (n, K)   their log-probabilities in half precision; -inf in prompts
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from foretell.errors import BadConfig, BadFile, ForetellError
+from foretell.ops.files import whole
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+    from foretell.outputs import Output
+
+BEST = 20  # tokens of a law that are kept
+A_FILE = 256  # answers in one
+AT_ONCE = 48  # answers that are written side by side
+TEMPERATURES = (0.0, 1.0, 0.0, 0.7)  # in turns
+OWN_TEMPERATURE = 1.0  # of questions that the model asks itself
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass
+class Text:
+    """One answer behind its prompt: tokens (n,), best and logprobs (n - prompt, K)."""
+
+    tokens: np.ndarray
+    prompt: int
+    best: np.ndarray
+    logprobs: np.ndarray
+
+
+def write_answers(
+    lm: LM, prompts: Sequence[Any], folder: Path, tokens: int, seed: int, tell: Tell | None = None
+) -> list[Path]:
+    """Answers every prompt with at most `tokens` tokens; returns the files.
+
+    The temperatures take turns, and the seed of a prompt is `seed` plus its number. Files that are
+    there are kept.
+    """
+    files = []
+    for first in range(0, len(prompts), A_FILE):
+        path = folder / f"{first // A_FILE:05}.safetensors"
+        files.append(path)
+        if not path.exists():
+            part = list(enumerate(prompts))[first : first + A_FILE]
+            options = [
+                {
+                    "seed": seed + number,
+                    "temperature": TEMPERATURES[number % len(TEMPERATURES)],
+                    "max_new_tokens": tokens,
+                    "logprobs": BEST,
+                }
+                for number, _ in part
+            ]
+            outputs = side_by_side(lm, [prompt for _, prompt in part], options)
+            texts = []
+            for (_, prompt), output in zip(part, outputs, strict=True):
+                if output is not None and output.tokens:
+                    texts.append(text_of(lm.prompt_ids(prompt), output))
+            save(path, texts)
+        if tell is not None:
+            tell("answers", min(first + A_FILE, len(prompts)), len(prompts))
+    return files
+
+
+def write_all(
+    lm: LM,
+    prompts: Sequence[Any],
+    own: int,
+    folder: Path,
+    tokens: int,
+    seed: int,
+    tell: Tell | None = None,
+) -> list[Path]:
+    """Answers the prompts and `own` questions that the model asks itself; returns the files."""
+    files = write_answers(lm, prompts, folder / "prompts", tokens, seed, tell)
+    for first in range(0, own, A_FILE):
+        place = folder / "own" / f"{first // A_FILE:05}"
+        count = min(A_FILE, own - first)
+        path = place / "00000.safetensors"
+        if path.exists():
+            files.append(path)
+        else:
+            questions = own_questions(lm, count, tokens, seed + first)
+            files += write_answers(lm, questions, place, tokens, seed + first)
+        if tell is not None:
+            tell("questions of its own", first + count, own)
+    return files
+
+
+def own_questions(lm: LM, count: int, tokens: int, seed: int) -> list[list[dict[str, str]]]:
+    """Chat messages that the model itself writes where a user's turn begins.
+
+    Source: Xu et al., "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs
+    with Nothing" (arXiv 2406.08464), section 2. Raises BadConfig for a model without a chat
+    template.
+    """
+    opening, ending = turn_of(lm)
+    options = [
+        {"seed": seed + i, "temperature": OWN_TEMPERATURE, "max_new_tokens": tokens, "top_p": 0.95}
+        for i in range(count)
+    ]
+    questions = []
+    for output in side_by_side(lm, [opening] * count, options):
+        words = "" if output is None else output.text.split(ending)[0].strip()
+        if output is not None and output.finish_reason == "stop" and words:
+            questions.append([{"role": "user", "content": words}])
+    return questions
+
+
+def turn_of(lm: LM) -> tuple[list[int], str]:
+    """The tokens before a user's words in the model's chat template, and the text behind them."""
+    tokenizer: Any = lm.tokenizer
+    if tokenizer is None or not tokenizer.chat_template:
+        raise BadConfig("the model asks itself nothing without a chat template; give prompts")
+    mark = "0123456789"
+    whole_text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+    )
+    before, _, behind = whole_text.partition(mark)
+    return lm.encode(before), behind.strip().splitlines()[0]
+
+
+def side_by_side(
+    lm: LM, prompts: Sequence[Any], options: Sequence[dict[str, Any]]
+) -> list[Output | None]:
+    """One answer a prompt by plain decoding, AT_ONCE at a time; None for one that failed."""
+
+    async def answer(gate: asyncio.Semaphore, prompt: Any, option: dict[str, Any]) -> Any:
+        async with gate:
+            try:
+                return await lm.agenerate(prompt, "plain", **option)
+            except ForetellError:
+                return None
+
+    async def run() -> list[Output | None]:
+        gate = asyncio.Semaphore(AT_ONCE)
+        jobs = [answer(gate, *pair) for pair in zip(prompts, options, strict=True)]
+        return list(await asyncio.gather(*jobs))
+
+    return asyncio.run(run())
+
+
+def text_of(prompt: Sequence[int], output: Output) -> Text:
+    """The prompt's tokens and the answer's, with its laws."""
+    assert output.logprobs is not None
+    rows = [
+        [(best["token"], best["logprob"]) for best in entry["top"]] for entry in output.logprobs
+    ]
+    return Text(
+        np.array([*prompt, *output.tokens], np.int32),
+        len(prompt),
+        np.array([[token for token, _ in row] for row in rows], np.int32),
+        np.array([[value for _, value in row] for row in rows], np.float16),
+    )
+
+
+def save(path: Path, texts: Sequence[Text]) -> None:
+    """Writes a file whole or not at all. Raises BadFile."""
+    starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
+    best = np.zeros((int(starts[-1]), BEST), np.int32)
+    logprobs = np.full(best.shape, -np.inf, np.float16)
+    for start, text in zip(starts, texts, strict=False):
+        answer = slice(int(start) + text.prompt, int(start) + len(text.tokens))
+        width = text.best.shape[1]
+        best[answer, :width] = text.best
+        logprobs[answer, :width] = text.logprobs
+    arrays = {
+        "tokens": np.concatenate([text.tokens for text in texts]),
+        "starts": starts.astype(np.int64),
+        "prompts": np.array([text.prompt for text in texts], np.int32),
+        "best": best,
+        "logprobs": logprobs,
+    }
+    with whole(path) as part:
+        save_file(arrays, part)
+
+
+def read(path: Path) -> Iterator[Text]:
+    """The texts of a file. Raises BadFile."""
+    try:
+        arrays = load_file(path)
+        starts, prompts = arrays["starts"], arrays["prompts"]
+        tokens, best, logprobs = arrays["tokens"], arrays["best"], arrays["logprobs"]
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise BadFile(f"{path}: no file of answers ({error}); write it again") from error
+    for start, end, prompt in zip(starts[:-1], starts[1:], prompts, strict=True):
+        answer = slice(int(start) + int(prompt), int(end))
+        yield Text(tokens[start:end], int(prompt), best[answer], logprobs[answer])

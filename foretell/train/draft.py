@@ -1,0 +1,344 @@
+"""Distils a small draft model for a target on the target's own answers: `foretell train draft`.
+
+The draft model is a small Llama with the target's tokens. Its embeddings begin as the target's,
+projected on their main directions. It learns the target's laws at every token of the answers: the
+divergence of its law from the target's over the likeliest tokens and all others together, which is
+what decides how many of its tokens are accepted. The answers are those of `answers.py`.
+
+Of the vocabulary a step looks at the commonest tokens, those of the batch's laws and a random
+sample of the others that stands for all of them: the output matrix is by far the largest part of
+such a model.
+
+Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge Distillation"
+(arXiv 2310.08461), section 3, forward divergence on the target's own texts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foretell.errors import BadConfig
+from foretell.ops.files import write_text
+from foretell.train.answers import Text, read
+from foretell.train.lm import Run, interrupts
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+
+ROUND = 32  # tokens: texts of a batch are filled up to a multiple
+HELD_BACK = 32  # one of so many answers is for measuring
+REST = 1e-6  # least probability that is told from 0
+
+
+@dataclass(frozen=True)
+class TrainDraft:
+    """Shape of the model and of the run. Lengths are in tokens."""
+
+    hidden: int = 192  # width of the hidden state
+    layers: int = 6  # layers of the model
+    heads: int = 3  # attention heads
+    kv_heads: int = 1  # heads of keys and values
+    intermediate: int = 512  # width inside a feed-forward block
+    context: int = 8192  # longest sequence
+    window: int = 768  # longest text it is trained on
+    tokens: int = 10_000_000  # training tokens in all, prompts included
+    batch: int = 8_192  # tokens a step
+    micro: int = 4_096  # tokens a forward
+    common: int = 12_288  # commonest tokens, whose output rows are in every step
+    sampled: int = 2_048  # of the others, anew for each forward
+    matrix_rate: float = 0.02  # learning rate of matrices (Muon)
+    other_rate: float = 0.003  # learning rate of embeddings and norms (AdamW)
+    warmup: int = 20  # steps over which the rate rises
+    decay: float = 0.6  # share of the run over which the rate falls to 0
+    seed: int = 0  # of the weights and of the order of texts
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise BadConfig(
+                f"hidden={self.hidden} must be a multiple of heads={self.heads}, "
+                f"and that of kv_heads={self.kv_heads}"
+            )
+        if self.batch % self.micro or self.micro < self.window:
+            raise BadConfig("batch must be a multiple of micro, and micro at least window")
+
+    @property
+    def steps(self) -> int:
+        return max(1, self.tokens // self.batch)
+
+
+def build(config: TrainDraft, embeddings: torch.Tensor, ends: Sequence[int]) -> LlamaForCausalLM:
+    """A Llama with tied embeddings, float32, that begin as the target's (V, E) projected."""
+    torch.manual_seed(config.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(embeddings),
+            hidden_size=config.hidden,
+            intermediate_size=config.intermediate,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.context,
+            rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+            eos_token_id=list(ends),
+            attn_implementation="sdpa",
+        )
+    )
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(projected(embeddings, config.hidden))
+    return model
+
+
+def projected(embeddings: torch.Tensor, width: int) -> torch.Tensor:
+    """(V, E) -> (V, width), along the directions in which they differ most, of a scale at which
+    the products with normed states are about 1.
+    """
+    wide = embeddings.float()
+    if width < wide.shape[1]:
+        wide = wide - wide.mean(0)
+        _, directions = torch.linalg.eigh(wide.T @ wide)
+        wide = wide @ directions[:, -width:]
+    elif width > wide.shape[1]:
+        raise BadConfig.field("hidden", width, f"at most the target's {wide.shape[1]}")
+    return wide / wide.norm(dim=1).mean()
+
+
+class Texts:
+    """All answers in memory, those for measuring aside."""
+
+    def __init__(self, files: Sequence[Path], window: int):
+        self.train: list[Text] = []
+        self.held_back: list[Text] = []
+        for file in files:
+            for text in read(file):
+                room = window - text.prompt
+                if room < 8:
+                    continue
+                length = text.prompt + min(room, len(text.best))
+                short = Text(
+                    text.tokens[:length], text.prompt, text.best[:room], text.logprobs[:room]
+                )
+                seen = len(self.train) + len(self.held_back)
+                (self.held_back if seen % HELD_BACK == 0 else self.train).append(short)
+        if not self.train or not self.held_back:
+            raise BadConfig("there are too few answers to train on; give more prompts")
+
+    def commonest(self, count: int, vocab: int) -> torch.Tensor:
+        """The tokens that have most of the target's probability, ascending."""
+        mass = np.zeros(vocab)
+        for text in self.train:
+            np.add.at(mass, text.best.ravel(), np.exp(text.logprobs.astype(np.float32)).ravel())
+        return torch.from_numpy(np.sort(np.argsort(-mass, kind="stable")[:count]))
+
+
+@dataclass
+class Batch:
+    """Texts of about the same length in one block: ids (n, L), and of every answer's token the
+    place of the state it is predicted from, (m,), the target's best tokens and probabilities there
+    (m, K).
+    """
+
+    ids: torch.Tensor
+    places: torch.Tensor
+    best: torch.Tensor
+    chances: torch.Tensor
+
+
+def block(texts: Sequence[Text]) -> Batch:
+    length = -(-max(len(text.tokens) for text in texts) // ROUND) * ROUND
+    ids = np.zeros((len(texts), length), np.int64)
+    places = []
+    for row, text in enumerate(texts):
+        ids[row, : len(text.tokens)] = text.tokens
+        places.append(row * length + np.arange(text.prompt - 1, len(text.tokens) - 1))
+    best = np.concatenate([text.best for text in texts]).astype(np.int64)
+    chances = np.exp(np.concatenate([text.logprobs for text in texts]).astype(np.float32))
+    return Batch(*map(torch.from_numpy, (ids, np.concatenate(places), best, chances)))
+
+
+def blocks(texts: Sequence[Text], size: int, seed: int) -> list[list[int]]:
+    """The texts' numbers in groups of about `size` tokens, filled up, each of texts of about the
+    same length; groups in random order.
+    """
+    draw = np.random.default_rng(seed)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens) + 64 * draw.random())
+    groups: list[list[int]] = [[]]
+    for number in order:
+        width = -(-len(texts[number].tokens) // ROUND) * ROUND
+        if groups[-1] and (len(groups[-1]) + 1) * width > size:
+            groups.append([])
+        groups[-1].append(number)
+    draw.shuffle(groups)
+    return groups
+
+
+def loss_of(
+    model: LlamaForCausalLM, batch: Batch, common: torch.Tensor, sampled: int, seed: int
+) -> torch.Tensor:
+    """Mean divergence of the model's laws from the target's, over its likeliest tokens and the
+    rest, in nats above the target's entropy.
+    """
+    weight = model.get_input_embeddings().weight
+    vocab = len(weight)
+    needed = torch.zeros(vocab, dtype=torch.bool)
+    needed[common] = True
+    needed[batch.best.flatten()] = True
+    rest = (~needed).nonzero()[:, 0]
+    draw = torch.Generator().manual_seed(seed)
+    chosen = rest[torch.randperm(len(rest), generator=draw)[:sampled]]
+    known = needed.nonzero()[:, 0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = model.model(input_ids=batch.ids).last_hidden_state.flatten(0, 1)[batch.places]
+        logits = (states @ weight[known].T).float()
+        others = (states @ weight[chosen].T).float()
+    total = logits.logsumexp(-1)
+    if len(chosen):
+        scale = float(np.log(len(rest) / len(chosen)))
+        total = torch.logaddexp(total, others.logsumexp(-1) + scale)
+    where = torch.searchsorted(known, batch.best)
+    own = logits.gather(1, where) - total[:, None]  # log q of the target's best tokens
+    chances = batch.chances
+    left = (1 - chances.sum(-1)).clamp_min(REST)
+    own_left = (1 - own.exp().sum(-1)).clamp_min(REST)
+    target = torch.where(chances > 0, chances * (chances.clamp_min(REST).log() - own), 0.0)
+    return (target.sum(-1) + left * (left.log() - own_left.log())).mean()
+
+
+@torch.inference_mode()
+def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict[str, float]:
+    """How many of the model's tokens the target would take on these texts: its best tokens at
+    temperature 0, and tokens drawn at temperature 1 (a lower bound, by the likeliest tokens).
+    """
+    model.eval()
+    same = drawn = count = 0.0
+    for group in blocks(texts, size, 0):
+        batch = block([texts[number] for number in group])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            states = model.model(input_ids=batch.ids).last_hidden_state
+            rows = states.flatten(0, 1)[batch.places]
+            logits = (rows @ model.get_input_embeddings().weight.T).float()
+        q = logits.softmax(-1).gather(1, batch.best)
+        same += float((logits.argmax(-1) == batch.best[:, 0]).sum())
+        drawn += float(torch.minimum(q, batch.chances).sum())
+        count += len(rows)
+    model.train()
+    return {"greedy": round(same / count, 4), "drawn": round(drawn / count, 4)}
+
+
+class DraftRun(Run):
+    """A run folder whose batches are blocks of answers."""
+
+    def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
+        """One optimiser step; returns its mean divergence."""
+        config: Any = self.config
+        parts = config.batch // config.micro
+        total = 0.0
+        for part in range(parts):
+            number = self.step * parts + part
+            seed = config.seed * 1_000_003 + number
+            groups = self._groups(texts, number, config)
+            batch = block([texts.train[index] for index in groups])
+            loss = loss_of(self.model, batch, common, config.sampled, seed) / parts
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self.update()
+        return total
+
+    def _groups(self, texts: Texts, number: int, config: TrainDraft) -> list[int]:
+        """The texts of the forward of this number; each round over all of them is in another
+        order.
+        """
+        if not hasattr(self, "rounds"):
+            self.rounds: list[list[list[int]]] = []
+        while sum(map(len, self.rounds)) <= number:
+            seed = config.seed * 1_000 + len(self.rounds)
+            self.rounds.append(blocks(texts.train, config.micro, seed))
+        for groups in self.rounds:
+            if number < len(groups):
+                return groups[number]
+            number -= len(groups)
+        raise AssertionError("no such group")
+
+
+def train(
+    lm: LM,
+    files: Sequence[Path],
+    out: Path,
+    config: TrainDraft,
+    save_every: float = 300.0,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Trains until `config.tokens` are seen; returns and writes the report. The model is in
+    OUT/model, with the target's tokenizer.
+    """
+    target: Any = lm.models["target"]
+    out.mkdir(parents=True, exist_ok=True)
+    texts = Texts(files, config.window)
+    with torch.inference_mode():
+        embeddings = target.embed(range(target.vocab)).float().cpu()
+    model = build(config, embeddings.clone(), lm.engine.eos)
+    common = texts.commonest(config.common, target.vocab)
+    run = DraftRun(out, config, model)
+    size = sum(p.numel() for p in run.model.parameters())
+    saved = start = time.monotonic()
+    first = run.step
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
+    with bars as progress, (out / "log.jsonl").open("a") as log, interrupts() as stop:
+        bar = progress.add_task(
+            f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step
+        )
+        while run.step < config.steps:
+            if stop:
+                run.save()
+                raise KeyboardInterrupt
+            loss = run.advance_on(texts, common)
+            speed = (run.step - first) * config.batch / (time.monotonic() - start)
+            told = f"loss {loss:.3f}  {speed:,.0f} tok/s"
+            progress.update(bar, completed=run.step, description=told)
+            line = {"step": run.step, "loss": round(loss, 4), "tokens_per_s": round(speed)}
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            if time.monotonic() - saved > save_every:
+                run.save()
+                saved = time.monotonic()
+    run.save()
+    export(lm, run.model, out / "model")
+    report: dict[str, Any] = {
+        "parameters": size,
+        "tokens_seen": config.steps * config.batch,
+        "answers": len(texts.train),
+        "held_back": agreement(run.model, texts.held_back, config.micro),
+        "settings": asdict(config),
+    }
+    write_text(out / "report.json", json.dumps(report, indent=1))
+    return report
+
+
+def export(lm: LM, model: LlamaForCausalLM, folder: Path) -> None:
+    """Writes a folder that `foretell.load` and transformers open: bfloat16 safetensors, config,
+    tokenizer.
+    """
+    keep = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    model.to(torch.float32).load_state_dict(keep)
+    tokenizer: Any = lm.tokenizer
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

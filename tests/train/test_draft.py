@@ -1,0 +1,160 @@
+"""train/draft.py: what a step minimises, and that the model learns to say what its target says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import foretell
+from foretell.errors import BadConfig
+from foretell.train import answers, draft
+from foretell.train.answers import Text
+from foretell.train.draft import TrainDraft
+from tests import tiny
+
+VOCAB = 24
+TINY = TrainDraft(
+    hidden=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    intermediate=32,
+    context=64,
+    window=32,
+    tokens=80 * 128,
+    batch=128,
+    micro=64,
+    common=6,
+    sampled=64,
+    other_rate=0.02,
+    warmup=2,
+)
+
+
+def texts(count: int = 3, seed: int = 0) -> list[Text]:
+    draw = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        prompt, length = int(draw.integers(1, 5)), int(draw.integers(2, 9))
+        laws = draw.dirichlet(np.ones(VOCAB), length)
+        best = np.argsort(-laws, axis=1)[:, :5].astype(np.int32)
+        logprobs = np.log(np.take_along_axis(laws, best, 1)).astype(np.float16)
+        tokens = draw.integers(0, VOCAB, prompt + length).astype(np.int32)
+        made.append(Text(tokens, prompt, best, logprobs))
+    return made
+
+
+def model(seed: int = 0) -> draft.LlamaForCausalLM:
+    config = replace(TINY, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    return draft.build(config, torch.randn(VOCAB, 20, generator=draw), [0]).eval()
+
+
+@torch.no_grad()
+def test_the_loss_is_the_divergence_over_the_best_tokens_and_the_rest() -> None:
+    student, given = model(), texts()
+    batch = draft.block(given)
+    found = draft.loss_of(student, batch, torch.arange(VOCAB), 0, 0)
+    total, count = 0.0, 0
+    for text in given:
+        ids = torch.from_numpy(text.tokens.astype(np.int64))[None]
+        with torch.no_grad():
+            laws = student(input_ids=ids).logits[0].softmax(-1)
+        for i, (best, logprobs) in enumerate(zip(text.best, text.logprobs, strict=True)):
+            p = torch.exp(torch.from_numpy(logprobs.astype(np.float32)))
+            q = laws[text.prompt + i - 1][torch.from_numpy(best).long()]
+            p, q = torch.cat([p, 1 - p.sum()[None]]), torch.cat([q, 1 - q.sum()[None]])
+            total += float((p * (p / q).log()).sum())
+            count += 1
+    assert float(found) == pytest.approx(total / count, rel=0.03)  # products in bfloat16
+
+
+@torch.no_grad()
+def test_sampled_tokens_stand_for_all_others() -> None:
+    """Over many samples the sum they stand for is the whole one's, so the loss is near it."""
+    student, batch = model(), draft.block(texts())
+    whole = float(draft.loss_of(student, batch, torch.arange(VOCAB), 0, 0))
+    few = torch.tensor([], dtype=torch.long)
+    sampled = [float(draft.loss_of(student, batch, few, 3, seed)) for seed in range(60)]
+    assert np.mean(sampled) == pytest.approx(whole, rel=0.05)
+    assert float(draft.loss_of(student, batch, few, VOCAB, 0)) == pytest.approx(whole, rel=1e-3)
+
+
+def test_every_text_is_in_one_block_of_a_round() -> None:
+    given = texts(50)
+    groups = draft.blocks(given, 96, seed=1)
+    assert sorted(number for group in groups for number in group) == list(range(50))
+    for group in groups:
+        assert len(group) * draft.ROUND <= 96
+    assert groups != draft.blocks(given, 96, seed=2)
+
+
+def test_embeddings_begin_as_the_targets_projected() -> None:
+    wide = torch.randn(40, 3) @ torch.randn(3, 12)  # three directions hold all of it
+    narrow = draft.projected(wide, 3)
+    centred = wide - wide.mean(0)
+    ratio = (narrow @ narrow.T) / (centred @ centred.T)
+    assert ratio.allclose(ratio[0, 0].expand(40, 40), rtol=1e-2)
+    with pytest.raises(BadConfig, match="hidden=13"):
+        draft.projected(wide, 13)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Answers that follow a rule, 3 letters in turns, with sharp laws."""
+    folder = tmp_path_factory.mktemp("answers")
+    made = []
+    for number in range(200):
+        tokens = (np.arange(number % 3, number % 3 + 20) % 3 + 5).astype(np.int32)
+        best = np.stack([tokens[4:], (tokens[4:] - 4) % 3 + 5], 1)
+        logprobs = np.log(np.tile([0.9, 0.05], (16, 1))).astype(np.float16)
+        made.append(Text(tokens, 4, best, logprobs))
+    answers.save(folder / "00000.safetensors", made)
+    return [folder / "00000.safetensors"]
+
+
+def test_it_learns_exports_and_goes_on_to_the_same_weights(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = tiny.lm()
+    report = draft.train(lm, files, tmp_path / "whole", TINY, quiet=True)
+    assert report["held_back"]["greedy"] > 0.9
+    assert report["held_back"]["drawn"] > 0.7
+    assert json.loads((tmp_path / "whole" / "report.json").read_text()) == report
+    small = foretell.load(tmp_path / "whole" / "model")
+    assert small.models["target"].vocab == lm.models["target"].vocab
+    assert small.tokenizer is not None
+
+    def stop(run: draft.DraftRun, *args: object) -> float:
+        if run.step == 39:
+            run.save()
+            raise KeyboardInterrupt
+        return advance(run, *args)  # type: ignore[arg-type]
+
+    advance = draft.DraftRun.advance_on
+    monkeypatch.setattr(draft.DraftRun, "advance_on", stop)
+    with pytest.raises(KeyboardInterrupt):
+        draft.train(lm, files, tmp_path / "parts", TINY, quiet=True)
+    monkeypatch.setattr(draft.DraftRun, "advance_on", advance)
+    draft.train(lm, files, tmp_path / "parts", TINY, quiet=True)
+    weights = (tmp_path / "whole/model/model.safetensors").read_bytes()
+    assert (tmp_path / "parts/model/model.safetensors").read_bytes() == weights
+    with pytest.raises(BadConfig, match="other settings"):
+        draft.train(lm, files, tmp_path / "parts", replace(TINY, seed=1), quiet=True)
+
+
+def test_too_few_answers_are_refused(tmp_path: Path) -> None:
+    answers.save(tmp_path / "a.safetensors", texts(1))
+    with pytest.raises(BadConfig, match="too few answers"):
+        draft.train(tiny.lm(), [tmp_path / "a.safetensors"], tmp_path / "run", TINY, quiet=True)
+
+
+@pytest.mark.parametrize("wrong", [{"heads": 3}, {"kv_heads": 3}, {"micro": 48}, {"window": 100}])
+def test_sizes_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(BadConfig):
+        replace(TINY, **wrong)
