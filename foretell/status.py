@@ -54,6 +54,7 @@ def status(engine: Any) -> dict[str, Any]:
         "cache_limit": engine.admission.memory,
         "prefix_bytes": tree.bytes if tree else 0,
         "prefix_limit": tree.limit if tree else 0,
+        "learnt_bytes": sum(getattr(s, "nbytes", 0) for s in list(engine.stores.values())),
         "prefix_tokens_asked": tree.asked if tree else 0,
         "prefix_tokens_reused": tree.reused if tree else 0,
         "requests": engine.requests,

@@ -59,6 +59,14 @@ def learners() -> list[str]:
 LEARNERS = learners()
 
 
+def test_the_status_tells_how_much_is_kept() -> None:
+    own = engine()
+    assert own.status()["learnt_bytes"] == 0
+    teach(own, "token-recycling")
+    sizes = [store.nbytes for *_, store in stores.stores(own)]
+    assert own.status()["learnt_bytes"] == sum(sizes) > 0
+
+
 def test_somebody_learns() -> None:
     assert "token-recycling" in LEARNERS
 

@@ -26,6 +26,7 @@ GAUGES = (
     ("vllm:num_requests_waiting", "Answers that wait for their turn.", "waiting"),
     ("foretell:cache_bytes", "Bytes of cache rows of running answers.", "cache_bytes"),
     ("foretell:prefix_bytes", "Bytes of cache rows kept for prompts to come.", "prefix_bytes"),
+    ("foretell:learnt_bytes", "Bytes of what drafters have learnt, about.", "learnt_bytes"),
 )
 COUNTERS = (
     ("vllm:num_preemptions", "Answers that had to give their rows back.", "preempted"),

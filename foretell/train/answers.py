@@ -177,7 +177,8 @@ def text_of(prompt: Sequence[int], output: Output) -> Text:
 def save(path: Path, texts: Sequence[Text]) -> None:
     """Writes a file whole or not at all. Raises BadFile."""
     starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
-    best = np.zeros((int(starts[-1]), BEST), np.int32)
+    most = max((text.best.shape[1] for text in texts), default=BEST)
+    best = np.zeros((int(starts[-1]), most), np.int32)
     logprobs = np.full(best.shape, -np.inf, np.float16)
     for start, text in zip(starts, texts, strict=False):
         answer = slice(int(start) + text.prompt, int(start) + len(text.tokens))
@@ -185,7 +186,7 @@ def save(path: Path, texts: Sequence[Text]) -> None:
         best[answer, :width] = text.best
         logprobs[answer, :width] = text.logprobs
     arrays = {
-        "tokens": np.concatenate([text.tokens for text in texts]),
+        "tokens": np.concatenate([np.empty(0, np.int32), *(text.tokens for text in texts)]),
         "starts": starts.astype(np.int64),
         "prompts": np.array([text.prompt for text in texts], np.int32),
         "best": best,
@@ -193,6 +194,12 @@ def save(path: Path, texts: Sequence[Text]) -> None:
     }
     with whole(path) as part:
         save_file(arrays, part)
+
+
+def plain_text(tokens: Sequence[int]) -> Text:
+    """A text of somebody else's as if the target had written it: every law is certain."""
+    array = np.array(tokens, np.int32)
+    return Text(array, 1, array[1:, None], np.zeros((len(array) - 1, 1), np.float16))
 
 
 def read(path: Path) -> Iterator[Text]:

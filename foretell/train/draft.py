@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.train.answers import Text, read
-from foretell.train.lm import Run, interrupts
+from foretell.train.lm import Run, begin_with, interrupts
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -279,9 +279,11 @@ def train(
     config: TrainDraft,
     save_every: float = 300.0,
     quiet: bool = False,
+    init: str | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; returns and writes the report. The model is in
-    OUT/model, with the target's tokenizer.
+    OUT/model, with the target's tokenizer. `init`: folder of a model of the same shape to begin
+    with.
     """
     target: Any = lm.models["target"]
     out.mkdir(parents=True, exist_ok=True)
@@ -290,6 +292,8 @@ def train(
         embeddings = target.embed(range(target.vocab)).float().cpu()
     model = build(config, embeddings.clone(), lm.engine.eos)
     common = texts.commonest(config.common, target.vocab)
+    if init is not None:
+        begin_with(model, init)
     run = DraftRun(out, config, model)
     size = sum(p.numel() for p in run.model.parameters())
     saved = start = time.monotonic()

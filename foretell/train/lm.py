@@ -293,6 +293,17 @@ def interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+def begin_with(model: LlamaForCausalLM, init: str) -> None:
+    """Takes the weights of a folder's model. Raises BadConfig for one of another shape."""
+    try:
+        other = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+        model.load_state_dict(other.state_dict())
+    except (RuntimeError, OSError, ValueError) as error:
+        raise BadConfig(
+            f"init={init}: cannot begin with it ({str(error).splitlines()[0]})"
+        ) from error
+
+
 def train(
     corpus: Path,
     out: Path,
@@ -323,14 +334,7 @@ def train(
     )
     run = Run(out, config, build(config, end=0))
     if init and not run.step:
-        try:
-            run.model.load_state_dict(
-                AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32).state_dict()
-            )
-        except (RuntimeError, OSError, ValueError) as error:
-            raise BadConfig(
-                f"init={init}: cannot begin with it ({str(error).splitlines()[0]})"
-            ) from error
+        begin_with(run.model, init)
     size = sum(p.numel() for p in run.model.parameters())
     saved = start = time.monotonic()
     first = run.step

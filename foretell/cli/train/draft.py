@@ -36,6 +36,9 @@ def draft(
     own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
     answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
     dtype: Annotated[str, typer.Option(help="Number format of the target.")] = "int8",
+    init: Annotated[
+        str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
+    ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
@@ -62,7 +65,7 @@ def draft(
                 progress.update(bar, description=what, completed=done, total=total)
 
             files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
-        report = train(lm, files, out, config, save_every)
+        report = train(lm, files, out, config, save_every, init=init)
     emit(
         f"{out / 'model'}: {report['parameters']:,} parameters, "
         f"{report['tokens_seen']:,} tokens seen; of the tokens of answers held back "
