@@ -135,7 +135,9 @@ def on_open(engine: Host, live: Live, task: Task, message: Open) -> None:
 def on_fork(engine: Host, live: Live, task: Task, message: Fork) -> None:
     handles = []
     for _ in range(message.n):
-        handle = live.new_branch(live.ctx.branches[message.branch].fork())
+        twin_branch = live.ctx.branches[message.branch].fork()
+        twin_branch.quiet |= message.quiet
+        handle = live.new_branch(twin_branch)
         handles.append(handle)
         twins = {}
         for (model, branch), cache in live.caches.items():

@@ -184,11 +184,12 @@ class Open:
 class Fork:
     """`n` more branches that start as copies of this one. Answered with their handles.
 
-    Cache rows are shared until one of them writes.
+    Cache rows are shared until one of them writes. `quiet`: they are a means only, as of Open.
     """
 
     branch: int = 0
     n: int = 1
+    quiet: bool = False
 
 
 @dataclass(slots=True)

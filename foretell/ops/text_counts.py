@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 PLACES = 4096  # of a token that are looked at, the latest
+LARGEST = 4096  # megabytes of texts
 END = -1  # stands before and behind every text
 
 
@@ -84,3 +85,10 @@ def count_in(
         hits += more_hits
         totals += more_totals
     return hits, totals
+
+
+def counts_of(text: Sequence[int]) -> TextCounts:
+    """Of one text."""
+    counts = TextCounts(LARGEST)
+    counts.add(text)
+    return counts

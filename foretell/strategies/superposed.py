@@ -7,8 +7,10 @@ others live on, and the embeddings of their newest tokens, weighted by the softm
 scores, are summed to the next input. The result is the best draft, all of them with their scores
 are in `Output.samples`; which is the best is known at the end only, so nothing is streamed before.
 Rows of such sums belong to no token and end with the request. Penalties, bans and processors act on
-each draft's own text. Counts come from the prompt; with megabytes=64 from texts finished before
-too, and then an answer may depend on what was answered before.
+each draft's own text. Counts come from the prompt, from a corpus, and with megabytes=64 from texts
+finished before too; then an answer may depend on what was answered before. With reset=s the best
+draft alone goes on every s tokens, with rows of its own, and divides into k anew. With opening=n
+the drafts go on from n tokens that were drawn by nucleus sampling.
 
 Paper: Shen et al., Superposed Decoding: Multiple Generations from a Single Autoregressive Inference
 Pass, arXiv:2405.18400
@@ -18,8 +20,8 @@ Cost: target 1
 Needs: a model whose layers can be entered
 Trains: nothing
 Differs:
-- n-grams are counted in the prompt and, if asked, in what this engine and tenant has finished, the
-latest 4096 places of a token, where the paper counts in 200,000 documents
+- n-grams are counted in the prompt and, if asked, in a corpus and in what this engine and tenant has
+finished, the latest 4096 places of a token, where the paper counts in 200,000 documents
 - what the weights of the contexts found leave of 1 (at least half) is the model's own share of the
 n-gram law, since few counts would else force copies; backoff=false is the paper's rule
 - an end counts among the k best continuations only, so that k=1 with alpha=0 is greedy decoding
@@ -29,22 +31,38 @@ n-gram law, since few counts would else force copies; backoff=false is the paper
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 from foretell.core.context import Context
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Commit, Finish, Reply, Sampling, Steps
+from foretell.core.types import (
+    Ask,
+    Commit,
+    Drop,
+    Finish,
+    Fork,
+    Message,
+    Reply,
+    Sampling,
+    Steps,
+)
 from foretell.errors import BadConfig
-from foretell.ops.text_counts import TextCounts, count_in
+from foretell.ops.superposing import (
+    WEIGHTS,
+    Draft,
+    drawn_opening,
+    likeliest,
+    mixed_scores,
+    mixture,
+    superpose,
+)
+from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
 
-WEIGHTS = np.array([0.01, 0.04, 0.15, 0.18, 0.12])  # of the contexts of 1, 2, ... tokens
-PENALTY = 200.0  # of a draft none of whose continuations was ever counted
 MIXED = -1  # the token of a node whose state is a sum
 REFUSED = {
     "temperature": "nothing is drawn; superposed:temperature=0.06 shapes the law instead",
@@ -54,13 +72,6 @@ REFUSED = {
     "typical_p": "nothing is drawn",
     "logprobs": "its rows belong to several texts at once",
 }
-
-
-class Draft(NamedTuple):
-    """`score`: the sum of its tokens' log scores."""
-
-    score: float
-    tokens: list[int]
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,11 @@ class Superposed(Strategy):
     alpha: float = 0.54
     # the n-grams' law keeps a share of the model's; no: only what was counted may follow
     backoff: bool = True
-    megabytes: int = 0  # of finished texts that n-grams are counted in too; 0: in the prompt alone
+    megabytes: int = 0  # of finished texts that n-grams are counted in too; 0: of none
+    corpus: tuple[int, ...] = ()  # a text that n-grams are counted in too
+    reset: int = 0  # tokens after which the best draft alone goes on, and divides anew; 0: never
+    opening: int = 0  # first tokens that are drawn by nucleus sampling
+    nucleus: float = 0.9  # probability of what these are drawn from
 
     needs = ("layers",)
 
@@ -84,7 +99,10 @@ class Superposed(Strategy):
             "m": (1, 1024),
             "temperature": (0.001, 100),
             "alpha": (0, 1),
-            "megabytes": (0, 4096),
+            "megabytes": (0, LARGEST),
+            "reset": (0, 1 << 20),
+            "opening": (0, 1 << 20),
+            "nucleus": (1e-6, 1),
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
@@ -103,34 +121,63 @@ class Superposed(Strategy):
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:
-        model = ctx.models["target"]
         prompt = list(ctx.tokens)
         room = ctx.limit - len(prompt)  # tokens
-        texts = [TextCounts(4096)]
-        texts[0].add(prompt)
-        if self.megabytes and self.alpha:
-            texts.append(ctx.shared(lambda: TextCounts(self.megabytes)))
-        tree = TokenTree(prompt[-1])
-        alive = [Draft(0.0, [])]
-        done: list[Draft] = []
-        reply: Reply = yield Ask(tree)
-        while True:
-            alive, done = self.extend(ctx, texts, reply.logits[0], alive, done)
-            settled = len(done) == self.k and bool(alive) and done[-1].score >= alive[0].score
-            if not alive or settled or len(alive[0].tokens) >= room:
-                break
-            shares = mixture(alive)
-            tree.add(len(tree) - 1, MIXED, value=1.0)
-            states = superpose(model.embed(list(shares)), list(shares.values()))
-            reply = yield Ask(tree, states=states)
+        texts = self._texts(ctx)
+        opening = yield from drawn_opening(ctx, min(self.opening, room), self.nucleus)
+        alive, done = [Draft(0.0, opening)], list[Draft]()
+        if opening and ctx.sampler.ended(opening):
+            alive, done = done, alive
+        while not self.over(alive, done, room):
+            alive, done = yield from self._stretch(ctx, texts, alive[0], done, room)
         answers = [(draft.tokens, draft.score, "stop") for draft in done]
         answers += [(draft.tokens, draft.score, "length") for draft in alive]
         answers = sorted(answers, key=lambda answer: -answer[1])[: self.k]
         tokens, _, reason = answers[0]
-        yield Commit(tokens, reply.logits, sources=["target"] * len(tokens))
-        for store in texts[1:]:
-            store.add([*prompt, *tokens])
+        yield Commit(tokens, torch.empty(0), sources=["target"] * len(tokens))
+        if self.megabytes and self.alpha:
+            texts[-1].add([*prompt, *tokens])
         yield Finish(0, reason, answers)
+
+    def _texts(self, ctx: Context) -> list[TextCounts]:
+        """What n-grams are counted in; last, if there is one, the store of finished texts."""
+        texts = [counts_of(ctx.tokens)]
+        if self.corpus:
+            texts.append(ctx.shared(lambda: counts_of(self.corpus), "corpus"))
+        if self.megabytes and self.alpha:
+            texts.append(ctx.shared(lambda: TextCounts(self.megabytes)))
+        return texts
+
+    def over(self, alive: Sequence[Draft], done: Sequence[Draft], room: int) -> bool:
+        """Whether there is no draft to go on with, or none that could still be among the k best."""
+        settled = len(done) == self.k and bool(alive) and done[-1].score >= alive[0].score
+        return not alive or settled or len(alive[0].tokens) >= room
+
+    def _stretch(
+        self, ctx: Context, texts: Sequence[TextCounts], start: Draft, done: list[Draft], room: int
+    ) -> Generator[Message, Any, tuple[list[Draft], list[Draft]]]:
+        """Goes on from one draft, until the end or the next reset; returns the living drafts and
+        the ended ones.
+        """
+        model = ctx.models["target"]
+        branch = ctx.branch
+        if start.tokens:  # what was mixed is forgotten: this draft's own rows are computed
+            (branch,) = yield Fork(ctx.branch, quiet=True)
+            yield Commit(start.tokens, torch.empty(0), branch)
+        tree = TokenTree(ctx.branches[branch].tokens[-1])
+        alive = [start]
+        reply: Reply = yield Ask(tree, branch=branch)
+        while True:
+            alive, done = self.extend(ctx, texts, reply.logits[0], alive, done)
+            if self.over(alive, done, room) or len(tree) == self.reset:
+                break
+            shares = mixture(alive)
+            tree.add(len(tree) - 1, MIXED, value=1.0)
+            states = superpose(model.embed(list(shares)), list(shares.values()))
+            reply = yield Ask(tree, branch=branch, states=states)
+        if branch != ctx.branch:
+            yield Drop(branch)
+        return alive, done
 
     def extend(
         self,
@@ -146,12 +193,14 @@ class Superposed(Strategy):
         options: list[tuple[float, int, int]] = []  # (score, place among the living, token)
         for place, draft in enumerate(alive):
             if place == 0 or not ctx.sampler.plain:
-                ids, logs = self.best(ctx.sampler.scores(row, draft.tokens))
+                ids, logs = likeliest(
+                    ctx.sampler.scores(row, draft.tokens), self.m, self.temperature
+                )
             scores = logs
             if self.alpha:
                 context = [*ctx.tokens[-len(WEIGHTS) :], *draft.tokens[-len(WEIGHTS) :]]
                 hits, totals = count_in(texts, context, ids, len(WEIGHTS))
-                scores = self.score(logs, hits, totals)
+                scores = mixed_scores(logs, hits, totals, self.alpha, self.backoff)
             for score, token in zip(scores.tolist(), ids.tolist(), strict=True):
                 if score > -math.inf:
                     options.append((draft.score + score, place, token))
@@ -166,46 +215,3 @@ class Superposed(Strategy):
                 # An end further back is none, or one draft would not be greedy decoding.
                 ended.append(draft)
         return going[: self.k], sorted(ended, key=lambda draft: -draft.score)[: self.k]
-
-    def best(self, scores: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """The m best tokens of scores (V,), ties to the lowest id, and their log-probabilities
-        among themselves.
-        """
-        least = scores.topk(min(self.m, len(scores))).values[-1]
-        ids = ((scores >= least) & (scores > -torch.inf)).nonzero()[:, 0]
-        order = scores[ids].argsort(descending=True, stable=True)[: self.m]
-        logs = (scores[ids[order]].cpu().double() / self.temperature).log_softmax(-1)
-        return ids[order].cpu().numpy(), logs.numpy()
-
-    def score(self, logs: np.ndarray, hits: np.ndarray, totals: np.ndarray) -> np.ndarray:
-        """Log scores (m,): the model's log-probabilities logs (m,) and the counts' law, mixed
-        geometrically.
-        """
-        known = WEIGHTS * (totals > 0)
-        law = known @ (hits / np.maximum(totals, 1)[:, None])
-        if not (self.backoff or law.any()):
-            return (1 - self.alpha) * logs - PENALTY
-        with np.errstate(divide="ignore"):
-            counted = np.log(law)
-        if self.backoff:
-            counted = np.logaddexp(counted, np.log1p(-known.sum()) + logs)
-        return np.asarray((1 - self.alpha) * logs + self.alpha * counted)
-
-
-def mixture(drafts: Sequence[Draft]) -> dict[int, float]:
-    """Newest token -> its weight in the next input: the softmax of the drafts' scores; of equal
-    tokens the sum.
-    """
-    shares: dict[int, float] = {}
-    for draft in drafts:
-        token = draft.tokens[-1]
-        shares[token] = shares.get(token, 0.0) + math.exp(draft.score - drafts[0].score)
-    total = sum(shares.values())
-    return {token: share / total for token, share in shares.items()}
-
-
-def superpose(states: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """(n, E) -> (1, E), the weighted sum, computed in at least float32."""
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    mixed = (wide * wide.new_tensor(weights)[:, None]).sum(0, keepdim=True)
-    return mixed.to(states.dtype)

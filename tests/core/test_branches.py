@@ -129,14 +129,19 @@ def test_dropping_a_branch_after_branch_0_has_ended_does_not_end_the_search() ->
 
 @dataclass(frozen=True)
 class Quiet(Strategy):
-    """Writes `count` tokens on a quiet branch, then two on branch 0."""
+    """Writes `count` tokens on a quiet branch, then two on branch 0. Without a prompt the branch
+    is a fork of branch 0.
+    """
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] | None
     count: int
     model: str = "target"
 
     def run(self, ctx: Context) -> Steps:
-        branch = yield Open(self.prompt, self.model)
+        if self.prompt is not None:
+            branch = yield Open(self.prompt, self.model)
+        else:
+            (branch,) = yield Fork(0, quiet=True)
         view = ctx.on(branch)
         for _ in range(self.count):
             tree = TokenTree(view.tokens[-1])
@@ -150,19 +155,25 @@ class Quiet(Strategy):
         yield Finish(0, "done", [(told, 0.0, "")])
 
 
-@pytest.mark.parametrize("model", ["target", "other"])
-def test_a_quiet_branch_has_no_stops_no_limit_and_no_statistics(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "prompt"),
+    [("target", (4, 5)), ("other", (4, 5)), ("target", None)],
+    ids=["opened", "of another model", "forked"],
+)
+def test_a_quiet_branch_has_no_stops_no_limit_and_no_statistics(
+    model: str, prompt: tuple[int, ...] | None
+) -> None:
     models = {"target": Toy(8), "other": Toy(8, 5, name="other")}
     engine = Engine(models, eos=tuple(range(8)))  # every token ends a text
-    live = engine.add(Request([1, 2, 3], Quiet((4, 5), 9, model), Sampling(max_new_tokens=2)))
+    live = engine.add(Request([1, 2, 3], Quiet(prompt, 9, model), Sampling(max_new_tokens=2)))
     events = [token for event in engine.run() for token in event.tokens]
     assert live.error is None
     told = live.answers[0][0]
-    text = [4, 5]
+    text = list(prompt or (1, 2, 3))
     for _ in range(9):
         row = laws.row(models[model], text)
         text.append(row.index(max(row)))
-    assert told == text[2:]
+    assert told == text[-9:]
     assert events == live.ctx.output == told[:1], "branch 0 keeps its stops"
     assert live.ctx.stats.tokens == 1 and live.ctx.stats.steps == 0
     assert live.ctx.stats.calls.get(model, 0) >= 9

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,17 +25,19 @@ from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
+from foretell.ops.superposing import (
+    WEIGHTS,
+    Draft,
+    likeliest,
+    mixed_scores,
+    mixture,
+    nucleus,
+    superpose,
+)
 from foretell.ops.text_counts import TextCounts
 from foretell.policy import schedule
 from foretell.strategies.plain import Plain
-from foretell.strategies.superposed import (
-    MIXED,
-    WEIGHTS,
-    Draft,
-    Superposed,
-    mixture,
-    superpose,
-)
+from foretell.strategies.superposed import MIXED, Superposed
 from tests import laws, tiny
 from tests.families import families
 
@@ -252,9 +255,9 @@ def test_one_draft_without_counts_is_greedy_decoding(family: str) -> None:
 
 def test_ties_go_to_the_lowest_id() -> None:
     row = torch.tensor([0.0, 2.0, -torch.inf, 2.0, 1.0, 2.0, 1.0])
-    ids, logs = Superposed(m=2, temperature=1.0).best(row)
+    ids, logs = likeliest(row, 2, 1.0)
     assert ids.tolist() == [1, 3] and np.exp(logs) == pytest.approx([0.5, 0.5])
-    assert Superposed(m=9).best(row)[0].tolist() == [1, 3, 5, 4, 6, 0], (
+    assert likeliest(row, 9, 0.06)[0].tolist() == [1, 3, 5, 4, 6, 0], (
         "what is forbidden cannot follow"
     )
 
@@ -262,8 +265,8 @@ def test_ties_go_to_the_lowest_id() -> None:
 def test_without_counts_the_score_is_the_models_own() -> None:
     logs = np.log([0.7, 0.2, 0.1])
     none = np.zeros((5, 3)), np.zeros(5)
-    assert Superposed().score(logs, *none) == pytest.approx(logs)
-    assert Superposed(backoff=False).score(logs, *none) == pytest.approx(0.46 * logs - 200)
+    assert mixed_scores(logs, *none, 0.54, True) == pytest.approx(logs)
+    assert mixed_scores(logs, *none, 0.54, False) == pytest.approx(0.46 * logs - 200)
 
 
 # --- the mixed input
@@ -580,3 +583,76 @@ def test_every_draft_reaches_the_user_with_its_score() -> None:
     assert lm.generate("The quick", "plain", max_new_tokens=2).score is None
     with pytest.raises(BadConfig, match=r"temperature=0\.7"):
         lm.generate("The quick", "superposed", temperature=0.7)
+
+
+# --- resets, openings, corpora
+
+
+def without_reset(config: Superposed, prompt: list[int], length: int) -> list[list[int]]:
+    """The drafts after `length` tokens of one stretch."""
+    live = generate(replace(config, reset=0), prompt, max_new_tokens=length)
+    return [tokens for tokens, _, _ in live.answers]
+
+
+@pytest.mark.parametrize("reset", [1, 2, 5])
+def test_a_reset_goes_on_from_the_best_draft_as_from_a_prompt(reset: int) -> None:
+    config = Superposed(k=3, m=4, alpha=0, temperature=1.0, reset=reset)
+    prompt = PROMPTS[0]
+    best: list[int] = []
+    lengths = reset, reset, min(reset, 2)
+    for length in lengths:
+        drafts = without_reset(config, [*prompt, *best], length)
+        last, best = best, [*best, *drafts[0]]
+    live = generate(config, prompt, max_new_tokens=sum(lengths))
+    assert [tokens for tokens, _, _ in live.answers] == [[*last, *draft] for draft in drafts]
+    assert not live.caches
+
+
+def test_a_reset_later_than_the_end_changes_nothing() -> None:
+    runs = [generate(Superposed(reset=reset), PROMPTS[2], max_new_tokens=6) for reset in (0, 6)]
+    assert runs[0].answers == runs[1].answers
+
+
+def test_an_opening_is_drawn_from_the_nucleus_and_the_drafts_go_on_from_it() -> None:
+    prompt = PROMPTS[0]
+    seen = set()
+    for seed in range(4):
+        config = Superposed(k=2, opening=3, nucleus=0.6)
+        live = generate(config, prompt, max_new_tokens=6, seed=seed)
+        texts = [tokens for tokens, _, _ in live.answers]
+        (opening,) = {tuple(tokens[:3]) for tokens in texts}
+        for length, token in enumerate(opening):
+            row = decoder().score([*prompt, *opening[:length]])[-1]
+            assert nucleus(row, 0.6)[token] > 0
+        rest = generate(Superposed(k=2), [*prompt, *opening], max_new_tokens=3)
+        assert [tokens[3:] for tokens in texts] == [tokens for tokens, _, _ in rest.answers]
+        seen.add(opening)
+    assert len(seen) > 1
+
+
+def test_the_nucleus_is_the_fewest_tokens_that_have_the_mass() -> None:
+    scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    for mass, count in ((0.4, 1), (0.41, 2), (0.7, 2), (0.75, 3), (1.0, 4)):
+        law = nucleus(scores, mass)
+        kept = torch.tensor([0.4, 0.3, 0.2, 0.1])[:count]
+        assert law[:count].tolist() == pytest.approx((kept / kept.sum()).tolist())
+        assert not law[count:].any()
+
+
+def test_an_opening_may_end_the_text() -> None:
+    prompt = PROMPTS[0]
+    for seed in range(20):
+        opening = generate(Superposed(opening=4), prompt, max_new_tokens=9, seed=seed).answers[0][0]
+        live = generate(
+            Superposed(opening=4), prompt, eos=[opening[1]], max_new_tokens=9, seed=seed
+        )
+        end = opening.index(opening[1]) + 1
+        assert [tokens for tokens, _, _ in live.answers] == [opening[:end]]
+        assert live.reason == "stop"
+
+
+def test_a_corpus_is_counted_beside_the_prompt() -> None:
+    corpus = (80, 7, 9, 11, 13, 15)
+    config = Superposed(k=1, m=1024, alpha=1.0, backoff=False, corpus=corpus)
+    live = generate(config, [80], max_new_tokens=4)
+    assert live.answers[0][0] == [7, 9, 11, 13], "only what was counted may follow"
