@@ -2,10 +2,11 @@
 
 The fields are those of the method's dataclass; a drafter also takes `rule` (a verification rule,
 whose own fields may follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`,
-`draft:rule=typical,epsilon=0.05`. Drafters joined by `+` share one tree, and `rule` and `nodes`
-come after the last: `ngram:k=8+token-recycling:nodes=16`. A field that holds tokens takes their
-ids with spaces between, or a text file: `input-guided:source=@essay.txt`. Booleans are 1, true,
-yes, on or 0, false, no, off.
+`draft:rule=typical,epsilon=0.05`. Without `rule`, a drafter that names one has that. Drafters
+joined by `+` share one tree, and `rule` and `nodes` come after the last:
+`ngram:k=8+token-recycling:nodes=16`. A field that holds tokens takes their ids with spaces between,
+or a text file: `input-guided:source=@essay.txt`. Booleans are 1, true, yes, on or 0, false, no,
+off.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from foretell.registry import kind_of, load, names
 if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.strategy import Strategy
+    from foretell.core.verify import Rule
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
@@ -141,7 +143,15 @@ def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
     parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
     names = [type(part).__module__.rpartition(".")[2].replace("_", "-") for part in parts]
     strategy = Speculative(config) if isinstance(config, Drafter) else config
+    if isinstance(strategy, Speculative) and strategy.rule is None:
+        strategy = dataclasses.replace(strategy, rule=own_rule(strategy.drafter))
     return "+".join(names), strategy
+
+
+def own_rule(drafter: Drafter) -> Rule | None:
+    """The rule that the drafter names for its trees; None: the default. Raises UnknownMethod."""
+    rule: Rule | None = build(drafter.rule, "rule", {}) if drafter.rule else None
+    return rule
 
 
 def _options(spec: str, fields: str) -> dict[str, str]:
@@ -167,12 +177,12 @@ def _speculative(
     nodes = options.pop("nodes", "0")
     if not nodes.isdigit():
         raise BadConfig.field(f"{last}:nodes", nodes, "a whole number")
-    rule = None
+    of_rule: dict[str, str] = {}
     if rule_name != "default":
         fields = {field.name for field in dataclasses.fields(load(last, kind))}
         of_rule = {key: options.pop(key) for key in list(options) if key not in fields}
-        rule = build(rule_name, "rule", of_rule)
     drafters = [build(name, "drafter", given, encode) for name, _, given in parts]
     drafter = drafters[0] if len(drafters) == 1 else Composition(tuple(drafters))
+    rule = own_rule(drafter) if rule_name == "default" else build(rule_name, "rule", of_rule)
     name = "+".join(name for name, _, _ in parts)
     return name, Speculative(drafter, rule, int(nodes))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.errors import BadConfig
+from foretell.core.strategy import Speculative
+from foretell.drafters.ngram import Ngram
+from foretell.errors import BadConfig, UnknownMethod
+from foretell.rules.coin import Coin
+from foretell.rules.walk import Walk
 from foretell.spec import resolve
 
 
@@ -32,3 +36,17 @@ def test_common_fields_come_last() -> None:
         assert resolve(f"ngram+suffix:{field}")[0] == "ngram+suffix"
     with pytest.raises(BadConfig, match="only drafters can be joined"):
         resolve("ngram+plain")
+
+
+def test_a_drafter_s_own_rule_holds_unless_the_user_names_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ngram, "rule", "coin")
+    for config in ("ngram:n=2", "ngram:n=2,rule=default", Ngram(2), Speculative(Ngram(2))):
+        assert resolve(config)[1] == Speculative(Ngram(2), Coin())
+    assert resolve("ngram:rule=walk,nodes=3")[1] == Speculative(Ngram(), Walk(), 3)
+    assert resolve(Speculative(Ngram(), Walk()))[1] == Speculative(Ngram(), Walk())
+    assert resolve("ngram+suffix")[1].rule is None  # type: ignore[attr-defined]
+    monkeypatch.setattr(Ngram, "rule", "coyn")
+    with pytest.raises(UnknownMethod, match="unknown rule 'coyn'; did you mean coin"):
+        resolve("ngram")
