@@ -156,9 +156,8 @@ def command(card: Card) -> str:
     spec = card.name
     chosen = []
     for name, value in card.defaults.items():
-        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        if text:
-            chosen.append(f"{name}={text}")
+        text = " ".join(map(str, value)) if value and isinstance(value, tuple) else repr(value)
+        chosen.append(f"{name}={text}")
     if chosen:
         spec += ":" + ",".join(chosen)
     return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
