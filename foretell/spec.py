@@ -2,10 +2,11 @@
 
 The fields are those of the method's dataclass; a drafter also takes `rule` (a verification rule,
 whose own fields may follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`,
-`draft:rule=typical,epsilon=0.05`. Drafters joined by `+` share one tree, and `rule` and `nodes`
-come after the last: `ngram:k=8+token-recycling:nodes=16`. A field that holds tokens takes their
-ids with spaces between, or a text file: `input-guided:source=@essay.txt`. Booleans are 1, true,
-yes, on or 0, false, no, off.
+`draft:rule=typical,epsilon=0.05`. Without `rule`, a drafter that names one has that. Drafters
+joined by `+` share one tree, and `rule` and `nodes` come after the last:
+`ngram:k=8+token-recycling:nodes=16`. A field that holds numbers takes them with spaces between:
+`rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.text.TokenIds), it may be a text
+file instead: `input-guided:source=@essay.txt`. Booleans are 1, true, yes, on or 0, false, no, off.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.registry import kind_of, load, names
+from foretell.text import TokenIds
 
 if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.strategy import Strategy
+    from foretell.core.verify import Rule
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
@@ -36,7 +39,7 @@ def build(name: str, kind: str, options: dict[str, str], encode: Encode | None =
     is not of the field's type.
     """
     cls = load(name, kind)
-    types = get_type_hints(cls)
+    types = get_type_hints(cls, include_extras=True)
     fields = [field.name for field in dataclasses.fields(cls)]
     values: dict[str, Any] = {}
     for key, text in options.items():
@@ -49,8 +52,10 @@ def build(name: str, kind: str, options: dict[str, str], encode: Encode | None =
 
 def _value(field: str, kind: Any, text: str, encode: Encode | None) -> Any:
     """A field's value from its text. Raises BadConfig."""
-    if kind == tuple[int, ...]:
+    if kind == TokenIds:
         return tokens(field, text, encode)
+    if kind == tuple[int, ...]:
+        return whole_numbers(field, text, "whole numbers with spaces between, as in 3 2 1")
     if kind is bool:
         if text.lower() not in YES + NO:
             raise BadConfig.field(field, text, f"one of {', '.join(YES + NO)}")
@@ -61,17 +66,21 @@ def _value(field: str, kind: Any, text: str, encode: Encode | None) -> Any:
         raise BadConfig.field(field, text, f"a value of type {kind.__name__}") from None
 
 
+def whole_numbers(field: str, text: str, allowed: str) -> tuple[int, ...]:
+    """Those of `1 2 3` or `()`. Raises BadConfig, which says what is `allowed`."""
+    try:
+        return tuple(int(part) for part in text.strip("()").split())
+    except ValueError:
+        raise BadConfig.field(field, text, allowed) from None
+
+
 def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
     """The ids of `1 2 3`, `()` or `@FILE`, whose text is taken as it is, line ends included. Raises
     BadConfig.
     """
     if not text.startswith("@"):
-        try:
-            return tuple(int(part) for part in text.strip("()").split())
-        except ValueError:
-            raise BadConfig.field(
-                field, text, "token ids with spaces between, or @ and the name of a text file"
-            ) from None
+        allowed = "token ids with spaces between, or @ and the name of a text file"
+        return whole_numbers(field, text, allowed)
     if encode is None:
         raise BadConfig(
             f"{field}={text}: there is no tokenizer here to read a text with; "
@@ -141,7 +150,15 @@ def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
     parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
     names = [type(part).__module__.rpartition(".")[2].replace("_", "-") for part in parts]
     strategy = Speculative(config) if isinstance(config, Drafter) else config
+    if isinstance(strategy, Speculative) and strategy.rule is None:
+        strategy = dataclasses.replace(strategy, rule=own_rule(strategy.drafter))
     return "+".join(names), strategy
+
+
+def own_rule(drafter: Drafter) -> Rule | None:
+    """The rule that the drafter names for its trees; None: the default. Raises UnknownMethod."""
+    rule: Rule | None = build(drafter.rule, "rule", {}) if drafter.rule else None
+    return rule
 
 
 def _options(spec: str, fields: str) -> dict[str, str]:
@@ -167,12 +184,12 @@ def _speculative(
     nodes = options.pop("nodes", "0")
     if not nodes.isdigit():
         raise BadConfig.field(f"{last}:nodes", nodes, "a whole number")
-    rule = None
+    of_rule: dict[str, str] = {}
     if rule_name != "default":
         fields = {field.name for field in dataclasses.fields(load(last, kind))}
         of_rule = {key: options.pop(key) for key in list(options) if key not in fields}
-        rule = build(rule_name, "rule", of_rule)
     drafters = [build(name, "drafter", given, encode) for name, _, given in parts]
     drafter = drafters[0] if len(drafters) == 1 else Composition(tuple(drafters))
+    rule = own_rule(drafter) if rule_name == "default" else build(rule_name, "rule", of_rule)
     name = "+".join(name for name, _, _ in parts)
     return name, Speculative(drafter, rule, int(nodes))

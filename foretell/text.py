@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+# The type of a method's field that holds a text; a spec may name a file instead of writing its ids.
+TokenIds = Annotated[tuple[int, ...], "ids of a text's tokens"]
 
 
 def stopped(

@@ -108,10 +108,19 @@ def above(lines: Sequence[str]) -> str:
     return " ".join(found)
 
 
+def attribute(card: Card, name: str) -> Any:
+    """What the method's class sets in its body, as in `draws = whole = True`; None: nothing."""
+    for node in method_class(card).body:
+        if isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if name in names:
+                return ast.literal_eval(node.value)
+    return None
+
+
 def draws(card: Card) -> bool:
-    """Whether the drafter makes nodes that carry a law, which its file then names."""
-    tree = ast.parse(card.file.read_text("utf-8"))
-    return any(isinstance(node, ast.Name) and node.id == "Law" for node in ast.walk(tree))
+    """Whether the drafter makes nodes that carry a law."""
+    return bool(attribute(card, "draws"))
 
 
 def suits(rule: Card, drawn: bool) -> str:
@@ -145,7 +154,10 @@ def command(card: Card) -> str:
         spec = f"{partner(card)}rule={card.name}"
         return f'foretell generate --method "{spec}" --temperature 0.8 "def add(a, b):"'
     spec = card.name
-    chosen = [f"{field.name}={field.default}" for field in fields(card)]
+    chosen = []
+    for name, value in card.defaults.items():
+        text = " ".join(map(str, value)) if value and isinstance(value, tuple) else repr(value)
+        chosen.append(f"{name}={text}")
     if chosen:
         spec += ":" + ",".join(chosen)
     return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
@@ -207,6 +219,8 @@ def rule_section(card: Card, every: list[Card]) -> list[str]:
     how = "Its tokens are chosen by a rule, not drawn"
     if drawn:
         how = "Its tokens are drawn, each node carrying the law it was drawn from"
+    if own := attribute(card, "rule"):
+        how += f", and unless told otherwise [`{own}`](../rule/{own}.md) verifies its trees"
     text = f"{how}. At temperature 0 every rule is the walk; above it, `rule=` takes:"
     rows = []
     for rule in every:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from foretell.errors import BadConfig
+from foretell import spec
+from foretell.core.drafter import Drafter
+from foretell.core.strategy import Speculative
+from foretell.drafters.ngram import Ngram
+from foretell.drafters.rsd_c import RsdC
+from foretell.errors import BadConfig, UnknownMethod
+from foretell.rules.coin import Coin
+from foretell.rules.walk import Walk
 from foretell.spec import resolve
+from foretell.text import TokenIds
 
 
 @pytest.mark.parametrize("text", ["1", "true", "True", "yes", "ON"])
@@ -32,3 +42,61 @@ def test_common_fields_come_last() -> None:
         assert resolve(f"ngram+suffix:{field}")[0] == "ngram+suffix"
     with pytest.raises(BadConfig, match="only drafters can be joined"):
         resolve("ngram+plain")
+
+
+def test_a_drafter_s_own_rule_holds_unless_the_user_names_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ngram, "rule", "coin")
+    for config in ("ngram:n=2", "ngram:n=2,rule=default", Ngram(2), Speculative(Ngram(2))):
+        assert resolve(config)[1] == Speculative(Ngram(2), Coin())
+    assert resolve("ngram:rule=walk,nodes=3")[1] == Speculative(Ngram(), Walk(), 3)
+    assert resolve(Speculative(Ngram(), Walk()))[1] == Speculative(Ngram(), Walk())
+    assert resolve("ngram+suffix")[1].rule is None  # type: ignore[attr-defined]
+    monkeypatch.setattr(Ngram, "rule", "coyn")
+    with pytest.raises(UnknownMethod, match="unknown rule 'coyn'; did you mean coin"):
+        resolve("ngram")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("3", (3,)), ("3 2 1", (3, 2, 1)), ("(4  2)", (4, 2)), (" 7 ", (7,))]
+)
+def test_numbers_stand_with_spaces_between(text: str, numbers: tuple[int, ...]) -> None:
+    drafter = resolve(f"rsd-c:branches={text}")[1].drafter  # type: ignore[attr-defined]
+    assert drafter == RsdC(branches=numbers)
+
+
+@pytest.mark.parametrize("text", ["x", "3;2", "1.5", "@essay.txt", "two"])
+@pytest.mark.parametrize("method", ["rsd-c", "optimal-draft"])
+def test_what_is_no_list_of_numbers_is_told_so(method: str, text: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        resolve(f"{method}:branches={text}", lambda text: [1])
+    assert str(caught.value) == (
+        f"{method}:branches={text!r}: must be whole numbers with spaces between, as in 3 2 1"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "()", "0", "2 65"])
+def test_numbers_that_the_method_cannot_use_are_refused_by_it(text: str) -> None:
+    with pytest.raises(BadConfig, match=r"rsd-c:branches=.*: must be numbers between 1 and 64"):
+        resolve(f"rsd-c:branches={text}")
+
+
+@dataclass(frozen=True)
+class Mine(Drafter):
+    """A method of one's own."""
+
+    text: TokenIds = ()
+    counts: tuple[int, ...] = ()
+
+
+def test_only_a_text_s_tokens_may_come_from_a_file() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spec, "load", lambda name, kind: Mine)
+        assert spec.build("mine", "drafter", {"text": "1 2", "counts": "2 1"}) == Mine(
+            (1, 2), (2, 1)
+        )
+        with pytest.raises(BadConfig, match=r"mine:text='x': must be token ids .* text file"):
+            spec.build("mine", "drafter", {"text": "x"})
+        with pytest.raises(BadConfig, match="mine:counts='x': must be whole numbers"):
+            spec.build("mine", "drafter", {"counts": "x"})

@@ -43,6 +43,7 @@ class Drafter:
     needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
     draws = False  # its tokens are samples of laws (unless the request is greedy)
     whole = False  # its trees are verified as they come, never cut to what is worth its cost
+    rule = ""  # name of the one for its trees, unless the user names another; "": verify.default
     taps: tuple[int, ...] = ()  # hidden states it wants in Feedback.reply; negative: from the end
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:

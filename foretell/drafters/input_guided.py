@@ -35,6 +35,7 @@ from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import plant
+from foretell.text import TokenIds
 
 AHEAD = 8  # tokens behind the place that was left in which a single token finds it again
 
@@ -108,7 +109,7 @@ class Pointer:
 class InputGuided(Drafter):
     """`source` is token ids: in a spec `source=1 2 3`, or `source=@FILE` for a text."""
 
-    source: tuple[int, ...] = ()  # to copy from; empty: the prompt
+    source: TokenIds = ()  # to copy from; empty: the prompt
     n: int = 3  # longest n-gram that finds the place again, in tokens
     k: int = 0  # tokens drafted at most; 0: the rest of the source
     # after a difference, go on at the nearest place; False: only where an n-gram stands once

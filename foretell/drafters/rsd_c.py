@@ -30,8 +30,8 @@ import torch
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask
 from foretell.errors import BadConfig
+from foretell.ops.levels import grow_levels
 from foretell.ops.reading import DraftReader
 from foretell.ops.unreplaced import Urn, best_tokens
 
@@ -62,24 +62,10 @@ class RsdC(Drafter):
         return DraftReader(ctx)
 
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
-        tree = TokenTree(ctx.tokens[-1])
-        if not reader.can_read(ctx.tokens):
-            return tree
-        level = [0]
-        for depth in range(min(self.length, reader.depth(ctx))):
-            # Decided before anything of the level is drawn, so that no draw can sway it.
-            branches = self.branches[min(depth, len(self.branches) - 1)]
-            room = budget - len(tree) - (self.length - 1 - depth)
-            counts = shares(branches, len(level), max(room, min(1, budget - len(tree))))
-            level = level[: len(counts)]
-            if not level:
-                break
-            reply = yield Ask(tree, "draft", ctx.branch, rows=level)
-            below: list[int] = []
-            for node, count, row in zip(level, counts, reader.rows(reply), strict=True):
-                below += self._children(ctx, tree, node, row, count)
-            level = [child for child in below if not ctx.ends(tree, child)]
-        return tree
+        def add(tree: TokenTree, node: int, row: torch.Tensor, count: int) -> list[int]:
+            return self._children(ctx, tree, node, row, count)
+
+        return (yield from grow_levels(ctx, reader, budget, self.length, self.branches, add))
 
     def _children(
         self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, count: int
@@ -99,14 +85,3 @@ class RsdC(Drafter):
             # As many draws were made in this step as there are nodes.
             children.append(urn.add(ctx, tree, node, len(tree), "rsd-c"))
         return children
-
-
-def shares(branches: int, nodes: int, room: int) -> list[int]:
-    """How many children each node of a level has, `room` in all at most; nodes at the end that
-    have none are left out.
-    """
-    if not nodes:
-        return []
-    each, over = divmod(room, nodes)
-    counts = [min(branches, each + (rank < over)) for rank in range(nodes)]
-    return [count for count in counts if count]

@@ -21,6 +21,7 @@ class DraftReader:
     """
 
     def __init__(self, ctx: Context, name: str = "draft"):
+        self.name = name
         self.model = ctx.models[name]
         self.vocab = ctx.models["target"].vocab
         self.known = 0  # tokens of the text that are sure to be in the draft model's vocabulary

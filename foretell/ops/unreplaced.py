@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,18 +17,20 @@ class Urn:
     """A law q (V,) that tokens are drawn from without replacement.
 
     Each is drawn from q without those before it, renormalised: in the law that Gumbel-top-k has.
+    `without`: tokens that are never drawn.
     """
 
-    def __init__(self, q: torch.Tensor):
+    def __init__(self, q: torch.Tensor, without: Sequence[int] = ()):
         self.q = q
         self.rest = q.clone()
-        self.left = float(q.sum())  # chance of all that was not drawn yet; 0: nothing is left
+        self.rest[list(without)] = 0
+        self.left = float(self.rest.sum())  # chance of all that may still be drawn; 0: nothing
 
     def add(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
         """Draws one more token and adds it below `node`; returns its node.
 
-        `key`: no other draw of this step has it. The value is the chance of the whole path by the
-        laws that were drawn from.
+        `key`: no other draw of this step has it. The node's value is its parent's times q's chance
+        of the token.
         """
         law = self.rest / self.left
         token = ctx.rng.sample(law, "draft", len(ctx.output), key)
@@ -38,9 +41,18 @@ class Urn:
 
 
 def best_tokens(scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
-    """At most `count` tokens of processed logits (V,) with their chances, best first, ties to the
-    lowest id. None of chance 0.
+    """`likeliest` of processed logits (V,)."""
+    return likeliest(scores.softmax(-1), count)
+
+
+def likeliest(law: torch.Tensor, count: int) -> list[tuple[int, float]]:
+    """At most `count` tokens of a law (V,) with their chances, best first, ties to the lowest id.
+    None of chance 0.
     """
-    chances, ids = scores.softmax(-1).topk(min(count, len(scores)))
-    pairs = zip(ids.tolist(), chances.tolist(), strict=True)
-    return sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
+    if not count:
+        return []
+    least = law.topk(min(count, len(law))).values[-1]
+    # Of equal chances topk takes any.
+    ids = ((law >= least) & (law > 0)).nonzero()[:, 0]
+    pairs = zip(ids.tolist(), law[ids].tolist(), strict=True)
+    return sorted(pairs, key=lambda pair: -pair[1])[:count]

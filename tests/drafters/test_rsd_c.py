@@ -19,7 +19,7 @@ from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Reply, Sampling
 from foretell.drafters import rsd_c
-from foretell.drafters.rsd_c import RsdC, shares
+from foretell.drafters.rsd_c import RsdC
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
@@ -111,7 +111,6 @@ def test_a_small_budget_leaves_a_node_to_every_level(temperature: float) -> None
         assert widths(tree) == shape, budget
     sampling = Sampling(temperature=temperature, max_new_tokens=3)
     assert widths(drive(RsdC(), sampling)[0]) == [2, 4]
-    assert shares(2, 3, 4) == [2, 1, 1] and shares(2, 3, 1) == [1] and shares(2, 0, 1) == []
 
 
 def test_tokens_that_are_not_possible_are_no_children() -> None:

@@ -14,7 +14,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
-from foretell.ops.unreplaced import Urn, best_tokens
+from foretell.ops.unreplaced import Urn, best_tokens, likeliest
 from foretell.strategies.plain import Plain
 
 LAW = [0.45, 0.05, 0.0, 0.3, 0.2]
@@ -59,4 +59,26 @@ def test_the_best_tokens_are_possible_ones_with_ties_to_the_lowest_id() -> None:
     ids = [token for token, _ in best_tokens(scores, 9)]
     assert ids == [1, 4, 0, 3]
     assert sum(chance for _, chance in best_tokens(scores, 9)) == pytest.approx(1)
-    assert best_tokens(scores, 1)[0][0] in (1, 4)
+    assert best_tokens(scores, 1)[0][0] == 1
+
+
+def test_what_an_urn_is_without_is_never_drawn() -> None:
+    q = torch.tensor(LAW, dtype=torch.float64)
+
+    def once(door: Enumerator) -> int:
+        request = Request([1], Plain(), Sampling(temperature=1.0), rng=door)
+        ctx = Context(Engine({"target": Toy(5)}), request)
+        urn, tree = Urn(q, [0, 1]), TokenTree(1)
+        assert urn.left == pytest.approx(0.5)
+        return tree.tokens[urn.add(ctx, tree, 0, 1, "me")]
+
+    found = {token: weight for weight, token in Enumerator.walk(once)}
+    assert found == pytest.approx({3: 0.6, 4: 0.4})
+    assert Urn(q, [0, 1, 3, 4]).left == 0
+
+
+def test_of_equal_chances_the_lowest_ids_are_the_likeliest() -> None:
+    law = torch.tensor([0.1, 0.25, 0.1, 0.25, 0.1, 0.0, 0.2])
+    assert [token for token, _ in likeliest(law, 4)] == [1, 3, 6, 0]
+    assert [token for token, _ in likeliest(law, 99)] == [1, 3, 6, 0, 2, 4]
+    assert likeliest(law, 0) == []

@@ -25,6 +25,7 @@ from foretell.measure.outcomes import Enumerator, NotEnumerable
 from foretell.ops import datastore
 from foretell.ops.tenants import Stores
 from foretell.stats import Stats
+from foretell.text import TokenIds
 
 LARGEST_ERROR = 1e-9  # of a probability
 VOCABULARY = 3  # tokens of the toy model
@@ -152,11 +153,11 @@ def with_toy_options(strategy: Strategy, folder: Path) -> Strategy:
 
 
 def _with_toy_options(config: Any, folder: Path) -> Any:
-    hints = get_type_hints(type(config))
+    hints = get_type_hints(type(config), include_extras=True)
     changes: dict[str, Any] = {}
     for option in fields(config):
         value = getattr(config, option.name)
-        if hints[option.name] == tuple[int, ...]:
+        if hints[option.name] == TokenIds:
             changes[option.name] = tuple(token % VOCABULARY for token in value[:LONGEST_OPTION])
         elif hints[option.name] is str and value and Path(value).expanduser().exists():
             changes[option.name] = _toy_datastore(option.name, value, folder)

@@ -53,6 +53,11 @@ def test_options_that_name_real_tokens_are_mapped_to_the_toy_vocabulary(tmp_path
     assert len(long.drafter.source) == law.LONGEST_OPTION  # type: ignore[attr-defined]
 
 
+def test_other_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    strategy = resolve("rsd-c:length=2,branches=3 4")[1]
+    assert law.with_toy_options(strategy, tmp_path) == strategy
+
+
 @pytest.mark.parametrize("spec", ["input-guided:source=151643 9 3000 7 8", "rest:path={store}"])
 def test_the_law_of_a_correct_method_with_real_options_holds(spec: str, tmp_path: Path) -> None:
     store = tmp_path / "real.safetensors"

@@ -1,0 +1,165 @@
+"""What the lab found: means over places, as tables, as JSON and as a chart."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import foretell
+from foretell.measure.lab.settings import Settings
+from foretell.measure.plot import bars
+
+SCHEMA = "foretell.measure.lab/1"
+ALL = "all"  # the places of all sets together
+CHAIN = "chain"  # one token below the other
+DRAFTS = {  # in words
+    "independent": "independent draws",
+    "unreplaced": "without replacement",
+    "one drawn": "best and one drawn",
+    "best": "best",
+    CHAIN: "chain",
+}
+SHOWN = 4  # numbers of drafts in the chart
+
+
+@dataclass
+class Mean:
+    """Of numbers at places, some of which are themselves means of draws."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    variance: float = 0.0  # sum of the numbers' own
+
+    def add(self, value: float, variance: float = 0.0) -> None:
+        self.count += 1
+        self.total += value
+        self.squares += value * value
+        self.variance += variance
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count
+
+    @property
+    def draws_error(self) -> float:
+        """The standard error that is due to draws at these places; 0: the mean is exact there."""
+        return math.sqrt(self.variance) / self.count
+
+    @property
+    def error(self) -> float:
+        """The standard error as a mean of more places like these; infinite for one place."""
+        if self.count < 2:
+            return math.inf
+        spread = max(0.0, self.squares / self.count - self.value**2)
+        return math.sqrt(spread / (self.count - 1))
+
+
+@dataclass(frozen=True)
+class Key:
+    """Whose mean it is. `k`: tokens drafted, for chains one below the other."""
+
+    temperature: float
+    set: str
+    drafts: str
+    rule: str
+    k: int
+
+
+@dataclass
+class Report:
+    """`means`: the acceptance of one level, and of a CHAIN the number of accepted tokens; `places`:
+    how many there were; `skipped`: where the draft model had no law, which are not among them.
+    """
+
+    settings: Settings
+    target: str
+    draft: str
+    places: int = 0
+    skipped: int = 0
+    means: dict[Key, Mean] = field(default_factory=dict)
+
+    def note(self, key: Key, value: float, variance: float = 0.0) -> None:
+        """Counts a number for its set and for all sets together."""
+        for one in (key, dataclasses.replace(key, set=ALL)):
+            self.means.setdefault(one, Mean()).add(value, variance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, schema foretell.measure.lab/1."""
+        return {
+            "schema": SCHEMA,
+            "version": foretell.__version__,
+            "target": self.target,
+            "draft": self.draft,
+            "settings": dataclasses.asdict(self.settings),
+            "places": self.places,
+            "skipped": self.skipped,
+            "rows": [self._row(key, mean, "acceptance") for key, mean in self._level()],
+            "chains": [self._row(key, mean, "accepted") for key, mean in self._chains()],
+        }
+
+    @staticmethod
+    def _row(key: Key, mean: Mean, what: str) -> dict[str, Any]:
+        row = dataclasses.asdict(key) | {what: mean.value, "places": mean.count}
+        return row | {"error": mean.error, "draws_error": mean.draws_error}
+
+    def _level(self) -> list[tuple[Key, Mean]]:
+        return [(key, mean) for key, mean in self.means.items() if key.drafts != CHAIN]
+
+    def _chains(self) -> list[tuple[Key, Mean]]:
+        return [(key, mean) for key, mean in self.means.items() if key.drafts == CHAIN]
+
+    def tables(self) -> list[tuple[str, list[list[str]]]]:
+        """For a terminal: titles and lines, the head first, of all sets together."""
+        made = []
+        for temperature in self.settings.temperatures:
+            found = [(k, m) for k, m in self._level() if k.temperature == temperature]
+            title = f"chance that one of k tokens is accepted, temperature {temperature:g}"
+            columns = [f"k={k}" for k in range(1, self.settings.k + 1)]
+            made.append((title, _lines(["drafts", "rule", *columns], found)))
+            found = [(k, m) for k, m in self._chains() if k.temperature == temperature]
+            title = f"accepted tokens of a drawn chain, temperature {temperature:g}"
+            columns = [str(length) for length in range(1, self.settings.length + 1)]
+            made.append((title, _lines(["drafts", "rule", *columns], found)))
+        return made
+
+    def svg(self) -> str:
+        """The acceptance of each pair, all sets together: a bar for some k."""
+        ks = list(range(1, self.settings.k + 1))
+        if len(ks) > SHOWN:
+            ks = sorted({round(1 + i * (len(ks) - 1) / (SHOWN - 1)) for i in range(SHOWN)})
+        values: dict[str, list[float | None]] = {}
+        for key, mean in self._level():
+            if key.set != ALL:
+                continue
+            group = f"{DRAFTS[key.drafts]}, {key.rule}"
+            if len(self.settings.temperatures) > 1:
+                group += f", temperature {key.temperature:g}"
+            bars_here = values.setdefault(group, [None] * len(ks))
+            if key.k in ks:
+                bars_here[ks.index(key.k)] = mean.value
+        return bars(
+            f"{self.target} with drafts of {self.draft}: {self.places:,} places",
+            list(values),
+            [f"k={k}" for k in ks],
+            list(values.values()),
+            "chance that one of k drafted tokens is accepted",
+        )
+
+
+def _lines(head: list[str], found: list[tuple[Key, Mean]]) -> list[list[str]]:
+    """A line for each pair of drafting and rule, a cell for each k."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for key, mean in found:
+        if key.set == ALL:
+            line = lines.setdefault((key.drafts, key.rule), [DRAFTS[key.drafts], key.rule])
+            line.append(_cell(mean))
+    return [head, *lines.values()]
+
+
+def _cell(mean: Mean) -> str:
+    """The mean, with the standard error that draws leave it, if any."""
+    error = f" ±{mean.draws_error:.3f}" if mean.draws_error else ""
+    return f"{mean.value:.3f}{error}"

@@ -1,0 +1,77 @@
+"""A draft model's independent chains, merged by their beginnings: drawn with replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Ask
+from foretell.ops.trees import add_drawn
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+    from foretell.ops.reading import DraftReader
+
+
+def draw_chains(
+    ctx: Context,
+    reader: DraftReader,
+    tree: TokenTree,
+    chains: int,
+    length: int,
+    budget: int,
+    source: str,
+    confidence: float = 0.0,
+) -> Generator[Ask, Any, None]:
+    """Draws `chains` chains of `length` tokens below the root of an empty tree.
+
+    Each token is drawn from the draft model's law under the request's sampling options; at
+    temperature 0 it is the best one. One draft forward grows all chains by one level. A chain ends
+    with a token that ends the text, and where the best token is less likely than `confidence`. No
+    level is begun that could exceed the budget.
+    """
+    level = {0: chains}  # node -> chains that go on from it
+    draws = 0
+    for _ in range(min(length, reader.depth(ctx))):
+        # Decided before anything of the level is drawn, so that no draw can sway it.
+        if not any(level.values()) or len(tree) + sum(level.values()) > budget:
+            return
+        reply = yield Ask(tree, reader.name, ctx.branch, rows=list(level))
+        below: dict[int, int] = {}
+        for (node, count), row in zip(level.items(), reader.rows(reply), strict=True):
+            if confidence and float(row.softmax(-1).max()) < confidence:
+                continue
+            for child in _children(ctx, tree, node, row, count, draws, source):
+                if not ctx.ends(tree, child):
+                    below[child] = below.get(child, 0) + 1
+            draws += count
+        level = below
+
+
+def _children(
+    ctx: Context,
+    tree: TokenTree,
+    node: int,
+    row: torch.Tensor,
+    count: int,
+    draws: int,
+    source: str,
+) -> list[int]:
+    """Continues `count` chains from `node` by row (V,); `draws` were made in this step before.
+
+    Returns the node of each, the same one for those that drew the same token.
+    """
+    sampler = ctx.sampler
+    output = [*ctx.output, *tree.tokens_to(node)]
+    if sampler.greedy:
+        scores = sampler.scores(row, output)
+        token = int(scores.argmax())
+        chance = float((scores[token] - scores.logsumexp(-1)).exp())
+        return [tree.add(node, token, value=tree.values[node] * chance, source=source)]
+    q = sampler.law(row, output)
+    keys = range(draws + 1, draws + 1 + count)
+    tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
+    return add_drawn(tree, node, Law(q), tokens, source)
