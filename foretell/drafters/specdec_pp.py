@@ -8,7 +8,8 @@ ends, or the budget). The head lags a token behind: what it says of a token is k
 one is drawn, which then stays. Without a head, `estimate` takes its place by the law that a token
 is drawn from: `confidence`, the chance of its best token, or `entropy`, e to the minus entropy.
 
-Paper: Huang, Guo, Wang, SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, arXiv:2405.19715
+Paper: Huang, Guo, Wang, SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths,
+arXiv:2405.19715
 Guarantee: exact
 Cost: target 1, draft longest at most
 Needs: a draft model with the target's tokenizer and, for the head, hidden states
