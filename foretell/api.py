@@ -32,6 +32,7 @@ from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.outputs import Output, Piece, Stream, outputs
+from foretell.policy.budget import least
 from foretell.policy.checks import models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
@@ -398,12 +399,23 @@ class LM:
         requests: int | None = None,
         between_tokens: float | None = None,
         prefixes: int = 0,
+        budget: int | None = None,
     ) -> None:
         """Sets what running requests may take: bytes of cache rows, how many run at once, seconds
         between two steps of a text while others begin (None: no limit, twice a usual step), and
         bytes of rows that are kept of texts for later ones that begin so (0: none).
+
+        `budget`: bytes in all, weights, laws, logits and masks included. A request drafts as much a
+        step as fits into it (or into its share, if `requests` says how many run at once), or
+        nothing, or becomes shorter; see `foretell.policy.budget`. Raises BadConfig where nothing
+        fits, with what would do.
         """
-        numbers = {"memory": memory, "requests": requests, "between_tokens": between_tokens}
+        numbers: dict[str, float | None] = {
+            "memory": memory,
+            "requests": requests,
+            "between_tokens": between_tokens,
+            "budget": budget,
+        }
         for name, number in numbers.items():
             if number is not None and not number > 0:
                 raise BadConfig.field(name, number, "above 0, or None for no limit")
@@ -414,6 +426,11 @@ class LM:
             engine.admission.memory, engine.admission.requests = memory, requests
             engine.plan = FairPlan(between_tokens=between_tokens)
             engine.reuse = Reuse(engine, PrefixTree(prefixes)) if prefixes else None
+            engine.admission.budget = budget
+            needed = least(engine)
+            if budget is not None and budget < needed:
+                engine.admission.budget = None
+                raise BadConfig.field("budget", budget, f"at least {needed} bytes for a plain step")
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the rows that are kept while there is no request; empty: nothing."""

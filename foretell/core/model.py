@@ -85,6 +85,8 @@ class Model:
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
     usual_executor = "torch"  # who computes its plain jobs
     reads_segments = True  # whether these may begin with rows that others share
+    weight_bytes = 0
+    mask_copies = 1  # masks of a forward that are kept, those of heads that share keys together
     threads_wanted = 0  # to compute with; 0: as many as torch has
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
@@ -124,6 +126,8 @@ class Model:
         """The new cache with what every cache is told."""
         if request is not None:
             cache.inputs = request.inputs
+            if request.room is not None:
+                cache.begin(request.room.rows)
         if self.feeds:
             cache.beside, cache.feeds = beside, self.feeds
         return cache

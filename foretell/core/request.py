@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from foretell.core.rng import Door
 from foretell.core.tree import TokenTree
 from foretell.core.types import Message, Reply, Sampling, Steps
+from foretell.memory.footprint import Room
 from foretell.memory.policy import CachePolicy, Segment
 from foretell.tracing import TraceStep
 
@@ -60,6 +61,7 @@ class Request:
     policy: CachePolicy | None = None  # of the target's caches
     prefix: Segment | None = None  # rows of the prompt's first tokens, made before
     trace: Callable[[TraceStep], None] | None = None  # told of every step
+    room: Room | None = None  # what a budget of memory leaves it
 
     @property
     def parts(self) -> list[Part]:

@@ -36,6 +36,7 @@ class Strategy:
     kind = "strategy"
     models: tuple[str, ...] = ()  # models besides the target
     needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
+    one_text = False  # whether it works on the request's own branch alone
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """As Drafter.bring."""
@@ -53,6 +54,7 @@ class Speculative(Strategy):
     drafter: Drafter
     rule: Rule | None = None  # None: walk for deterministic trees, sequential for drawn ones
     nodes: int = 0  # drafted a step at most; 0: as many as the policy finds worth their cost
+    one_text = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.nodes <= MOST:

@@ -317,6 +317,21 @@ class Decoder(Model):
         return self.prepared(cache, request, beside)
 
     @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        """Of its parameters and buffers; those that share memory count once."""
+        tensors = (*self.hf.parameters(), *self.hf.buffers())
+        storages = (tensor.untyped_storage() for tensor in tensors)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    @property
+    def mask_copies(self) -> int:  # type: ignore[override]
+        """Heads that share keys have a mask together, and so do layers of one window."""
+        shared = min(shape[0] for shape in self.layout)
+        heads = getattr(self.config, "num_attention_heads", shared)
+        windows = {None} if self.loop is None else set(self.loop.windows)
+        return max(1, heads // shared) * len(windows)
+
+    @property
     def exact_bits(self) -> bool:
         """Whether a row's result depends on no other row of a forward, to the last bit."""
         return self.executor is not None and self.executor.exact_bits

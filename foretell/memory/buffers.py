@@ -25,6 +25,8 @@ class Rows:
     Executors with memory of their own override `_allocate`, which sets `keys` and `values`.
     """
 
+    any_length = True  # whether buffers are of the length they are asked for
+
     def __init__(
         self,
         layout: Sequence[Shape | None],
@@ -57,6 +59,12 @@ class Rows:
             place = self.layout[:layer].count(shape)
             self.k.append(None if shape is None else self.keys[group][place])
             self.v.append(None if shape is None else self.values[group][place])
+
+    def begin(self, rows: int) -> None:
+        """Gives an empty cache buffers of exactly this length."""
+        self.keys, self.values, self.k, self.v = [], [], [], []
+        self.capacity = rows
+        self._allocate()
 
     def grow(self, rows: int, used: int) -> None:
         """Makes the buffers this cache's alone and at least `rows` long; keeps the first `used`."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import DeadlineExceeded, RequestFailed
+from foretell.policy.budget import reserved
 
 if TYPE_CHECKING:
     from foretell.core.live import Live
@@ -27,11 +28,13 @@ RESERVE = 64  # tokens beyond its text that a request must have room for to begi
 @dataclass
 class Admission:
     """`memory`: bytes of cache rows that running requests hold, shared prefixes aside; `requests`:
-    how many run at once. None: no limit.
+    how many run at once; `budget`: bytes in all, weights included (see policy.budget). None: no
+    limit.
     """
 
     memory: int | None = None
     requests: int | None = None
+    budget: int | None = None
     preempted: int = 0  # how often a request had to give up its rows
     served: Counter[str] = field(default_factory=Counter)  # tokens, by tenant
 
@@ -55,12 +58,24 @@ class Admission:
             needed = self._needed(first)
             if running and self.memory is not None and used + needed > self.memory:
                 break  # nobody overtakes it, or a large request would wait for ever
+            if running and not self._has_room(engine, running, first):
+                break
             waiting.remove(first)
             first.paused = False
+            if first.ctx.request.room is not None:
+                branch = first.ctx.branches[0]
+                branch.limit = min(branch.limit, first.ctx.request.room.length)
             running.append(first)
             used += needed
             self.served[first.ctx.request.tenant] += len(first.ctx.request.prompt)
         engine.running = len(running)
+
+    def _has_room(self, engine: Any, running: Sequence[Live], first: Live) -> bool:
+        """Whether the budget has room for one more."""
+        if self.budget is None:
+            return True
+        rooms = [live.ctx.request.room for live in (*running, first)]
+        return reserved(engine) + sum(room.bytes for room in rooms if room) <= self.budget
 
     def _end_late(self, engine: Any) -> None:
         now = time.perf_counter()

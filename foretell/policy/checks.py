@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
+from foretell.policy.budget import room_for
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -40,6 +41,7 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
         )
+    request.room = room_for(engine, request, models)
     return models
 
 

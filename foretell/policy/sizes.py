@@ -57,9 +57,11 @@ class Sizes(Protocol):
 
 def sizes_for(ctx: Context, nodes: int, drafter: Drafter) -> Sizes:
     """`nodes`: how many at most; 0: the policy decides."""
+    sizes: Sizes = DrawnSizes(ctx, drafter.whole)
     if nodes or ctx.timed:
-        return Policy(ctx, nodes, drafter.whole)
-    return DrawnSizes(ctx, drafter.whole)
+        sizes = Policy(ctx, nodes, drafter.whole)
+    room = ctx.request.room
+    return sizes if room is None else Capped(sizes, room.nodes)
 
 
 class Policy:
@@ -152,6 +154,23 @@ class Policy:
             entry[1] = KEEP * entry[1] + accepted
         if self.spent >= 0 and not self.nodes:
             self.payoff.note(len(outcome.path), self.spent, self.plain_seconds)
+
+
+class Capped:
+    """Sizes of at most so many nodes."""
+
+    def __init__(self, sizes: Sizes, nodes: int):
+        self.sizes = sizes
+        self.nodes = nodes
+
+    def budget(self) -> int:
+        return min(self.sizes.budget(), self.nodes + 1)
+
+    def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        return self.sizes.fit(tree, seconds)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.sizes.observe(outcome)
 
 
 class DrawnSizes:

@@ -108,6 +108,7 @@ class Pool:
 class PooledCache(Cache):
     """A cache whose rows lie in a pool. Its capacity is a multiple of BLOCK."""
 
+    any_length = False
     pool: Pool
 
     def _allocate(self) -> None:

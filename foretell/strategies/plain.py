@@ -25,6 +25,8 @@ from foretell.core.types import Steps
 class Plain(Strategy):
     """Nothing to set."""
 
+    one_text = True
+
     def run(self, ctx: Context) -> Steps:
         source = source_of(ctx.request)
         state = yield from source.start(ctx)

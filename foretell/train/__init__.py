@@ -1,1 +1,1 @@
-"""Trainers: `lm` makes the embedded model pair from plain text."""
+"""Trainers: `lm` of the embedded models, `acceptance` of heads that end drafts."""

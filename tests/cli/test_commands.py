@@ -55,7 +55,8 @@ def test_every_file_of_the_folder_is_a_command() -> None:
     files = {path.stem for path in FOLDER.glob("[!_]*.py")}
     listed = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     assert files | {"train"} == set(listed)
-    assert set(listed["train"].commands) == {p.stem for p in FOLDER.glob("train/[!_]*.py")}
+    trainers = {path.stem.replace("_", "-") for path in FOLDER.glob("train/[!_]*.py")}
+    assert set(listed["train"].commands) == trainers
 
 
 def test_a_dataclass_is_a_group_of_options() -> None:

@@ -25,7 +25,7 @@ MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "look
 def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> TokenTree:
     """One draft; asks of the draft model are answered by hand."""
     steps = strategy.drafter.steps(ctx, state, budget)
-    reply = None
+    reply: Reply | None = None
     while True:
         try:
             ask = steps.send(reply)
@@ -34,8 +34,9 @@ def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> Tok
             return end.value
         model = ctx.models[ask.model]
         assert isinstance(model, Toy)
-        nodes = list(range(len(ask.tree)) if ask.rows is None else ask.rows)
-        reply = Reply(model.score(ctx.tokens, ask.tree)[nodes], {}, nodes)
+        with torch.inference_mode():
+            job, _ = model.cache().prepare(ask, ctx.tokens, len(ctx.tokens))
+            (reply,) = model.forward([job])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

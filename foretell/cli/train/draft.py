@@ -10,16 +10,14 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, progress_bar, refusals
-from foretell.cli._settings import settings_of
+from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.draft import TrainDraft as Settings
 
-SOURCE = Path(__file__).parents[2] / "train" / "draft.py"
-
 if not TYPE_CHECKING:
-    Settings = settings_of(SOURCE, "TrainDraft")
+    Settings = settings_of("draft", "TrainDraft")
 
 
 def draft(

@@ -10,17 +10,14 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
-from foretell.cli._settings import settings_of
+from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.lm import TrainLM as Settings
 
-SOURCE = Path(__file__).parents[2] / "train" / "lm.py"
-
-
 if not TYPE_CHECKING:
-    Settings = settings_of(SOURCE, "TrainLM")
+    Settings = settings_of("lm", "TrainLM")
 
 
 def lm(

@@ -1,4 +1,4 @@
-"""Options made of a dataclass that is read without importing what it stands in."""
+"""Options made of a trainer's settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+TRAINERS = Path(__file__).parents[2] / "train"
 
-def settings_of(path: Path, name: str) -> Any:
-    """A dataclass with the fields of the one in that file, read from its text: importing it would
-    import torch. The comment after a field becomes the option's help.
+
+def settings_of(trainer: str, name: str) -> Any:
+    """A dataclass with the fields of the one of this name in `foretell/train/TRAINER.py`, read from
+    its text: importing it would import torch. The comment after a field becomes the option's help.
     """
-    text = path.read_text("utf-8")
+    text = (TRAINERS / f"{trainer}.py").read_text("utf-8")
     lines = text.splitlines()
     (body,) = (
         node.body

@@ -1,0 +1,212 @@
+"""`foretell plan`: which draft model, draft length and batch would be fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Column
+
+from foretell.cli._loading import load_model
+from foretell.cli._options import ExecutorOptions, Json, ModelOptions, numbers
+from foretell.cli._output import emit_json, message, show, table
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    from foretell.measure.planning import Choice, Fit, Planner
+
+MOST = 100_000  # combinations that are worked out for a batch
+
+
+def plan(
+    points: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.json",
+            help="Measured points: lists `mat`, `verify` and `draft`; see the manual.",
+        ),
+    ],
+    models: ModelOptions,
+    executors: ExecutorOptions,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Measure the target's forwards here, in place of the list `verify`."
+        ),
+    ] = False,
+    drafts: Annotated[
+        list[str] | None,
+        typer.Option(help="A draft model to measure here, in place of `draft`. Repeatable."),
+    ] = None,
+    batches: Annotated[
+        str, typer.Option(help="Requests at once; without it, those that were measured.")
+    ] = "",
+    lengths: Annotated[
+        str, typer.Option(help="Drafted tokens a step; without it, 1 to twice the longest.")
+    ] = "",
+    tokens: Annotated[
+        str, typer.Option(help="Training tokens of the draft model; without it, the measured ones.")
+    ] = "",
+    parameters: Annotated[
+        str, typer.Option(help="Parameters of the draft model; without it, the measured ones.")
+    ] = "",
+    as_json: Json = False,
+) -> int:
+    """Predict the speed of draft models, draft lengths and batches that were not measured."""
+    asked: dict[str, Any] = {
+        "--batches": _whole("--batches", batches, 1),
+        "--lengths": _whole("--lengths", lengths, 1),
+        "--tokens": _above_zero("--tokens", tokens),
+        "--parameters": _above_zero("--parameters", parameters),
+    }
+    from foretell.measure.planning import Planner, read_points
+
+    measured = read_points(points)
+    if profile:
+        measured["verify"] = _verify_here(models, executors)
+    if drafts:
+        measured["draft"] = _drafts_here(drafts, models, executors)
+    for name, option in (("verify", "--profile"), ("draft", "--drafts MODEL three times or more")):
+        if name not in measured:
+            raise BadConfig(f"{points}: has no list {name!r}; add it, or give {option}")
+    planner = Planner(measured)
+    mat = measured["mat"]
+    longest = int(max(point["length"] for point in mat))
+    grid: dict[str, Any] = {
+        "lengths": asked["--lengths"] or tuple(range(1, 2 * longest + 1)),
+        "tokens": asked["--tokens"] or _values(point["tokens"] for point in mat),
+        "parameters": asked["--parameters"] or _values(point["parameters"] for point in mat),
+    }
+    count = len(grid["lengths"]) * len(grid["tokens"]) * len(grid["parameters"])
+    if count > MOST:
+        raise BadConfig(f"{count:,} combinations are more than {MOST:,}: name fewer values")
+    wanted = asked["--batches"] or _values(int(p["batch"]) for p in measured["verify"])
+    best = [planner.best(batch, **grid) for batch in wanted]
+    if as_json:
+        emit_json(_document(planner, best))
+    else:
+        _print(planner, best)
+    return 0
+
+
+# --- what was asked for
+
+
+def _whole(option: str, text: str, least: int) -> tuple[int, ...]:
+    found = numbers(option, text, int)
+    if any(number < least for number in found):
+        raise BadConfig(f"{option} {text}: must be whole numbers of at least {least}")
+    return found
+
+
+def _above_zero(option: str, text: str) -> tuple[float, ...]:
+    found = numbers(option, text, float)
+    if not all(0 < number < float("inf") for number in found):
+        raise BadConfig(f"{option} {text}: must be numbers above 0")
+    return found
+
+
+def _values(found: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(set(found)))
+
+
+# --- what is measured here
+
+
+def _verify_here(models: ModelOptions, executors: ExecutorOptions) -> Any:
+    from foretell.measure.planning import verify_points
+    from foretell.measure.profiling import profile
+    from foretell.policy.costs import SIZES
+
+    lm = load_model(models, executors, profile=False)
+    costs, _ = profile(lm.models["target"])
+    return verify_points(costs, SIZES[-1])
+
+
+def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOptions) -> Any:
+    from foretell.measure.planning import draft_points
+    from foretell.measure.profiling import profile
+    from foretell.policy.costs import SIZES
+
+    points = []
+    for name in names:
+        one = dataclasses.replace(models, model=name, draft=None)
+        model = load_model(one, executors, profile=False).models["target"]
+        hf = getattr(model, "hf", None)
+        if hf is None:
+            raise BadConfig(
+                f"--drafts {name}: its parameters cannot be counted; list `draft` points"
+            )
+        costs, _ = profile(model)
+        points += draft_points(float(hf.num_parameters()), costs, SIZES[-1])
+    return points
+
+
+# --- what is told
+
+
+def _document(planner: Planner, best: list[Choice]) -> dict[str, Any]:
+    fits = {}
+    for name, fitted in (
+        ("mat", planner.mat),
+        ("verify", planner.verify),
+        ("draft", planner.draft),
+    ):
+        fits[name] = {
+            "coefficients": fitted.coefficients.tolist(),
+            "r2": fitted.r2,
+            "spread": fitted.spread,
+        }
+    return {
+        "fits": fits,
+        "reference_length": planner.reference,
+        "checks": [dataclasses.asdict(check) for check in planner.checks()],
+        "best": [dataclasses.asdict(choice) for choice in best],
+    }
+
+
+def _print(planner: Planner, best: list[Choice]) -> None:
+    a, b, c = planner.mat.coefficients
+    drafted = f"with drafts of {planner.reference}"
+    show(
+        f"MAT = {a:.4g} {b:+.4g} log D {c:+.4g} log N {drafted}, R² {planner.mat.r2:.4f}",
+        soft_wrap=True,
+    )
+    _print_seconds("t_verify", planner.verify, "", "batch", "batch x length")
+    _print_seconds("t_draft", planner.draft, "", "N", "N x batch")
+    show("")
+    checks = planner.checks()
+    if checks:
+        rows = table("D", "N", "length", "measured MAT", "predicted by the others")
+        for check in checks:
+            point = check.point
+            sizes = (f"{point['tokens']:.3g}", f"{point['parameters']:.3g}", f"{point['length']:g}")
+            told = f"{check.mat:.2f} ± {check.mat_error:.2f}"
+            if check.speed is not None:
+                told += f"; {check.speed:,.0f} of {point['speed']:,.0f} tokens/s"
+            rows.add_row(*sizes, f"{point['mat']:.2f}", told)
+        show(rows)
+        show("")
+    else:
+        message("too few points to predict each by the others")
+    rows = table(Column("best", no_wrap=True), "D", "N", "length", "MAT", "tokens/s", "to plain")
+    for choice in best:
+        size = (f"{choice.tokens:.3g}", f"{choice.parameters:.3g}") if choice.length else ("", "")
+        rows.add_row(
+            f"batch {choice.batch}",
+            *size,
+            str(choice.length),
+            f"{choice.mat:.2f} ± {choice.mat_error:.2f}",
+            f"{choice.speed:,.0f} ± {choice.speed_error:,.0f}",
+            f"{choice.ratio:.2f}x",
+        )
+    show(rows)
+
+
+def _print_seconds(name: str, fitted: Fit, *features: str) -> None:
+    pairs = zip(fitted.coefficients.tolist(), features, strict=True)
+    terms = " + ".join(f"{number:.3g} {feature}".strip() for number, feature in pairs)
+    show(f"{name} = {terms} s, R² {fitted.r2:.4f}", soft_wrap=True)
