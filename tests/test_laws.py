@@ -50,6 +50,8 @@ def test_exact_law_of_the_default_rule(spec: str, warm: bool) -> None:
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_exact_law_of_three_tokens(spec: str) -> None:
     law = laws.check_law(laws.build(spec), "plain", tokens=3)
+    if law.depth < 2 and ":" not in spec:  # its first draft may be of one token
+        law = laws.check_law(laws.build(spec), "plain", 4, prompt=(0, 1, 0, 1, 0), vocab=2)
     assert law.depth == 2 or ":" in spec, "no draft of two levels was tested"
 
 
@@ -193,8 +195,9 @@ def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec:
         for part in (spec, "toy", repr(name), "load"):
             assert part in str(caught.value), f"{caught.value}: does not tell {part!r}"
         assert not any(m.calls for m in left.values())
+    caps = models["target"].caps
     for need in strategy.needs:
-        models["target"].caps = frozenset({"tree", "rows", "layers"}) - {need}
+        models["target"].caps = caps - {need}
         with pytest.raises(Unsupported, match=need):
             Engine(models).add(Request([1, 2], strategy, name=spec))
 

@@ -3,6 +3,7 @@
 Any wrong mask, position, kept or lost row changes the answer, which a transformer would blur.
 
     Toy            sees tokens and positions; cache rows hold both
+    ToyLayers      has layers, and halves of layers, that can be run one by one
     ToyHead        a head on a target's hidden states: sees a feature (2 numbers) a token as well
     ToyRecurrent   has a state in place of rows, which it cannot take back
 """
@@ -138,7 +139,9 @@ class Toy(Model):
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             if job.cache.segments:
-                all_keys, all_values, mask = self._with_prefix(job, all_keys, all_values, mask)
+                all_keys, all_values, mask = self._with_prefix(
+                    job, all_keys, all_values, mask, self.stored[-1]
+                )
             assert job.cache.policy is None or job.cache.policy.plain, "toys attend to nothing"
             for node in range(len(job.tokens)):
                 if low + node not in computed and not taps:
@@ -156,12 +159,16 @@ class Toy(Model):
         return stacked([logits[i] for i in wanted], self.vocab), hidden
 
     def _with_prefix(
-        self, job: Job, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+        self,
+        job: Job,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        layer: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows of shared prefixes and then these, and which of them the new nodes see."""
         if mask is None:
             mask = torch.zeros(len(job.tokens), keys.shape[1], dtype=torch.float64)
-        layer = self.stored[-1]
         for segment in reversed(job.cache.segments):
             before = job.prefix_mask(segment.start, segment.end, self.window, torch.float64, None)
             if before is None:
@@ -183,6 +190,123 @@ class Toy(Model):
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         return self.row(tokens, values[:, 0])
+
+
+class ToyLayers(Toy):
+    """A toy whose layers are computed one behind the other, so that some can be left out.
+
+    What a layer passes on of a node, (1 + V,), is a hash of all that it has seen and, beside it,
+    the logits so far. Each half of a layer (attention, which alone sees other nodes, and MLP)
+    changes the hash and adds to the logits, later layers less than earlier ones: who exits early,
+    or leaves out halves, agrees with the whole in part. The rows of a layer's attention hold the
+    hash that entered it, and the position.
+    """
+
+    caps = Toy.caps | {"layers", "parts"}
+    layers = 4
+    shares = (0.7, 0.4)  # of the logits' spread that attention and MLP of the first layer have
+    fading = 0.6  # each further layer's share, to that of the one before
+
+    def embedded(self, tokens: np.ndarray) -> np.ndarray:
+        """What enters layer 0, (n, 1 + V)."""
+        states = np.zeros((len(tokens), 1 + self.vocab))
+        states[:, 0] = tokens
+        return states
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(self.embedded(np.array(tokens, dtype=np.float64)))
+
+    def read(self, h: torch.Tensor) -> torch.Tensor:
+        return h[:, 1:]
+
+    def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        states = self.embedded(tokens)
+        for layer in range(self.layers):
+            keys = states[:, 0].copy()
+            for node, here in enumerate(positions):
+                seen = positions <= here
+                if self.window is not None:
+                    seen &= here - positions < self.window
+                states[node] = self._attended(layer, states[node], keys[seen], positions[seen])
+                states[node] = self._thought(layer, states[node])
+        return states[np.argmax(positions), 1:]
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: Job,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        jobs = STEP.get()
+        if first.states is None:
+            states = self.embedded(ids[0].double().numpy())
+        else:
+            given = [job.states for job in jobs if job.states is not None]
+            states = torch.cat(given).double().numpy().copy()
+        hidden: dict[int, torch.Tensor] = {}
+        for part in range(self.layers) if first.layers is None else first.layers:
+            layer, halves = (
+                (part, ("attention", "mlp")) if isinstance(part, int) else (part[0], part)
+            )
+            for tap in taps:
+                if tap <= layer and tap not in hidden:
+                    hidden[tap] = torch.from_numpy(states.copy())
+            if "attention" in halves:
+                self._attend(layer, states, positions[0].double(), jobs)
+            if "mlp" in halves:
+                for node in range(len(states)):
+                    states[node] = self._thought(layer, states[node])
+        last = torch.from_numpy(states)
+        for tap in taps:
+            hidden.setdefault(tap, last)
+        return self.read(last[rows]), hidden
+
+    def _attend(
+        self, layer: int, states: np.ndarray, positions: torch.Tensor, jobs: Sequence[Job]
+    ) -> None:
+        """Writes a layer's rows of states (T, 1 + V), and lets each node see what its job says."""
+        low = 0
+        for job in jobs:
+            high = low + len(job.tokens)
+            keys = torch.from_numpy(states[low:high, 0].copy())[None, :, None]
+            all_keys, all_values = job.write(layer, keys, positions[None, low:high, None])
+            mask = job.mask(self.window, torch.float64)
+            if job.cache.segments:
+                all_keys, all_values, mask = self._with_prefix(
+                    job, all_keys, all_values, mask, layer
+                )
+            for node in range(len(job.tokens)):
+                seen = slice(None) if mask is None else mask[node] == 0
+                visible = all_keys[0, seen, 0].numpy(), all_values[0, seen, 0].numpy()
+                states[low + node] = self._attended(layer, states[low + node], *visible)
+            low = high
+
+    def _attended(
+        self, layer: int, state: np.ndarray, keys: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
+        """A state (1 + V,) behind the attention of a layer that sees these keys."""
+        key = path_key(keys, positions)
+        added = (
+            self.shares[0] * self.fading**layer * spread(key, self.seed + TAP * layer, self.vocab)
+        )
+        logits = state[1:] + self.sharpness * added
+        if layer == 0 and self.copy:
+            text = keys[np.argsort(positions)]
+            for earlier in np.flatnonzero(text[:-1] == text[-1]):
+                logits[int(text[earlier + 1])] += self.copy
+        if layer == 0 and self.noise:
+            other = spread(key, self.seed + RELATIVE, self.vocab)
+            logits += self.noise * self.sharpness * other
+        return np.concatenate([[whole_number(key)], logits])
+
+    def _thought(self, layer: int, state: np.ndarray) -> np.ndarray:
+        """The same behind the MLP."""
+        with np.errstate(over="ignore"):
+            key = mix(state[:1].astype(np.uint64) * GOLDEN + np.uint64(layer))[0]
+        added = self.shares[1] * self.fading**layer * spread(key, self.seed + layer, self.vocab)
+        return np.concatenate([[whole_number(key)], state[1:] + self.sharpness * added])
 
 
 class ToyHead(Toy):
@@ -229,6 +353,11 @@ class ToyHead(Toy):
         logits = self.sharpness * spread(key, self.seed, self.vocab)
         other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
         return logits + self.noise * self.sharpness * other
+
+
+def whole_number(key: np.uint64) -> float:
+    """A hash as a whole number from 1 to 2**52, which float64 holds exactly."""
+    return float(int(key) >> 12) + 1
 
 
 def feature_hash(features: np.ndarray) -> np.ndarray:
