@@ -69,7 +69,7 @@ def _add(
     law: Law | None = None
     if sampler.greedy:
         scores = sampler.scores(row, output)
-        token = int(sampler.argmax(scores, row))
+        token = int(scores.argmax())
         chance = float((scores[token] - scores.logsumexp(-1)).exp())
     else:
         q = sampler.law(row, output)
