@@ -577,16 +577,17 @@ def check_close(strategy: Strategy, temperature: float, tokens: int = 10, vocab:
             live = engine.add(Request([1, 2, 3, 1, 2], strategy, sampling))
             for _ in range(count):
                 engine.step()
-            caches, text = dict(live.caches), list(live.ctx.tokens)
+            caches = dict(live.caches)
+            texts = {handle: list(branch.tokens) for handle, branch in live.ctx.branches.items()}
             if not engine.live:
                 break
             engine.end(live)
             assert caches and not live.caches and not engine.live, (
                 "a closed request is still in the engine"
             )
-            for (name, _), held in caches.items():
+            for (name, branch), held in caches.items():
                 assert held.sharers == [0], "a closed request still holds rows"
-                check_cache(held, models[name], text)
+                check_cache(held, models[name], texts[branch])
         assert count > 3, "it ended before it could be interrupted"
 
 

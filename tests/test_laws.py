@@ -50,9 +50,10 @@ def test_exact_law_of_the_default_rule(spec: str, warm: bool) -> None:
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_exact_law_of_three_tokens(spec: str) -> None:
     law = laws.check_law(laws.build(spec), "plain", tokens=3)
-    if law.depth < 2 and ":" not in spec:  # its first draft may be of one token
-        law = laws.check_law(laws.build(spec), "plain", 4, prompt=(0, 1, 0, 1, 0), vocab=2)
-    assert law.depth == 2 or ":" in spec, "no draft of two levels was tested"
+    if law.depth < 2 and ":" not in spec:  # its first draft may be of one token, or it is not sure
+        prompt = (0, 1, 0, 1, 0)
+        law = laws.check_law(laws.build(spec), "plain", 4, prompt=prompt, vocab=2, sharpness=16.0)
+    assert law.depth >= 2 or ":" in spec, "no draft of two levels was tested"
 
 
 def measured(engine: Engine) -> None:

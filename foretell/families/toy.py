@@ -29,6 +29,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FEATURES = 2  # numbers of a hidden state
 RELATIVE = 977  # what a relative's noise adds to the seed
 TAP = 7919  # what each tap adds to it
+Seen = tuple[np.ndarray, np.ndarray]  # keys and positions of rows, (m,) each
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -38,8 +39,11 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def spread(key: np.uint64, seed: int, count: int) -> np.ndarray:
-    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed."""
+def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
+    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed.
+
+    Of keys (n, 1) as many rows (n, count).
+    """
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
         hashes = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
@@ -222,13 +226,13 @@ class ToyLayers(Toy):
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         states = self.embedded(tokens)
         for layer in range(self.layers):
-            keys = states[:, 0].copy()
-            for node, here in enumerate(positions):
-                seen = positions <= here
+            seen = []
+            for here in positions:
+                visible = positions <= here
                 if self.window is not None:
-                    seen &= here - positions < self.window
-                states[node] = self._attended(layer, states[node], keys[seen], positions[seen])
-                states[node] = self._thought(layer, states[node])
+                    visible &= here - positions < self.window
+                seen.append((states[visible, 0], positions[visible]))
+            states = self.thought(layer, self.attended(layer, states, seen))
         return states[np.argmax(positions), 1:]
 
     def run(
@@ -254,19 +258,20 @@ class ToyLayers(Toy):
                 if tap <= layer and tap not in hidden:
                     hidden[tap] = torch.from_numpy(states.copy())
             if "attention" in halves:
-                self._attend(layer, states, positions[0].double(), jobs)
+                seen = self._seen(layer, states, positions[0].double(), jobs)
+                states = self.attended(layer, states, seen)
             if "mlp" in halves:
-                for node in range(len(states)):
-                    states[node] = self._thought(layer, states[node])
+                states = self.thought(layer, states)
         last = torch.from_numpy(states)
         for tap in taps:
             hidden.setdefault(tap, last)
         return self.read(last[rows]), hidden
 
-    def _attend(
+    def _seen(
         self, layer: int, states: np.ndarray, positions: torch.Tensor, jobs: Sequence[Job]
-    ) -> None:
-        """Writes a layer's rows of states (T, 1 + V), and lets each node see what its job says."""
+    ) -> list[Seen]:
+        """Writes a layer's rows of states (T, 1 + V); what each node sees by its job's mask."""
+        seen: list[Seen] = []
         low = 0
         for job in jobs:
             high = low + len(job.tokens)
@@ -277,36 +282,36 @@ class ToyLayers(Toy):
                 all_keys, all_values, mask = self._with_prefix(
                     job, all_keys, all_values, mask, layer
                 )
+            rows = all_keys[0, :, 0].numpy(), all_values[0, :, 0].numpy()
+            visible = None if mask is None else mask.numpy() == 0
             for node in range(len(job.tokens)):
-                seen = slice(None) if mask is None else mask[node] == 0
-                visible = all_keys[0, seen, 0].numpy(), all_values[0, seen, 0].numpy()
-                states[low + node] = self._attended(layer, states[low + node], *visible)
+                which = slice(None) if visible is None else visible[node]
+                seen.append((rows[0][which], rows[1][which]))
             low = high
+        return seen
 
-    def _attended(
-        self, layer: int, state: np.ndarray, keys: np.ndarray, positions: np.ndarray
-    ) -> np.ndarray:
-        """A state (1 + V,) behind the attention of a layer that sees these keys."""
-        key = path_key(keys, positions)
-        added = (
-            self.shares[0] * self.fading**layer * spread(key, self.seed + TAP * layer, self.vocab)
-        )
-        logits = state[1:] + self.sharpness * added
+    def attended(self, layer: int, states: np.ndarray, seen: Sequence[Seen]) -> np.ndarray:
+        """States (n, 1 + V) behind the attention of a layer in which they see these rows."""
+        keys = np.array([path_key(*rows) for rows in seen])[:, None]
+        share = self.sharpness * self.shares[0] * self.fading**layer
+        logits = states[:, 1:] + share * spread(keys, self.seed + TAP * layer, self.vocab)
         if layer == 0 and self.copy:
-            text = keys[np.argsort(positions)]
-            for earlier in np.flatnonzero(text[:-1] == text[-1]):
-                logits[int(text[earlier + 1])] += self.copy
+            for row, (tokens, positions) in zip(logits, seen, strict=True):
+                text = tokens[np.argsort(positions)]
+                for earlier in np.flatnonzero(text[:-1] == text[-1]):
+                    row[int(text[earlier + 1])] += self.copy
         if layer == 0 and self.noise:
-            other = spread(key, self.seed + RELATIVE, self.vocab)
+            other = spread(keys, self.seed + RELATIVE, self.vocab)
             logits += self.noise * self.sharpness * other
-        return np.concatenate([[whole_number(key)], logits])
+        return np.concatenate([whole_numbers(keys), logits], 1)
 
-    def _thought(self, layer: int, state: np.ndarray) -> np.ndarray:
+    def thought(self, layer: int, states: np.ndarray) -> np.ndarray:
         """The same behind the MLP."""
         with np.errstate(over="ignore"):
-            key = mix(state[:1].astype(np.uint64) * GOLDEN + np.uint64(layer))[0]
-        added = self.shares[1] * self.fading**layer * spread(key, self.seed + layer, self.vocab)
-        return np.concatenate([[whole_number(key)], state[1:] + self.sharpness * added])
+            keys = mix(states[:, :1].astype(np.uint64) * GOLDEN + np.uint64(layer))
+        share = self.sharpness * self.shares[1] * self.fading**layer
+        logits = states[:, 1:] + share * spread(keys, self.seed + layer, self.vocab)
+        return np.concatenate([whole_numbers(keys), logits], 1)
 
 
 class ToyHead(Toy):
@@ -355,9 +360,9 @@ class ToyHead(Toy):
         return logits + self.noise * self.sharpness * other
 
 
-def whole_number(key: np.uint64) -> float:
-    """A hash as a whole number from 1 to 2**52, which float64 holds exactly."""
-    return float(int(key) >> 12) + 1
+def whole_numbers(keys: np.ndarray) -> np.ndarray:
+    """Hashes as whole numbers from 1 to 2**52, which float64 holds exactly."""
+    return (keys >> np.uint64(12)).astype(np.float64) + 1
 
 
 def feature_hash(features: np.ndarray) -> np.ndarray:
