@@ -38,7 +38,7 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig
-from foretell.families.toy import Toy
+from foretell.families.toy import Toy, ToyLayers
 from foretell.measure.outcomes import Enumerator
 from foretell.ops.tenants import Stores
 from foretell.spec import pieces, resolve
@@ -285,10 +285,18 @@ def world(
     With this seed second and third tries of a node have chances other than 0 and 1, which most
     seeds do not give.
     """
-    models: dict[str, Model] = {"target": Toy(vocab, seed, copy=copy, **toy)}
+    kind = ToyLayers if "layers" in strategy.needs else Toy
+    models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
     return models
+
+
+def joint_world(strategies: Sequence[Strategy], vocab: int, **options: Any) -> dict[str, Model]:
+    """One world for all of them: its target can do what any of them needs."""
+    ordered = sorted(strategies, key=lambda strategy: "layers" in strategy.needs)
+    worlds = [world(strategy, vocab, **options) for strategy in ordered]
+    return {name: model for models in worlds for name, model in models.items()}
 
 
 def finish(engine: Engine, *lives: Live) -> None:
@@ -437,15 +445,14 @@ def prompts(count: int, vocab: int) -> list[list[int]]:
 
 
 @cache
-def _plain_greedy(count: int, seed: int, free: bool) -> list[list[int]]:
-    return _greedy([Plain()], count, seed, free)[0]
+def _plain_greedy(count: int, seed: int, free: bool, kind: type[Model]) -> list[list[int]]:
+    return _greedy([Plain()], {"target": kind(16, seed, copy=2.0)}, count, free)[0]
 
 
 def _greedy(
-    strategies: Sequence[Strategy], count: int, seed: int, free: bool
+    strategies: Sequence[Strategy], models: Mapping[str, Model], count: int, free: bool
 ) -> tuple[list[list[int]], int, int]:
     settings = [setting for setting in GREEDY if not (free and setting.form)]
-    models = {k: m for s in strategies for k, m in world(s, 16, seed, copy=2.0).items()}
     engine = Engine(models, (7,))
     lives = []
     for i, prompt in enumerate(prompts(count, 16)):
@@ -472,8 +479,9 @@ def check_greedy(
     """At temperature 0 the tokens are plain decoding's, prompt by prompt. The prompts go round the
     strategies. `free`: without texts of a given form, which some methods refuse.
     """
-    outputs, drafted, accepted = _greedy(strategies, count, seed, free)
-    wanted = _plain_greedy(count, seed, free)
+    models = joint_world(strategies, 16, seed=seed, copy=2.0)
+    outputs, drafted, accepted = _greedy(strategies, models, count, free)
+    wanted = _plain_greedy(count, seed, free, type(models["target"]))
     for i, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
         assert got == want, f"prompt {i}: {got} where plain decoding gives {want}"
     if not all(isinstance(s, Plain) for s in strategies):
@@ -486,7 +494,7 @@ def check_batch(strategies: Sequence[Strategy], vocab: int = 8, tenants: bool = 
     `tenants`: each has its own; else they share what is learnt from them, and start together: what
     a store holds when a request starts may be what it sees.
     """
-    models = {k: m for s in strategies for k, m in world(s, vocab, copy=1.5).items()}
+    models = joint_world(strategies, vocab, copy=1.5)
     samplings = [
         Sampling(temperature=1.0, max_new_tokens=11, seed=3),
         Sampling(temperature=0.0, max_new_tokens=17),
@@ -569,16 +577,17 @@ def check_close(strategy: Strategy, temperature: float, tokens: int = 10, vocab:
             live = engine.add(Request([1, 2, 3, 1, 2], strategy, sampling))
             for _ in range(count):
                 engine.step()
-            caches, text = dict(live.caches), list(live.ctx.tokens)
+            caches = dict(live.caches)
+            texts = {handle: list(branch.tokens) for handle, branch in live.ctx.branches.items()}
             if not engine.live:
                 break
             engine.end(live)
             assert caches and not live.caches and not engine.live, (
                 "a closed request is still in the engine"
             )
-            for (name, _), held in caches.items():
+            for (name, branch), held in caches.items():
                 assert held.sharers == [0], "a closed request still holds rows"
-                check_cache(held, models[name], text)
+                check_cache(held, models[name], texts[branch])
         assert count > 3, "it ended before it could be interrupted"
 
 
@@ -586,13 +595,17 @@ def check_cost(
     strategy: Strategy, cost: str, fields: Mapping[str, Any], exact: bool, steps: int = 5
 ) -> None:
     """Forwards by model over some steps are what the card says: `target 1, draft length` with a
-    field's name; `draft size at most` where trees decide themselves how deep they are.
+    field's name; `draft size at most` where trees decide themselves how deep they are; `layers
+    length+1` are forwards of a part of the target's layers.
 
     `exact` False: an option lets the method stop early, so of the models that draft there may be
     fewer.
     """
     declared = [part.split(maxsplit=2) for part in cost.split(", ")]
-    want = {model: steps * int(fields.get(count, count)) for model, count, *_ in declared}
+    want = {
+        model: steps * sum(int(fields.get(part, part)) for part in count.split("+"))
+        for model, count, *_ in declared
+    }
     bounds = {model for model, _, *rest in declared if rest == ["at most"]}
     engine = Engine(world(strategy, 8, copy=1.5))
     live = engine.add(

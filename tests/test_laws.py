@@ -50,7 +50,10 @@ def test_exact_law_of_the_default_rule(spec: str, warm: bool) -> None:
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_exact_law_of_three_tokens(spec: str) -> None:
     law = laws.check_law(laws.build(spec), "plain", tokens=3)
-    assert law.depth == 2 or ":" in spec, "no draft of two levels was tested"
+    if law.depth < 2 and ":" not in spec:  # its first draft may be of one token, or it is not sure
+        prompt = (0, 1, 0, 1, 0)
+        law = laws.check_law(laws.build(spec), "plain", 4, prompt=prompt, vocab=2, sharpness=16.0)
+    assert law.depth >= 2 or ":" in spec, "no draft of two levels was tested"
 
 
 def measured(engine: Engine) -> None:
@@ -193,8 +196,9 @@ def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec:
         for part in (spec, "toy", repr(name), "load"):
             assert part in str(caught.value), f"{caught.value}: does not tell {part!r}"
         assert not any(m.calls for m in left.values())
+    caps = models["target"].caps
     for need in strategy.needs:
-        models["target"].caps = frozenset({"tree", "rows", "layers"}) - {need}
+        models["target"].caps = caps - {need}
         with pytest.raises(Unsupported, match=need):
             Engine(models).add(Request([1, 2], strategy, name=spec))
 

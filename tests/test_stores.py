@@ -45,8 +45,8 @@ def learners() -> list[str]:
     """Specs of the drafters that leave something behind for later requests."""
     found = []
     for spec in laws.claiming("exact", kind="drafter"):
-        own = engine()
         strategy = laws.build(spec)
+        own = Engine(laws.world(strategy, 8, copy=1.5))
         assert isinstance(strategy, Speculative)
         laws.finish(
             own, own.add(Request([1, 2, 3, 1, 2, 3], strategy, Sampling(max_new_tokens=12)))

@@ -25,10 +25,10 @@ from foretell.core.tree import ancestors, visible
 from foretell.core.types import Ask
 from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
-from foretell.memory.plan import Plan, plan_part, plan_tree, reusable
+from foretell.memory.plan import Plan, accepted, plan_part, plan_tree, resumed, reusable
 from foretell.memory.policy import NEVER, CachePolicy
 from foretell.memory.shared import SharedRows
-from foretell.memory.states import TappedStates
+from foretell.memory.states import TappedStates, joined
 
 LONG = 64  # pending tokens above which a mask is not worth remembering
 
@@ -51,6 +51,7 @@ class Cache(SharedRows):
     ):
         super().__init__(layout, dtype, device, capacity)
         self.all_layers = frozenset(range(len(layout)))
+        self.needed = self.all_layers  # that committed rows are kept of: see Ask.lasting
         self.length = 0  # committed tokens taken in
         self.base = 0  # rows held of them
         self.positions: list[int] | None = None  # of these rows, where some were evicted
@@ -66,7 +67,8 @@ class Cache(SharedRows):
     def _clear_scratch(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []  # -1 is the committed text
-        self.done: frozenset[int] = frozenset()  # layers whose scratch rows are written
+        self.done: frozenset[Any] = frozenset()  # layers whose scratch rows are written
+        self.tapped: Mapping[int, torch.Tensor] = {}  # the scratch's states below layers to come
         self.trusted = 0  # scratch rows before this one may be kept; later ones are estimates
         self.plan: Plan | None = None  # what the running forward makes of the scratch rows
 
@@ -135,7 +137,7 @@ class Cache(SharedRows):
         Forgets the other scratch rows. It may keep fewer rows than were accepted: what it then
         lacks precedes the next tree.
         """
-        path = self._accepted(tokens) if self.done == self.all_layers else []
+        path = accepted(tokens, self) if self.done >= self.needed else []
         kept = self.keep(path)
         if self.states is not None:
             self.states.keep(path[:kept])
@@ -147,23 +149,6 @@ class Cache(SharedRows):
         if self.policy is not None and self.length == self.changes_at:
             self.policy.change(self)
             self._plan_change()
-
-    def _accepted(self, tokens: Sequence[int]) -> list[int]:
-        """The scratch rows that hold the branch's next tokens, one below the other."""
-        path: list[int] = []
-        node = -1
-        child = 0
-        for token in tokens[self.length : len(tokens) - 1]:
-            while child < self.trusted:
-                if self.parents[child] == node and self.tokens[child] == token:
-                    break
-                child += 1
-            if child >= self.trusted:
-                break
-            path.append(child)
-            node = child
-            child += 1
-        return path
 
     def keep(self, nodes: Sequence[int]) -> int:
         """Moves these scratch rows, a path, behind the committed ones; returns how many it could.
@@ -190,6 +175,16 @@ class Cache(SharedRows):
         False beside it: it only takes in pending tokens, at most `chunk`, and the ask stays open.
         """
         pending = self.sync(tokens)
+        layers: frozenset[Any] = frozenset(self.all_layers if ask.layers is None else ask.layers)
+        if self.needed != self.all_layers and not layers <= self.needed:
+            self.needed, self.recomputable = self.all_layers, True
+            self.forget()
+            pending = self.sync(tokens)
+        if pending and layers != self.all_layers and self.done >= self.all_layers:
+            self.commit(tokens)  # the rows of pending tokens would be written over
+            pending = len(tokens) - 1 - self.length
+        if ask.lasting:
+            self.needed, self.recomputable = layers, layers == self.all_layers
         if self.beside is not None:
             self.beside.commit(tokens)  # with the states that its last forward found
         room = self.changes_at - self.length
@@ -197,6 +192,7 @@ class Cache(SharedRows):
             piece = tokens[self.length : self.length + min(chunk, room)]
             plan = plan_part(piece, self.all_layers)
         else:
+            ask = resumed(ask, tokens[self.length : -1], self)
             plan = plan_tree(ask, tokens[self.length : -1], self)
             if self.policy is not None:
                 depth = max(ask.tree.depths)
@@ -206,9 +202,9 @@ class Cache(SharedRows):
         self.synced = 0 if plan.part else len(tokens)
         self.reserve(self.base + len(plan.tokens))
         # Until `finish` new rows are nobody's: an interrupted forward loses them.
-        self.tokens = plan.tokens[: plan.shared]
-        self.parents = plan.parents[: plan.shared]
-        self.trusted = min(self.trusted, plan.shared)
+        self.tokens = plan.tokens[: plan.kept]
+        self.parents = plan.parents[: plan.kept]
+        self.trusted = min(self.trusted, plan.kept)
         self.plan = plan
         return job, not plan.part
 
@@ -230,6 +226,9 @@ class Cache(SharedRows):
             job.rows = [row - job.first for row in wanted]
             job.taps = tuple(sorted({*job.taps, *ask.taps}))
             job.layers, job.states = ask.layers, ask.states
+            if plan.goes_on:
+                below = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}
+                job.known = {tap: self.tapped[tap][: len(plan.tokens)] for tap in below}
             if not tree.is_chain:
                 mask = ancestors if plan.pending < LONG else visible
                 job.seen = mask(tuple(plan.parents))[shared:]
@@ -262,6 +261,9 @@ class Cache(SharedRows):
         if self.states is not None:
             self.states.write(plan.shared, hidden)
         self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
+        found = joined(self.tapped, plan.shared, hidden)
+        found = {**self.tapped, **found} if plan.goes_on else found
+        self.tapped = {} if self.done >= self.all_layers else found
         # Rows below the root that were fed by estimates must be computed again from true states.
         self.trusted = len(plan.tokens)
         if self.beside is not None and not plan.part:

@@ -44,7 +44,8 @@ class Drafter:
     draws = False  # its tokens are samples of laws (unless the request is greedy)
     whole = False  # its trees are verified as they come, never cut to what is worth its cost
     rule = ""  # name of the one for its trees, unless the user names another; "": verify.default
-    taps: tuple[int, ...] = ()  # hidden states it wants in Feedback.reply; negative: from the end
+    # Hidden states it wants in Feedback.reply; negative: from the end. There may be fewer layers.
+    taps: tuple[int, ...] = ()
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """Models of its own, by name, made once an engine for this config: a trained head, say.

@@ -73,7 +73,11 @@ def prepare(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepar
             engine.fail(live, error)
         else:
             prepared.append(Prepared(entry, tokens, job, whole))
-    return [part for part in prepared if part.entry.live in engine.live]
+    prepared = [part for part in prepared if part.entry.live in engine.live]
+    # Pieces of texts, and what is left of forwards, run other layers than asked: who has waited
+    # for longest decides, and the others wait.
+    first = max(prepared, key=lambda part: part.entry.waited, default=None)
+    return [part for part in prepared if first and part.job.entry == first.job.entry]
 
 
 def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
@@ -84,8 +88,11 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
         unfinished = any(not part.whole for part in prepared)
         texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
         engine.texts = texts if unfinished else 0
-    costs = engine.costs_of(first.model, first.model.computed_by, first.ask.layers)
+    layers = prepared[0].job.layers
+    costs = engine.costs_of(first.model, first.model.computed_by, layers)
     costs.note(first.model.width, seconds, rows)
+    own = first.ask.model != "target" or first.for_target or layers is None
+    name = first.ask.model if own else "layers"
     stepped: dict[Live, bool] = {}  # whether it was a whole forward over a text of the request
     for part in prepared:
         entry, live = part.entry, part.entry.live
@@ -94,7 +101,7 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
         stepped[live] = stepped.get(live, False) or step
     for live, step in stepped.items():
         elapsed = time.perf_counter() - live.started
-        live.ctx.stats.called(first.ask.model, seconds, step, elapsed)
+        live.ctx.stats.called(name, seconds, step, elapsed)
 
 
 def deliver(entry: OpenAsk, reply: Reply) -> None:

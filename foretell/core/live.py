@@ -31,8 +31,8 @@ class OpenAsk:
 
     @property
     def for_target(self) -> bool:
-        """Whether it is answered by a whole forward of the target."""
-        return self.ask.model == "target" and self.ask.layers is None
+        """Whether it is answered by a whole forward of the target, or by all there will be."""
+        return self.ask.model == "target" and (self.ask.layers is None or self.ask.lasting)
 
     @property
     def size(self) -> int:

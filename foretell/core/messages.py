@@ -9,12 +9,12 @@ from typing import Any
 
 from foretell.core.context import Branch
 from foretell.core.live import Host, Live, OpenAsk, Task
-from foretell.core.model import lacks
 from foretell.core.request import Event
 from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
 from foretell.errors import PromptTooLong, Unsupported
+from foretell.policy.checks import lacks
 from foretell.stats import logprobs
 
 CALLS = 8  # outside calls that run at once

@@ -6,6 +6,7 @@ cache's rows under the job's mask. What a model can do is asked of `caps`:
 
     tree    branching jobs          rows      logits that a drafter can learn from
     taps    hidden states           layers    layer subsets, entry with given states
+    parts   the halves of a layer, attention and MLP, each alone
     rollback  any scratch rows can be forgotten; else (recurrent states) chains only
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -115,6 +116,10 @@ class Model:
         """What enters layer 0 for these tokens, (n, E). Models that can `layers` have it."""
         raise NotImplementedError
 
+    def read(self, h: torch.Tensor) -> torch.Tensor:
+        """Rows (n, V) that norm and head make of states (n, E) behind any layer. As `embed`."""
+        raise NotImplementedError
+
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         """An empty cache for one branch of `request`.
 
@@ -169,7 +174,7 @@ class Model:
         start = 0
         for job in jobs:
             end = start + len(job.tokens)
-            hidden = {tap: computed.hidden[tap][start:end] for tap in job.taps}
+            hidden = {tap: computed.hidden[tap][start:end] for tap in job.taps} | dict(job.known)
             job.cache.finish(hidden)
             reply = Reply(
                 logits=logits[row : row + len(job.rows)],
@@ -189,16 +194,3 @@ class Model:
         ask = Ask(tree or TokenTree(tokens[-1]))
         job, _ = self.cache().prepare(ask, tokens, len(tokens))
         return self.forward([job])[0].logits
-
-
-def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
-    """The capability that `ask` needs and `model` has not, with what needs it."""
-    if ask.taps and "taps" not in model.caps:
-        return "hidden states", ask.taps
-    if ask.layers is not None and "layers" not in model.caps:
-        return "running a part of its layers", ask.layers
-    if ask.states is not None and "layers" not in model.caps:
-        return "entering its layers with given states", tuple(ask.states.shape)
-    if "tree" not in model.caps and not ask.tree.is_chain:
-        return "branching trees", len(ask.tree)
-    return None

@@ -82,7 +82,8 @@ class Speculative(Strategy):
         state = self.drafter.start(ctx)
         sizes = sizes_for(ctx, self.nodes, self.drafter)
         layers = len(ctx.models["target"].layout)
-        taps = tuple(tap if tap >= 0 else layers + 1 + tap for tap in self.drafter.taps)
+        wanted = [tap if tap >= 0 else layers + 1 + tap for tap in self.drafter.taps]
+        taps = tuple(tap for tap in wanted if tap <= layers)
         while True:
             tree = TokenTree(ctx.tokens[-1])
             budget = sizes.budget()

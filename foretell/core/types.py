@@ -121,7 +121,9 @@ class Ask:
     branch: int = 0
     rows: Sequence[int] | None = None  # nodes whose logits are wanted; None: all new ones
     taps: tuple[int, ...] = ()  # hidden states wanted, i = entering layer i
-    layers: tuple[int, ...] | None = None  # run only these, in order
+    # Run only these, in order; (i, "attention") and (i, "mlp") are the halves of layer i.
+    layers: tuple[int | tuple[int, str], ...] | None = None
+    lasting: bool = False  # later asks run no other layers either: accepted rows of these are kept
     # (n, E): the last n nodes enter layers[0] with these instead of their embeddings. A node whose
     # state is no token's has token -1, so that its cache rows are never taken for a token's.
     states: torch.Tensor | None = None

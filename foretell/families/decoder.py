@@ -116,7 +116,8 @@ class Decoder(Model):
             raise
         except Exception as error:  # the forward of an unknown family may raise anything
             raise self._refusal(f"the usual forward of a decoder ({first_line(error)})") from error
-        self.caps = Model.caps | {"layers", "taps"} if self.loop else Model.caps
+        if self.loop is not None:
+            self.caps = Model.caps | {"layers", "taps"} | ({"parts"} if self.loop.halved else set())
 
     # --- what a model with another head does in its own way
 
@@ -211,8 +212,11 @@ class Decoder(Model):
         tree = TokenTree(self.probe_ids[0]).chain(self.probe_ids[1:])
         job, _ = self.cache().prepare(Ask(tree), self.probe_ids[:1], len(tree))
 
-        def rows(loop: Loop) -> torch.Tensor:
-            h = loop.run(loop.embedded(ids), positions, range(len(loop.layers)), (), {})
+        def rows(loop: Loop, halved: bool = False) -> torch.Tensor:
+            parts: list[Any] = [*range(len(loop.layers))]
+            if halved:
+                parts = [(i, half) for i in parts for half in ("attention", "mlp")]
+            h = loop.run(loop.embedded(ids), positions, parts, (), {})
             return loop.logits(h[0])
 
         def stock_forward() -> torch.Tensor:
@@ -242,12 +246,26 @@ class Decoder(Model):
                     self.blocks_refused = "they give other rows than the model's own layers"
                     loop.blocks = stock
                 self.fused = loop.blocks is not stock
+                loop.halved = self._halved(loop, rows)
                 return loop
         except (LookupError, AttributeError, TypeError) as error:
             self.loop_refused = first_line(error)
             return None
         finally:
             STEP.reset(token)
+
+    def _halved(self, loop: Loop, rows: Callable[[Loop, bool], torch.Tensor]) -> bool:
+        """Whether the halves of its layers, one by one, give the rows of the whole."""
+        if self.fused:
+            return all(hasattr(block, "attention") for block in loop.blocks)
+        wanted = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+        for layer in loop.layers:
+            if {name for name, _ in layer.named_children()} != wanted:
+                return False
+        try:
+            return self.agrees(rows(loop, True), rows(loop, False))
+        except (AttributeError, TypeError):  # parts of the same names that are called otherwise
+            return False
 
     def self_test(self) -> None:
         """A tree behind a prompt in pieces must give the rows of its paths as the model alone
@@ -401,7 +419,7 @@ class Decoder(Model):
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
         return self.loop.embedded(ids)
 
-    def chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
+    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]:
         """The layers to run where a job names these; None: it wants them all."""
         return range(len(self.layout)) if layers is None else layers
 
@@ -420,7 +438,7 @@ class Layered(Protocol):
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor: ...
 
-    def chosen(self, layers: Sequence[int] | None) -> Sequence[int]: ...
+    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]: ...
 
     def read(self, h: torch.Tensor) -> torch.Tensor: ...
 

@@ -339,6 +339,7 @@ class ExactDecoder(Decoder):
             )
         if not self.fused:
             self.loop.blocks = [RowByRow(block) for block in self.loop.blocks]
+            self.caps -= {"parts"}
             norm = self.loop.norm
             self.loop.norm = lambda h: torch.cat([norm(row.clone()) for row in h.split(1)])
 

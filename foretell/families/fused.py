@@ -140,6 +140,10 @@ class Fused:
         return out
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.attention(hidden, rotary, positions))
+
+    def attention(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        """The layer's first half, the residual stream included."""
         h = hidden[0]
         count = positions.shape[1]
         padding = len(h) - count
@@ -156,7 +160,11 @@ class Fused:
         q = qk[:, :heads].transpose(0, 1)
         k = qk[:, heads:].transpose(0, 1)
         out = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(count, -1)
-        h = h + self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
+        return (h + self.out(F.pad(out, (0, 0, 0, padding)) if padding else out))[None]
+
+    def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Its second half."""
+        h = hidden[0]
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
         h = h + self.down(self.activate(gate) * up)
         return h[None]

@@ -34,16 +34,42 @@ class Block(Protocol):
     ) -> torch.Tensor: ...
 
 
+class Halves(Protocol):
+    """The parts of a layer one by one, each with what the residual stream adds to it."""
+
+    def attention(
+        self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor
+    ) -> torch.Tensor: ...
+
+    def mlp(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
 class StockBlock:
-    """A layer computed by the model's own module."""
+    """A layer computed by the model's own module.
+
+    `attention` and `mlp` are for layers of the commonest build only: see Loop.halved.
+    """
 
     takes_padding = False
 
     def __init__(self, layer: nn.Module):
-        self.layer = layer
+        self.layer: Any = layer
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        out = self.layer(
+        return self._first(self._run(self.layer, hidden, rotary, positions))
+
+    def attention(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        layer = self.layer
+        out = self._run(layer.self_attn, layer.input_layernorm(hidden), rotary, positions)
+        return hidden + self._first(out)
+
+    def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
+        layer = self.layer
+        return hidden + self._first(layer.mlp(layer.post_attention_layernorm(hidden)))
+
+    @staticmethod
+    def _run(module: Any, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> Any:
+        return module(
             hidden,
             attention_mask=None,
             position_ids=positions,
@@ -51,7 +77,11 @@ class StockBlock:
             past_key_values=None,
             use_cache=False,
         )
-        return out[0] if isinstance(out, tuple) else out
+
+    @staticmethod
+    def _first(out: Any) -> torch.Tensor:
+        first: torch.Tensor = out[0] if isinstance(out, tuple) else out
+        return first
 
 
 @contextmanager
@@ -104,6 +134,7 @@ class Loop:
         by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
         self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
         self.blocks: list[Block] = [StockBlock(layer) for layer in layers]
+        self.halved = False  # whether the blocks are Halves that give what the whole layers do
         entering: list[torch.Tensor] = []
 
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -163,11 +194,11 @@ class Loop:
         self,
         h: torch.Tensor,
         positions: torch.Tensor,
-        layers: Sequence[int],
+        layers: Sequence[int | tuple[int, str]],
         taps: Sequence[int],
         hidden: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """h (1, T, E) through `layers`, in order -> (1, T, E).
+        """h (1, T, E) through `layers`, or halves of them, in order -> (1, T, E).
 
         `hidden[i]` (T, E) becomes, for each tap i, what enters layer i, or would if it ran;
         i = len(self.layers) is what leaves the last one, before the norm.
@@ -185,11 +216,16 @@ class Loop:
             padded = self.padded_size(h)
         if padded > count:
             h = F.pad(h, (0, 0, 0, padded - count))
-        for i in layers:
+        for part in layers:
+            i = part if isinstance(part, int) else part[0]
             for tap in taps:
                 if tap <= i and tap not in hidden:
                     hidden[tap] = h[0, :count]
-            h = self.blocks[i](h, rotary[i], positions)
+            if isinstance(part, int):
+                h = self.blocks[i](h, rotary[i], positions)
+                continue
+            block: Any = self.blocks[i]
+            h = block.attention(h, rotary[i], positions) if part[1] == "attention" else block.mlp(h)
         for tap in taps:
             if tap not in hidden:
                 hidden[tap] = h[0, :count]

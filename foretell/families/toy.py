@@ -3,6 +3,7 @@
 Any wrong mask, position, kept or lost row changes the answer, which a transformer would blur.
 
     Toy            sees tokens and positions; cache rows hold both
+    ToyLayers      has layers, and halves of layers, that can be run one by one
     ToyHead        a head on a target's hidden states: sees a feature (2 numbers) a token as well
     ToyRecurrent   has a state in place of rows, which it cannot take back
 """
@@ -28,6 +29,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FEATURES = 2  # numbers of a hidden state
 RELATIVE = 977  # what a relative's noise adds to the seed
 TAP = 7919  # what each tap adds to it
+Seen = tuple[np.ndarray, np.ndarray]  # keys and positions of rows, (m,) each
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -37,8 +39,11 @@ def mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def spread(key: np.uint64, seed: int, count: int) -> np.ndarray:
-    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed."""
+def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
+    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed.
+
+    Of keys (n, 1) as many rows (n, count).
+    """
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
         hashes = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
@@ -138,7 +143,9 @@ class Toy(Model):
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             if job.cache.segments:
-                all_keys, all_values, mask = self._with_prefix(job, all_keys, all_values, mask)
+                all_keys, all_values, mask = self._with_prefix(
+                    job, all_keys, all_values, mask, self.stored[-1]
+                )
             assert job.cache.policy is None or job.cache.policy.plain, "toys attend to nothing"
             for node in range(len(job.tokens)):
                 if low + node not in computed and not taps:
@@ -156,12 +163,16 @@ class Toy(Model):
         return stacked([logits[i] for i in wanted], self.vocab), hidden
 
     def _with_prefix(
-        self, job: Job, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+        self,
+        job: Job,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        layer: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows of shared prefixes and then these, and which of them the new nodes see."""
         if mask is None:
             mask = torch.zeros(len(job.tokens), keys.shape[1], dtype=torch.float64)
-        layer = self.stored[-1]
         for segment in reversed(job.cache.segments):
             before = job.prefix_mask(segment.start, segment.end, self.window, torch.float64, None)
             if before is None:
@@ -183,6 +194,124 @@ class Toy(Model):
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         return self.row(tokens, values[:, 0])
+
+
+class ToyLayers(Toy):
+    """A toy whose layers are computed one behind the other, so that some can be left out.
+
+    What a layer passes on of a node, (1 + V,), is a hash of all that it has seen and, beside it,
+    the logits so far. Each half of a layer (attention, which alone sees other nodes, and MLP)
+    changes the hash and adds to the logits, later layers less than earlier ones: who exits early,
+    or leaves out halves, agrees with the whole in part. The rows of a layer's attention hold the
+    hash that entered it, and the position.
+    """
+
+    caps = Toy.caps | {"layers", "parts"}
+    layers = 4
+    shares = (0.7, 0.4)  # of the logits' spread that attention and MLP of the first layer have
+    fading = 0.6  # each further layer's share, to that of the one before
+
+    def embedded(self, tokens: np.ndarray) -> np.ndarray:
+        """What enters layer 0, (n, 1 + V)."""
+        states = np.zeros((len(tokens), 1 + self.vocab))
+        states[:, 0] = tokens
+        return states
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(self.embedded(np.array(tokens, dtype=np.float64)))
+
+    def read(self, h: torch.Tensor) -> torch.Tensor:
+        return h[:, 1:]
+
+    def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        states = self.embedded(tokens)
+        for layer in range(self.layers):
+            seen = []
+            for here in positions:
+                visible = positions <= here
+                if self.window is not None:
+                    visible &= here - positions < self.window
+                seen.append((states[visible, 0], positions[visible]))
+            states = self.thought(layer, self.attended(layer, states, seen))
+        return states[np.argmax(positions), 1:]
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: Job,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        jobs = STEP.get()
+        if first.states is None:
+            states = self.embedded(ids[0].double().numpy())
+        else:
+            given = [job.states for job in jobs if job.states is not None]
+            states = torch.cat(given).double().numpy().copy()
+        hidden: dict[int, torch.Tensor] = {}
+        for part in range(self.layers) if first.layers is None else first.layers:
+            layer, halves = (
+                (part, ("attention", "mlp")) if isinstance(part, int) else (part[0], part)
+            )
+            for tap in taps:
+                if tap <= layer and tap not in hidden:
+                    hidden[tap] = torch.from_numpy(states.copy())
+            if "attention" in halves:
+                seen = self._seen(layer, states, positions[0].double(), jobs)
+                states = self.attended(layer, states, seen)
+            if "mlp" in halves:
+                states = self.thought(layer, states)
+        last = torch.from_numpy(states)
+        for tap in taps:
+            hidden.setdefault(tap, last)
+        return self.read(last[rows]), hidden
+
+    def _seen(
+        self, layer: int, states: np.ndarray, positions: torch.Tensor, jobs: Sequence[Job]
+    ) -> list[Seen]:
+        """Writes a layer's rows of states (T, 1 + V); what each node sees by its job's mask."""
+        seen: list[Seen] = []
+        low = 0
+        for job in jobs:
+            high = low + len(job.tokens)
+            keys = torch.from_numpy(states[low:high, 0].copy())[None, :, None]
+            all_keys, all_values = job.write(layer, keys, positions[None, low:high, None])
+            mask = job.mask(self.window, torch.float64)
+            if job.cache.segments:
+                all_keys, all_values, mask = self._with_prefix(
+                    job, all_keys, all_values, mask, layer
+                )
+            rows = all_keys[0, :, 0].numpy(), all_values[0, :, 0].numpy()
+            visible = None if mask is None else mask.numpy() == 0
+            for node in range(len(job.tokens)):
+                which = slice(None) if visible is None else visible[node]
+                seen.append((rows[0][which], rows[1][which]))
+            low = high
+        return seen
+
+    def attended(self, layer: int, states: np.ndarray, seen: Sequence[Seen]) -> np.ndarray:
+        """States (n, 1 + V) behind the attention of a layer in which they see these rows."""
+        keys = np.array([path_key(*rows) for rows in seen])[:, None]
+        share = self.sharpness * self.shares[0] * self.fading**layer
+        logits = states[:, 1:] + share * spread(keys, self.seed + TAP * layer, self.vocab)
+        if layer == 0 and self.copy:
+            for row, (tokens, positions) in zip(logits, seen, strict=True):
+                text = tokens[np.argsort(positions)]
+                for earlier in np.flatnonzero(text[:-1] == text[-1]):
+                    row[int(text[earlier + 1])] += self.copy
+        if layer == 0 and self.noise:
+            other = spread(keys, self.seed + RELATIVE, self.vocab)
+            logits += self.noise * self.sharpness * other
+        return np.concatenate([whole_numbers(keys), logits], 1)
+
+    def thought(self, layer: int, states: np.ndarray) -> np.ndarray:
+        """The same behind the MLP."""
+        with np.errstate(over="ignore"):
+            keys = mix(states[:, :1].astype(np.uint64) * GOLDEN + np.uint64(layer))
+        share = self.sharpness * self.shares[1] * self.fading**layer
+        logits = states[:, 1:] + share * spread(keys, self.seed + layer, self.vocab)
+        return np.concatenate([whole_numbers(keys), logits], 1)
 
 
 class ToyHead(Toy):
@@ -229,6 +358,11 @@ class ToyHead(Toy):
         logits = self.sharpness * spread(key, self.seed, self.vocab)
         other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
         return logits + self.noise * self.sharpness * other
+
+
+def whole_numbers(keys: np.ndarray) -> np.ndarray:
+    """Hashes as whole numbers from 1 to 2**52, which float64 holds exactly."""
+    return (keys >> np.uint64(12)).astype(np.float64) + 1
 
 
 def feature_hash(features: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ it is made of may itself be a view. torch computes it; the decoder's executor is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -100,7 +100,7 @@ class View(Model):
         """What enters layer 0 for these ids, (..., E)."""
         return self.base.embedded(ids)
 
-    def chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
+    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]:
         """The layers to run where a job names these; None: it wants them all."""
         return self.base.chosen(layers)
 
@@ -131,8 +131,11 @@ class Skipped(View):
             shape if layer in self.layers else None for layer, shape in enumerate(self.layout)
         )
 
-    def chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
-        return [layer for layer in self.base.chosen(layers) if layer in self.layers]
+    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]:
+        parts = self.base.chosen(layers)
+        return [
+            part for part in parts if (part if isinstance(part, int) else part[0]) in self.layers
+        ]
 
 
 class Extended(View):

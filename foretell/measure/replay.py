@@ -31,7 +31,11 @@ from foretell.spec import resolve
 
 SHOWN = 4  # turns that tables and plots show; later ones are added to the last of them
 MOST_NODES = 1024
-NEEDS = {"rows": "the model's logits", "layers": "the model's hidden states"}
+NEEDS = {
+    "rows": "the model's logits",
+    "layers": "the model's hidden states",
+    "parts": "the model's hidden states",
+}
 CURE = "name methods that work on text alone, such as ngram"
 Method = str | Drafter | Strategy
 

@@ -6,6 +6,7 @@ A job knows the new nodes, where their cache rows go, and who sees whom. Models 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,10 @@ class Job:
     rows: list[int]  # new nodes (0-based) whose logits are wanted
     first: int  # the tree's node that new node 0 is; below 0: committed tokens precede the tree
     taps: tuple[int, ...] = ()
-    layers: tuple[int, ...] | None = None
+    layers: tuple[Any, ...] | None = None
     states: torch.Tensor | None = None  # (n, E), see types.Ask
+    # Hidden states of the new nodes that an earlier forward of their first layers found, by tap.
+    known: Mapping[int, torch.Tensor] = field(default_factory=dict)
     features: torch.Tensor | None = None  # (n, E) of a model that feeds on the target's states
     masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
 
@@ -39,6 +42,11 @@ class Job:
     def positions(self) -> list[int]:
         """Of the new nodes in the text."""
         return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
+
+    @property
+    def entry(self) -> Any:
+        """What the jobs of one forward have in common: the layers, and how they are entered."""
+        return self.layers, self.states is None
 
     @property
     def compacted(self) -> bool:
@@ -58,6 +66,7 @@ class Job:
         """The same for who can run a part of the layers or enter with states, or reads segments."""
         cache = self.cache
         whole = self.layers is None and self.states is None
+        layers = layers and all(isinstance(layer, int) for layer in self.layers or ())
         ordinary = self.features is None and (cache.policy is None or cache.policy.plain)
         return ordinary and (whole or layers) and (segments or not cache.segments)
 

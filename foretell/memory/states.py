@@ -7,6 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 
+def joined(
+    before: Mapping[int, torch.Tensor], first: int, hidden: Mapping[int, torch.Tensor]
+) -> Mapping[int, torch.Tensor]:
+    """Of the taps that both know: the first rows of `before`, and `hidden` behind them."""
+    if not first:
+        return hidden
+    return {tap: torch.cat([before[tap][:first], hidden[tap]]) for tap in before if tap in hidden}
+
+
 class TappedStates:
     """Hidden states of a cache's tokens: of the committed ones by position, of scratch rows beside.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,3 +56,35 @@ def likeliest(law: torch.Tensor, count: int) -> list[tuple[int, float]]:
     ids = ((law >= least) & (law > 0)).nonzero()[:, 0]
     pairs = zip(ids.tolist(), law[ids].tolist(), strict=True)
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
+
+
+def widen(
+    ctx: Context,
+    tree: TokenTree,
+    node: int,
+    row: torch.Tensor,
+    width: Callable[[float], int],
+    room: int,
+    source: str,
+) -> tuple[list[int], float]:
+    """Adds children of `node` by row (V,): draws, or the best tokens at temperature 0.
+
+    Returns them, the first one drawn or the best one first, and the chance of the best token.
+    There are `width` of that chance, which no draw can sway, at most `room`, and none where nothing
+    is possible. The step must have drawn nothing but the nodes of this tree.
+    """
+    output = [*ctx.output, *tree.tokens_to(node)]
+    if ctx.sampler.greedy:
+        scores = ctx.sampler.scores(row, output)
+        chance = float(scores.softmax(-1).max())
+        nodes = []
+        for token, share in best_tokens(scores, min(width(chance), room)):
+            nodes.append(tree.add(node, token, value=share * tree.values[node], source=source))
+        return nodes, chance
+    urn = Urn(ctx.sampler.law(row, output))
+    chance = float(urn.q.max())
+    nodes = []
+    for _ in range(min(width(chance), room)):
+        if urn.left > 0:
+            nodes.append(urn.add(ctx, tree, node, len(tree), source))
+    return nodes, chance

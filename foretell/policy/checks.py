@@ -11,6 +11,7 @@ from foretell.policy.budget import room_for
 if TYPE_CHECKING:
     from foretell.core.model import Model
     from foretell.core.request import Request
+    from foretell.core.types import Ask
 
 
 def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
@@ -59,3 +60,19 @@ def check_prompt(request: Request, target: Model) -> None:
         )
     if request.sampling.stop and request.text is None:
         raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
+
+
+def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
+    """The capability that `ask` needs and `model` has not, with what needs it."""
+    if ask.taps and "taps" not in model.caps:
+        return "hidden states", ask.taps
+    if ask.layers is not None and "layers" not in model.caps:
+        return "running a part of its layers", ask.layers
+    halves = [part for part in ask.layers or () if not isinstance(part, int)]
+    if halves and "parts" not in model.caps:
+        return "running halves of its layers", halves[0]
+    if ask.states is not None and "layers" not in model.caps:
+        return "entering its layers with given states", tuple(ask.states.shape)
+    if "tree" not in model.caps and not ask.tree.is_chain:
+        return "branching trees", len(ask.tree)
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -12,14 +12,14 @@ import torch
 
 from foretell.core.cache import Cache
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
+from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
-from foretell.families.toy import Toy
+from foretell.families.toy import Toy, ToyLayers
 from foretell.families.views import Skipped
 from foretell.strategies.plain import Plain
 from tests import laws
@@ -148,3 +148,106 @@ def test_the_law_on_a_toy_with_layers_that_keep_nothing() -> None:
     law = laws.enumerate_law(laws.build("draft:length=2,drafts=2"), laws.PROMPT, setting, models)
     reference = laws.reference(Toy(3, seed=3, copy=0.5), laws.PROMPT, setting)
     assert law.distance(reference) <= laws.EXACT and 0 < law.accepted < law.drafted
+
+
+# --- forwards that go on where another one stopped
+
+
+@dataclass(frozen=True)
+class Exiting(Drafter):
+    """Runs the first layers over its drafts, and asks for states from above and below the exit."""
+
+    layers: int = 2
+    taps = (1, 2, 3, -1)
+    kept: bool = True  # whether it takes care that what enters the other layers is kept
+    seen: list[Feedback] = field(default_factory=list, hash=False)
+
+    def steps(self, ctx: Context, state: Any, budget: int) -> Drafting:
+        tree = TokenTree(ctx.tokens[-1])
+        if ctx.depth > 1:
+            tree.chain([int(ctx.tokens[-2]), 1])
+            tree.chain([5])
+            layers = tuple(range(self.layers))
+            taps = (1, self.layers) if self.kept else (self.layers,)
+            if layers:
+                yield Ask(tree, branch=ctx.branch, rows=[], taps=taps, layers=layers)
+        return tree
+
+    def observe(self, ctx: Context, state: Any, step: Feedback) -> None:
+        self.seen.append(step)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_whole_ask_runs_what_is_left_of_the_layers(kept: bool) -> None:
+    """Where states below the exit are wanted that were not kept, all layers run anew."""
+    sampling = Sampling(max_new_tokens=16)
+    prompt = [1, 2, 3, 1]
+    found = []
+    for drafter in (Exiting(kept=kept), Exiting(layers=0)):
+        model = ToyLayers(8, seed=3)
+        live = run({"target": model}, Request(prompt, Speculative(drafter, nodes=9), sampling))[0]
+        found.append((live.ctx.output, drafter.seen))
+        assert live.ctx.stats.calls["target"] == len(drafter.seen)
+    (ours, ours_seen), (theirs, theirs_seen) = found
+    assert (
+        ours == theirs == run({"target": model}, Request(prompt, Plain(), sampling))[0].ctx.output
+    )
+    for left, right in zip(ours_seen, theirs_seen, strict=True):
+        assert torch.equal(left.reply.logits, right.reply.logits)
+        assert left.reply.hidden.keys() == right.reply.hidden.keys() == {1, 2, 3, 4}
+        for tap in (1, 2, 3, 4):
+            ours_rows = left.reply.hidden[tap][-len(left.tree) :]
+            assert torch.equal(ours_rows, right.reply.hidden[tap][-len(right.tree) :])
+
+
+def test_what_is_left_of_the_layers() -> None:
+    model = ToyLayers(8, seed=3)
+    cache, tree = model.cache(), TokenTree(1).chain([2, 0])
+    with torch.inference_mode():
+        model.forward([cache.prepare(Ask(tree, layers=(0, 1), taps=(2,), rows=[]), [0, 1], 99)[0]])
+        grown = TokenTree(1).chain([2, 0, 3])
+        assert cache.prepare(Ask(grown), [0, 1], 99)[0].layers is None, "a node has no rows yet"
+    cache = model.cache()
+    with torch.inference_mode():
+        model.forward([cache.prepare(Ask(tree, layers=(0, 1), taps=(2,), rows=[]), [0, 1], 99)[0]])
+        shorter = TokenTree(1).chain([2])
+        for _ in range(2):  # interrupted, it goes on in the same way
+            job, _ = cache.prepare(Ask(shorter), [0, 1], 99)
+            assert job.layers == (2, 3) and job.states is not None and len(job.states) == 3
+        assert torch.equal(model.forward([job])[0].logits, model.score([0, 1], shorter))
+        cache.commit([0, 1, 2, 5])
+    assert cache.length == 3 and not cache.tapped
+
+
+def test_pending_tokens_are_kept_where_other_layers_follow() -> None:
+    model = ToyLayers(8, seed=3)
+    cache = model.cache()
+    with torch.inference_mode():
+        text = [0, 1, 2, 3]
+        model.forward([cache.prepare(Ask(TokenTree(3), rows=()), text, 99)[0]])
+        job, _ = cache.prepare(Ask(TokenTree(3), layers=(0, (1, "mlp"), 3)), text, 99)
+        assert job.tokens == [3] and cache.length == 3
+        model.forward([job])
+        assert torch.equal(
+            model.forward([cache.prepare(Ask(TokenTree(3)), text, 99)[0]])[0].logits,
+            model.score(text),
+        )
+
+
+def test_rows_of_the_layers_that_later_asks_run_are_kept() -> None:
+    model = ToyLayers(8, seed=3)
+    cache = model.cache()
+    with torch.inference_mode():
+        for text, layers in (
+            ([0, 1], (0, 1, 2, 3)),
+            ([0, 1, 2], (0, 2, 3)),
+            ([0, 1, 2, 4], (0, 3)),
+        ):
+            ask = Ask(TokenTree(text[-1]), layers=layers, lasting=True)
+            job, _ = cache.prepare(ask, text, 99)
+            assert len(job.tokens) == (2 if len(text) == 2 else 1)
+            model.forward([job])
+        assert not cache.recomputable, "other layers would give other rows"
+        job, _ = cache.prepare(Ask(TokenTree(5)), [0, 1, 2, 4, 5], 99)
+        assert job.tokens == [0, 1, 2, 4, 5] and cache.recomputable, "layer 1 lacks rows"
+        assert torch.equal(model.forward([job])[0].logits[-1], model.score([0, 1, 2, 4, 5])[0])

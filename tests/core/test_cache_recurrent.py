@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 from foretell.core.engine import Engine
-from foretell.core.model import lacks
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import Unsupported
 from foretell.families.toy import ToyRecurrent
+from foretell.policy.checks import lacks
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.memory.users import Guess, run

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Reply, Sampling
-from foretell.families.toy import Toy
+from foretell.core.types import Ask, Reply, Sampling
 from tests import laws
 
 DRAFTERS = laws.claiming("exact", "greedy", "bounded", "lossy")
@@ -23,8 +23,9 @@ MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "look
 
 
 def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> TokenTree:
-    """One draft; asks of the draft model are answered by hand."""
+    """One draft; its asks are answered by hand."""
     steps = strategy.drafter.steps(ctx, state, budget)
+    caches: dict[str, Cache] = {}
     reply: Reply | None = None
     while True:
         try:
@@ -32,11 +33,12 @@ def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> Tok
         except StopIteration as end:
             assert isinstance(end.value, TokenTree)
             return end.value
+        assert isinstance(ask, Ask)
         model = ctx.models[ask.model]
-        assert isinstance(model, Toy)
+        cache = caches.setdefault(ask.model, model.cache())
+        job, _ = cache.prepare(ask, ctx.tokens, 999)
         with torch.inference_mode():
-            job, _ = model.cache().prepare(ask, ctx.tokens, len(ctx.tokens))
-            (reply,) = model.forward([job])
+            reply = model.forward([job])[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,0 +1,93 @@
+"""Runs fewer and fewer layers the further the answer has come.
+
+The prompt goes through all layers. The token written at place t then goes through b(t) of them, a
+number that falls linearly from `most` to `least` over `horizon` tokens and stays there: the first
+`warm` layers, and the last b(t) - `warm`; what lies between is left out. Each token's layers are
+among those of the tokens before it, so that all keys that a layer needs are there, and nothing is
+computed again. Requests at the same place share their forwards. Neither a draft nor a verification
+is involved: the text is that of the smaller models.
+
+Paper: Del Corro, Del Giorno, Agarwal, Yu, Awadallah, Mukherjee, SkipDecode: Autoregressive Skip
+Decoding with Batching and Caching for Efficient LLM Inference, arXiv:2307.02628
+Guarantee: lossy: behind the first token layers are left out, more and more of them; with most and
+least as large as the model has layers it is plain decoding bit for bit
+Cost: target 1
+Needs: a model whose layers can be run one by one
+Trains: nothing; the target, on the task with the same schedule, or its answers fall apart
+Differs:
+- the answer's first token comes from the whole model, which reads all of the prompt
+- without a horizon the schedule runs to the request's max_new_tokens
+- the bounds are shares of the model's layers, since the paper's tables are of its own two models
+- a request has its own place, so that in a batch of different ages several forwards are run; the
+paper pads to one place
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.core.context import Context
+from foretell.core.strategy import Strategy, settle
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Reply, Steps
+from foretell.errors import BadConfig
+
+
+@dataclass(frozen=True)
+class Skipdecode(Strategy):
+    """Shares of the model's layers, and counts."""
+
+    most: float = 1.0  # share of the layers that the first token written goes through
+    least: float = 0.5  # share of them that the last one does
+    warm: int = 1  # first layers, which all tokens go through
+    horizon: int = 0  # tokens over which the number falls; 0: the request's max_new_tokens
+
+    needs = ("layers",)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.most <= 1:
+            raise BadConfig.field("skipdecode:most", self.most, "above 0 and at most 1")
+        if not 0 < self.least <= self.most:
+            allowed = f"above 0 and at most most, {self.most}"
+            raise BadConfig.field("skipdecode:least", self.least, allowed)
+        if not 0 <= self.warm <= 4096:
+            raise BadConfig.field("skipdecode:warm", self.warm, "between 0 and 4096")
+        if not 0 <= self.horizon <= 1 << 30:
+            raise BadConfig.field("skipdecode:horizon", self.horizon, f"between 0 and {1 << 30}")
+
+    def depth(self, place: int, horizon: int, layers: int) -> int:
+        """How many of the layers the token written at this place (0 first) goes through."""
+        most = max(1, round(self.most * layers))
+        least = max(1, round(self.least * layers))
+        passed = min(place / max(1, horizon - 1), 1.0)
+        return round(most - (most - least) * passed)
+
+    def active(self, depth: int, layers: int) -> tuple[int, ...] | None:
+        """Which layers these are, ascending; None: all."""
+        if depth == layers:
+            return None
+        warm = min(self.warm, depth)
+        return *range(warm), *range(layers - (depth - warm), layers)
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for a request with rows from elsewhere."""
+        if ctx.request.source is not None:
+            name = type(ctx.request.source).__name__.lower()
+            raise BadConfig(
+                f"skipdecode runs parts of the target, and the rows of {name!r} are none of its "
+                "own; leave the one or the other out"
+            )
+        return self._steps(ctx)
+
+    def _steps(self, ctx: Context) -> Steps:
+        layers = len(ctx.models["target"].layout)
+        horizon = self.horizon or ctx.limit - len(ctx.tokens)
+        active: tuple[int, ...] | None = None  # all: the prompt
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            lasting = active is not None
+            reply: Reply = yield Ask(tree, branch=ctx.branch, layers=active, lasting=lasting)
+            _, kept = yield from settle(ctx, tree, reply)
+            if kept.reason:
+                return
+            active = self.active(self.depth(len(ctx.output) - 1, horizon, layers), layers)
