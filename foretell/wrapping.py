@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.api import LM
 from foretell.core.model import Model
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, Unsupported
+from foretell.ops import trimming
+from foretell.prompting import Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,6 +76,30 @@ def pair(
                 "they need one tokenizer"
             )
     return LM(target, tokenizer, models, path, eos, tokenizers)
+
+
+def trim_draft(
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    path: str | Path,
+    eos: Sequence[int],
+) -> Model:
+    """The draft model with rows of the tokens in a file of `foretell trim` alone, and of the ends
+    `eos`. Raises BadFile, or Unsupported where its head cannot be cut.
+    """
+    from foretell.families.decoder import Decoder
+    from foretell.families.trimming import trim
+
+    if not isinstance(model, Decoder):
+        raise Unsupported.missing(
+            "draft_vocab",
+            model.name,
+            "a head that is one matrix",
+            "load it as a transformers folder, or leave draft_vocab out",
+        )
+    kept = trimming.load(path)
+    kept.check(model.vocab, None if tokenizer is None else Text(tokenizer).decode)
+    return trim(model, sorted({*kept.ids, *(token for token in eos if token < model.vocab)}))
 
 
 def ends(hf: PreTrainedModel) -> list[int]:

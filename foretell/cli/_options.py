@@ -29,6 +29,13 @@ Draft = Annotated[
     str | None,
     typer.Option(help="A smaller model with the same tokenizer, which drafts; demo has its own."),
 ]
+DraftVocab = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.json",
+        help="Tokens the draft model is cut down to, a file that `foretell trim` wrote.",
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="cpu, cuda, cuda:1 and so on. Without it, a GPU if there is one."),
@@ -72,6 +79,7 @@ class ModelOptions:
     dtype: Dtype = "auto"
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
+    draft_vocab: DraftVocab = None
 
 
 @dataclass(frozen=True)
