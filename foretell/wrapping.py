@@ -11,6 +11,7 @@ from foretell.api import LM
 from foretell.core.model import Model
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops import trimming
+from foretell.ops.words import related
 from foretell.prompting import Text
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ def wrap(
     path: Path | None = None,
     exact_bits: bool = False,
     models: Mapping[str, PreTrainedModel] | None = None,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase | None] | None = None,
 ) -> LM:
     """An LM over transformers models that are already loaded.
 
     `models`: others by name, as of `load`; `draft` is short for models={"draft": ...}.
+    `tokenizers`: theirs, where they are others than the target's.
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
     from foretell.families.decoder import Decoder
@@ -40,7 +43,7 @@ def wrap(
     adapters: dict[str, Model] = {}
     for key, model in named_models(draft, models).items():
         adapters[key] = build(model, f"{title} ({key})")
-    return pair(build(hf, title), tokenizer, adapters, path, ends(hf))
+    return pair(build(hf, title), tokenizer, adapters, path, ends(hf), tokenizers)
 
 
 def named_models(draft: Any, models: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -64,11 +67,12 @@ def pair(
     eos: Sequence[int],
     tokenizers: Mapping[str, PreTrainedTokenizerBase | None] | None = None,
 ) -> LM:
-    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the
-    target's.
+    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the target's,
+    and it has no other tokenizer.
     """
     draft = models.get("draft")
-    if draft is not None:
+    own = (tokenizers or {}).get("draft")
+    if draft is not None and (own is None or related(own, tokenizer)):
         needed = max(target.vocab, draft.vocab) if tokenizer is None else len(tokenizer)
         if min(draft.vocab, target.vocab) < needed:
             raise BadConfig(

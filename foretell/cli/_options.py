@@ -27,7 +27,9 @@ Model = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option(help="A smaller model with the same tokenizer, which drafts; demo has its own."),
+    typer.Option(
+        help="A smaller model that drafts, best one with the same tokenizer; demo has its own."
+    ),
 ]
 DraftVocab = Annotated[
     str | None,

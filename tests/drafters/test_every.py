@@ -11,10 +11,12 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.engine import Engine
+from foretell.core.live import Live, Task
+from foretell.core.messages import handle
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Reply, Sampling
+from foretell.core.types import Ask, Reply, Sampling
 from foretell.families.toy import Toy
 from tests import laws
 
@@ -23,8 +25,11 @@ MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "look
 
 
 def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> TokenTree:
-    """One draft; asks of the draft model are answered by hand."""
+    """One draft; asks of the draft model are answered by hand, other messages by the engine."""
     steps = strategy.drafter.steps(ctx, state, budget)
+    live = Live(0, ctx, Task(steps), 0.0)
+    engine: Any = ctx.engine
+    live.next_branch = 1 + max(ctx.branches)
     reply = None
     while True:
         try:
@@ -32,10 +37,15 @@ def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> Tok
         except StopIteration as end:
             assert isinstance(end.value, TokenTree)
             return end.value
+        if not isinstance(ask, Ask):
+            handle(engine, live, live.root, ask)
+            reply = live.root.answer
+            continue
         model = ctx.models[ask.model]
         assert isinstance(model, Toy)
         nodes = list(range(len(ask.tree)) if ask.rows is None else ask.rows)
-        reply = Reply(model.score(ctx.tokens, ask.tree)[nodes], {}, nodes)
+        rows = model.score(ctx.branches[ask.branch].tokens, ask.tree)
+        reply = Reply(rows[nodes], {}, nodes)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
