@@ -87,6 +87,8 @@ class LM:
         self.models: dict[str, Model] = {"target": target, **(models or {})}
         self.tokenizers = dict.fromkeys(self.models) | dict(tokenizers or {})
         self.tokenizers["target"] = tokenizer
+        for name, model in self.models.items():
+            model.tokenizer = self.tokenizers[name]
         # Of each model the executors that `load` would have chosen, and why they refused it.
         self.refusals: dict[str, tuple[tuple[str, str], ...]] = {}
         self.engine = Engine(self.models, eos)

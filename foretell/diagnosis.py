@@ -80,14 +80,16 @@ def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> M
         layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
     else:
         from foretell.families.decoder import Decoder
+        from foretell.families.trimming import Trimmed
 
-        family = type(model).__name__.lower()
-        if isinstance(model, Decoder):
-            family = model.config.model_type
-            loop = model.loop is not None
-            fused = model.fused
-            if model.executor is not None:
-                executor = model.executor.name
+        inner = model.base if isinstance(model, Trimmed) else model
+        family = type(inner).__name__.lower()
+        if isinstance(inner, Decoder):
+            family = inner.config.model_type
+            loop = inner.loop is not None
+            fused = inner.fused
+            if inner.executor is not None:
+                executor = inner.executor.name
     return ModelReport(
         name,
         model.name,

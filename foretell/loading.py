@@ -6,7 +6,6 @@ folder can be wrong ends in one BadModel line that says what, where and the cure
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from foretell.aliases import aliases, suggestion
 from foretell.api import LM
@@ -24,10 +22,11 @@ from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import resolve
+from foretell.folders import check_files, check_keys
 from foretell.native import library
 from foretell.ops.memory import trim
 from foretell.runtimes import registry
-from foretell.wrapping import ends, named_models, pair
+from foretell.wrapping import ends, named_models, pair, trim_draft
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
@@ -75,6 +74,7 @@ def load(
     *,
     draft: str | Path | None = None,
     models: Mapping[str, str | Path] | None = None,
+    draft_vocab: str | Path | None = None,
     device: str | None = None,
     dtype: str = "auto",
     exact_bits: bool = False,
@@ -87,7 +87,8 @@ def load(
 
     `models`: other models that methods ask, by name, loaded in the same way; they are in
     `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
-    a smaller relative with the target's tokens; `demo` brings its own.
+    a smaller relative with the target's tokens; `demo` brings its own. `draft_vocab`: a file that
+    `foretell trim` wrote; the draft model then computes the rows of its tokens only.
 
     `dtype`: float32, bfloat16, float16, float64, int8 or int4 (weights of linear layers, in groups
     of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as
@@ -114,6 +115,8 @@ def load(
     named = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
     if name == "demo":
         named = {"draft": "demo-draft", **named}
+    if draft_vocab is not None and "draft" not in named:
+        raise BadConfig(f"draft_vocab={str(draft_vocab)!r}: there is no draft model; give draft=")
     if revision is not None and (_is_gguf(name) or found != name):
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
     as_it_is = _is_gguf(name) and (
@@ -137,6 +140,10 @@ def load(
         key: _gguf(place) if _is_gguf(place) else _loaded(place, f"{name} ({key})", options)
         for key, place in named.items()
     }
+    if draft_vocab is not None:
+        small = others["draft"]
+        words = small.tokenizer or target.tokenizer
+        small.model = trim_draft(small.model, words, draft_vocab, target.eos)
     trim()
     lm = pair(
         target.model,
@@ -384,39 +391,6 @@ def _folder(name: str) -> Path | None:
     return None
 
 
-def _check_files(path: Path) -> None:
-    """Raises BadModel where a folder does not hold a whole model in safetensors."""
-    if not (path / "config.json").is_file():
-        raise BadModel(f"{path}: has no config.json, so it is no transformers model folder")
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        others = [p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
-        what = "no weights"
-        if others:
-            what = f"only {', '.join(others[:3])}, which can run code when read"
-        raise BadModel(
-            f"{path}: holds {what}; foretell reads safetensors: convert with save_pretrained()"
-        )
-    for index in sorted(path.glob("*.safetensors.index.json")):
-        try:
-            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise BadModel(f"{index}: damaged ({first_line(error)}); fetch it again") from error
-        missing = sorted(shards - {file.name for file in files})
-        if missing:
-            raise BadModel(
-                f"{path}: lacks {', '.join(missing[:3])} of {len(shards)} shards; fetch them again"
-            )
-    for file in files:
-        try:
-            with safe_open(file, "pt") as opened:
-                opened.keys()
-        except (SafetensorError, OSError) as error:
-            raise BadModel(
-                f"{file}: damaged or cut off ({first_line(error)}); fetch it again"
-            ) from error
-
-
 def _model(
     name: str, options: _Options, revision: str | None
 ) -> tuple[PreTrainedModel, Path | None]:
@@ -447,7 +421,7 @@ def _model(
     else:
         path = _folder(name)
         if path is not None:
-            _check_files(path)
+            check_files(path)
             place = path
             cure = "check the folder's files"
         else:
@@ -461,28 +435,11 @@ def _model(
         if "trust_remote_code" in str(error):
             cure = "pass trust_remote_code=True if you trust its code"
         raise BadModel(f"{name}: cannot be loaded ({first_line(error)}); {cure}") from error
-    _check_keys(name, report)
+    check_keys(name, report)
     if options.dtype in WHOLE_NUMBERS and not narrow(hf, options.dtype):
         what = f"dtype={options.dtype!r}"
         raise Unsupported.missing(what, name, "torch's linear layers", "use bfloat16")
     return hf.to(options.device).eval(), path
-
-
-def _check_keys(name: str, report: dict[str, Any]) -> None:
-    """Raises BadModel where weights are missing, which transformers makes up at random, or unknown,
-    which it leaves out; both with no more than a warning.
-    """
-    for kind, meaning in (
-        ("missing_keys", "lack"),
-        ("unexpected_keys", "have, and its configuration does not,"),
-    ):
-        keys = sorted(report[kind])
-        if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise BadModel(
-                f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
-                "config.json and the .safetensors files do not belong together"
-            )
 
 
 def _tokenizer(

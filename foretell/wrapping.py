@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.api import LM
 from foretell.core.model import Model
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, Unsupported
+from foretell.ops import trimming
+from foretell.ops.words import related
+from foretell.prompting import Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,10 +26,12 @@ def wrap(
     path: Path | None = None,
     exact_bits: bool = False,
     models: Mapping[str, PreTrainedModel] | None = None,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase | None] | None = None,
 ) -> LM:
     """An LM over transformers models that are already loaded.
 
     `models`: others by name, as of `load`; `draft` is short for models={"draft": ...}.
+    `tokenizers`: theirs, where they are others than the target's.
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
     from foretell.families.decoder import Decoder
@@ -38,7 +43,7 @@ def wrap(
     adapters: dict[str, Model] = {}
     for key, model in named_models(draft, models).items():
         adapters[key] = build(model, f"{title} ({key})")
-    return pair(build(hf, title), tokenizer, adapters, path, ends(hf))
+    return pair(build(hf, title), tokenizer, adapters, path, ends(hf), tokenizers)
 
 
 def named_models(draft: Any, models: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -62,11 +67,12 @@ def pair(
     eos: Sequence[int],
     tokenizers: Mapping[str, PreTrainedTokenizerBase | None] | None = None,
 ) -> LM:
-    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the
-    target's.
+    """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the target's,
+    and it has no other tokenizer.
     """
     draft = models.get("draft")
-    if draft is not None:
+    own = (tokenizers or {}).get("draft")
+    if draft is not None and (own is None or related(own, tokenizer)):
         needed = max(target.vocab, draft.vocab) if tokenizer is None else len(tokenizer)
         if min(draft.vocab, target.vocab) < needed:
             raise BadConfig(
@@ -74,6 +80,30 @@ def pair(
                 "they need one tokenizer"
             )
     return LM(target, tokenizer, models, path, eos, tokenizers)
+
+
+def trim_draft(
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase | None,
+    path: str | Path,
+    eos: Sequence[int],
+) -> Model:
+    """The draft model with rows of the tokens in a file of `foretell trim` alone, and of the ends
+    `eos`. Raises BadFile, or Unsupported where its head cannot be cut.
+    """
+    from foretell.families.decoder import Decoder
+    from foretell.families.trimming import trim
+
+    if not isinstance(model, Decoder):
+        raise Unsupported.missing(
+            "draft_vocab",
+            model.name,
+            "a head that is one matrix",
+            "load it as a transformers folder, or leave draft_vocab out",
+        )
+    kept = trimming.load(path)
+    kept.check(model.vocab, None if tokenizer is None else Text(tokenizer).decode)
+    return trim(model, sorted({*kept.ids, *(token for token in eos if token < model.vocab)}))
 
 
 def ends(hf: PreTrainedModel) -> list[int]:

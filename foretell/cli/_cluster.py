@@ -77,7 +77,9 @@ def travelling(models: ModelOptions) -> ModelOptions:
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     draft = None if models.draft is None else absolute(models.draft)
-    return dataclasses.replace(models, model=absolute(models.model), draft=draft)
+    kept = None if models.draft_vocab is None else str(Path(models.draft_vocab).resolve())
+    model = absolute(models.model)
+    return dataclasses.replace(models, model=model, draft=draft, draft_vocab=kept)
 
 
 # --- batches

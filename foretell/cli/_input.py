@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from foretell.errors import BadConfig
 
@@ -52,3 +52,20 @@ def standard_input(cure: str) -> None:
         raise BadConfig(f"standard input is closed; {cure}")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+def texts_of(sources: Sequence[str]) -> Iterator[str]:
+    """The documents of these sources that are not empty.
+
+    Raises BadConfig for a source that is not there.
+    """
+    from foretell.train.corpus import documents
+
+    for source in sources:
+        try:
+            for _, text in documents(source):
+                if text:
+                    # A .jsonl file may hold half a character, which no tokenizer takes.
+                    yield text.encode("utf-8", "replace").decode()
+        except BadConfig as error:
+            raise BadConfig(str(error).removeprefix("--text ")) from None

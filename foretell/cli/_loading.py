@@ -47,6 +47,7 @@ def load_model(
         lm = foretell.load(
             options.model,
             draft=options.draft,
+            draft_vocab=options.draft_vocab,
             device=options.device,
             dtype=options.dtype,
             exact_bits=executors.exact_bits,

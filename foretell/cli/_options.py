@@ -27,7 +27,16 @@ Model = Annotated[
 ]
 Draft = Annotated[
     str | None,
-    typer.Option(help="A smaller model with the same tokenizer, which drafts; demo has its own."),
+    typer.Option(
+        help="A smaller model that drafts, best one with the same tokenizer; demo has its own."
+    ),
+]
+DraftVocab = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.json",
+        help="Tokens the draft model is cut down to, a file that `foretell trim` wrote.",
+    ),
 ]
 Device = Annotated[
     str | None,
@@ -72,6 +81,7 @@ class ModelOptions:
     dtype: Dtype = "auto"
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
+    draft_vocab: DraftVocab = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from foretell.cli._input import texts_of
 from foretell.cli._loading import load_tokenizer
 from foretell.cli._output import emit, progress_bar, refusals
-from foretell.errors import BadConfig
 
 BATCH = 64  # documents encoded at a time
 
@@ -38,7 +38,7 @@ def datastore(
     coder = load_tokenizer(tokenizer)
 
     def tokens() -> Iterator[list[int]]:
-        rest = _texts(text)
+        rest = texts_of(text)
         while batch := list(itertools.islice(rest, BATCH)):
             coded = coder(batch, add_special_tokens=False, return_attention_mask=False)
             yield from coded["input_ids"]
@@ -61,17 +61,3 @@ def datastore(
         f"{store.nbytes / 1e6:,.1f} MB; use it with --method rest:path={out}"
     )
     return 0
-
-
-def _texts(sources: Sequence[str]) -> Iterator[str]:
-    """The documents of these sources that are not empty."""
-    from foretell.train.corpus import documents
-
-    for source in sources:
-        try:
-            for _, text in documents(source):
-                if text:
-                    # A .jsonl file may hold half a character, which no tokenizer takes.
-                    yield text.encode("utf-8", "replace").decode()
-        except BadConfig as error:
-            raise BadConfig(str(error).removeprefix("--text ")) from None

@@ -84,6 +84,7 @@ class Model:
     device: torch.device
     caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
+    tokenizer: Any = None  # what its texts are made with, where that is known
     usual_executor = "torch"  # who computes its plain jobs
     reads_segments = True  # whether these may begin with rows that others share
     weight_bytes = 0

@@ -111,6 +111,11 @@ class PackedLinear(nn.Module):
             part._matrix = None
         return joined
 
+    def take(self, outputs: torch.Tensor) -> PackedLinear:
+        """A layer of these outputs (n,) alone, in their order."""
+        bias = None if self.bias is None else self.bias[outputs]
+        return PackedLinear(self.packed.take(outputs), bias, self.in_features)
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over: not the structure, which says where this one's weights lie."""
         return {**self.__dict__, "_matrix": None}

@@ -21,6 +21,7 @@ from foretell.core.model import STEP, Model
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.memory.job import Job
+from foretell.ops.words import letters
 
 if TYPE_CHECKING:
     from foretell.core.request import Request
@@ -92,6 +93,7 @@ class Toy(Model):
     ):
         self.name = name
         self.vocab = vocab
+        self.tokenizer = letters(vocab)
         self.context = context
         self.seed = seed
         self.noise = noise
@@ -439,6 +441,7 @@ class ToyRecurrent(Model):
     ):
         self.name = name
         self.vocab = vocab
+        self.tokenizer = letters(vocab)
         self.context = context
         self.seed = seed
         self.noise = noise

@@ -70,6 +70,21 @@ class Packed:
             block = end
         return parts
 
+    def take(self, outputs: torch.Tensor) -> Packed:
+        """The matrix of these outputs (n,) alone, in their order."""
+        missing = -len(outputs) % BLOCK
+        padded = F.pad(outputs, (0, missing), value=int(outputs[-1]))
+        block, place = padded // BLOCK, padded % BLOCK
+        # In every format 4 bytes of each output lie beside those of the next one.
+        lanes = self.weights.view(self.blocks, -1, BLOCK, 4)[block, :, place]
+        weights = lanes.unflatten(0, (-1, BLOCK)).transpose(1, 2).reshape(-1)
+        taken = Packed(self.format, len(outputs), self.inputs, weights)
+        if self.scales is not None:
+            taken.scales = _lanes(self.scales[block, :, place])
+        if self.minima is not None:
+            taken.minima = _lanes(self.minima[block, :, place])
+        return taken
+
     @staticmethod
     def join(parts: list[Packed]) -> Packed:
         """One matrix for several with the same inputs; all but the last have multiples of 16."""
@@ -205,6 +220,11 @@ def _beside(values: torch.Tensor, missing: int) -> torch.Tensor:
     """(N, G) -> (blocks, G, 16)."""
     padded = F.pad(values.half(), (0, 0, 0, missing))
     return padded.view(-1, BLOCK, values.shape[1]).transpose(1, 2).contiguous()
+
+
+def _lanes(values: torch.Tensor) -> torch.Tensor:
+    """(N, G), N a multiple of 16 -> (blocks, G, 16)."""
+    return values.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous()
 
 
 def pack_bfloat16(weight: torch.Tensor) -> Packed:

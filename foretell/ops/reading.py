@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from foretell.errors import Unsupported
 from foretell.ops.rows import resized
+from foretell.ops.words import related
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -18,11 +20,19 @@ class DraftReader:
     """Whether a draft model can read the request's text, and its rows in the target's vocabulary.
 
     Relatives pad their vocabularies to different sizes: a text may be beyond the smaller one.
+    Raises Unsupported for a model that is no relative, whose tokens mean something else.
     """
 
     def __init__(self, ctx: Context, name: str = "draft"):
         self.name = name
         self.model = ctx.models[name]
+        if not related(self.model.tokenizer, ctx.models["target"].tokenizer):
+            raise Unsupported.missing(
+                ctx.request.name,
+                self.model.name,
+                "the target's tokenizer, and it has another",
+                "use cross-text or cross-vocab, which translate",
+            )
         self.vocab = ctx.models["target"].vocab
         self.known = 0  # tokens of the text that are sure to be in the draft model's vocabulary
 

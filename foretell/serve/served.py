@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 from foretell import registry
 from foretell.cards import card, guarantee
 from foretell.core.strategy import Speculative, Strategy
+from foretell.ops.words import bytes_of
 
 if TYPE_CHECKING:
     from foretell.api import LM
-
-BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how tokenizers with byte fallback write a byte
-SPACE = "\u2581"  # how they write a space
 
 
 class Served:
@@ -64,31 +61,13 @@ class Served:
             return b""
         if token in tokenizer.added_tokens_decoder:
             return str(piece).encode()
-        if self._byte_level:
-            table = _byte_table()
-            if all(c in table for c in piece):
-                return bytes(table[c] for c in piece)
-        found = BYTE.fullmatch(piece)
-        if found:
-            return bytes([int(found[1], 16)])
-        return str(piece).replace(SPACE, " ").encode()
+        return bytes_of(str(piece), self._byte_level)
 
     @cached_property
     def _byte_level(self) -> bool:
         """Whether the tokenizer writes every byte as a character of its own."""
         backend: Any = getattr(self.lm.tokenizer, "backend_tokenizer", None)
         return backend is not None and "ByteLevel" in repr(backend.decoder)
-
-
-@cache
-def _byte_table() -> dict[str, int]:
-    """The byte of each character by which byte-level tokenizers write it, as GPT-2 began it: bytes
-    that are seen stand for themselves, the others follow behind character 255.
-    """
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in seen}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return table | {chr(256 + place): byte for place, byte in enumerate(hidden)}
 
 
 def strategy_guarantee(name: str, strategy: Strategy) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.engine import Engine
+from foretell.core.live import Live, Task
+from foretell.core.messages import handle
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from tests import laws
 
 DRAFTERS = laws.claiming("exact", "greedy", "bounded", "lossy")
@@ -23,22 +24,27 @@ MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "look
 
 
 def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> TokenTree:
-    """One draft; its asks are answered by hand."""
+    """One draft; its asks are answered by hand, other messages by the engine."""
     steps = strategy.drafter.steps(ctx, state, budget)
-    caches: dict[str, Cache] = {}
-    reply: Reply | None = None
+    engine: Any = ctx.engine
+    live = Live(0, ctx, Task(steps), 0.0)
+    live.next_branch = 1 + max(ctx.branches)
+    reply: Any = None
     while True:
         try:
             ask = steps.send(reply)
         except StopIteration as end:
             assert isinstance(end.value, TokenTree)
             return end.value
-        assert isinstance(ask, Ask)
-        model = ctx.models[ask.model]
-        cache = caches.setdefault(ask.model, model.cache())
-        job, _ = cache.prepare(ask, ctx.tokens, 999)
-        with torch.inference_mode():
-            reply = model.forward([job])[0]
+        if isinstance(ask, Ask):
+            tokens = ctx.branches[ask.branch].tokens
+            cache = engine.cache_of(live, ask.model, ask.branch)
+            job, _ = cache.prepare(ask, tokens, len(tokens))
+            with torch.inference_mode():
+                reply = ctx.models[ask.model].forward([job])[0]
+        else:
+            handle(engine, live, live.root, ask)
+            reply = live.root.answer
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -14,6 +14,7 @@ import torch
 from foretell.core.model import Model
 from foretell.families.decoder import Decoder
 from foretell.families.packed import PackedEmbedding, PackedLinear, weight_sizes
+from foretell.families.trimming import Trimmed
 
 READ = 1 << 28  # bytes that measuring the memory's speed reads
 WIDE = 1 << 25  # bytes from which on the measured matrix has wide rows
@@ -80,6 +81,8 @@ def weight_bytes(model: Model | None) -> int | None:
     An upper bound for a mixture of experts, and for a forward of some layers. None where the model
     does not show its weights.
     """
+    if isinstance(model, Trimmed):
+        model = model.base
     if not isinstance(model, Decoder):
         known: int | None = getattr(model, "weight_bytes", None)
         return known
@@ -95,6 +98,8 @@ def weight_bytes(model: Model | None) -> int | None:
 
 def held_bytes(model: Model | None) -> int:
     """Bytes of all its weights, each tensor once; of a .gguf file, those that a forward reads."""
+    if isinstance(model, Trimmed):
+        model = model.base
     if not isinstance(model, Decoder):
         return weight_bytes(model) or 0
     return sum(weight_sizes(model.hf).values())

@@ -1,0 +1,103 @@
+"""`foretell trim`: chooses the tokens that a draft model's head keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli._input import texts_of
+from foretell.cli._loading import load_model
+from foretell.cli._options import ModelOptions
+from foretell.cli._output import check_writable, emit, progress_bar, show, table
+from foretell.errors import BadConfig, Unsupported
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+    from foretell.ops.trimming import Ranking
+
+
+def trim(
+    text: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXT...", help="`stdlib`, folders, .jsonl or text files."),
+    ],
+    models: ModelOptions,
+    out: Annotated[Path, typer.Option(metavar="FILE.json", help="The file to write.")],
+    answers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Let the model continue each text by so many tokens, and count those alone.",
+        ),
+    ] = 0,
+    prompt: Annotated[
+        int, typer.Option(min=1, help="Tokens of each text that the model continues.")
+    ] = 256,
+    alpha: Annotated[
+        float, typer.Option(help="What coverage counts, against the share of work that is saved.")
+    ] = 0.5,
+    coverage: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the counted tokens kept at least.")
+    ] = 0.95,
+    size: Annotated[int, typer.Option(min=0, help="Tokens to keep; 0: as many as pay.")] = 0,
+) -> int:
+    """Choose the tokens that a draft model's head keeps, by how often texts have them."""
+    if not 0 < alpha <= 1:
+        raise BadConfig.field("--alpha", alpha, "above 0 and at most 1")
+    check_writable("--out", out)
+    if models.draft_vocab is not None:
+        raise BadConfig("--draft-vocab: the draft model is cut down already; leave it out")
+    from foretell.families.decoder import Decoder
+    from foretell.families.trimming import head_share
+    from foretell.ops import trimming
+
+    lm = load_model(models, profile=False)
+    draft = lm.models.get("draft")
+    if not isinstance(draft, Decoder):
+        name = models.model if draft is None else draft.name
+        cure = "give --draft"
+        raise Unsupported.missing("foretell trim", name, "a draft model of transformers", cure)
+    counts = trimming.counts_of(_tokens(lm, text, answers, prompt), draft.vocab)
+    ranking = trimming.Ranking(counts, _always(lm, draft.vocab), head_share(draft))
+    chosen = size or ranking.best(alpha, coverage)
+    if not ranking.least <= chosen <= ranking.vocab:
+        allowed = f"{ranking.least} (special tokens) to {ranking.vocab}, or 0"
+        raise BadConfig.field("--size", size, allowed)
+    rows = ranking.table(alpha, chosen)
+    trimming.save(out, ranking.kept(chosen), ranking.vocab, lm.decode, rows)
+    _print(ranking, rows, chosen)
+    emit(f"{out}: {chosen:,} of {ranking.vocab:,} tokens; use it with --draft-vocab {out}")
+    return 0
+
+
+def _tokens(lm: LM, sources: Sequence[str], answers: int, prompt: int) -> Iterator[list[int]]:
+    """The tokens to count: of the texts themselves, or of what the model writes behind each."""
+    with progress_bar() as progress:
+        bar = progress.add_task("answering" if answers else "reading", total=None)
+        for done, text in enumerate(texts_of(sources), 1):
+            ids = lm.encode(text, special=False)
+            if answers:
+                ids = lm.generate(ids[:prompt], max_new_tokens=answers).tokens
+            yield ids
+            progress.update(bar, completed=done)
+
+
+def _always(lm: LM, vocab: int) -> set[int]:
+    """The ends of texts and the tokenizer's special tokens."""
+    tokenizer: Any = lm.tokenizer
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {token for token, what in added.items() if what.special}
+    return {token for token in special | {*lm.engine.eos} if token < vocab}
+
+
+def _print(ranking: Ranking, rows: Sequence[dict[str, float]], chosen: int) -> None:
+    sizes = table("tokens", "covers", "saves", "worth", "")
+    for row in rows:
+        figures = [f"{row[name]:.1%}" for name in ("coverage", "saved")]
+        mark = "chosen" if row["size"] == chosen else ""
+        sizes.add_row(f"{row['size']:,}", *figures, f"{row['utility']:.4f}", mark)
+    show(f"{ranking.total:,} tokens counted", soft_wrap=True)
+    show(sizes)
