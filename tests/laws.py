@@ -569,16 +569,17 @@ def check_close(strategy: Strategy, temperature: float, tokens: int = 10, vocab:
             live = engine.add(Request([1, 2, 3, 1, 2], strategy, sampling))
             for _ in range(count):
                 engine.step()
-            caches, text = dict(live.caches), list(live.ctx.tokens)
+            caches = dict(live.caches)
+            texts = {name: list(branch.tokens) for name, branch in live.ctx.branches.items()}
             if not engine.live:
                 break
             engine.end(live)
             assert caches and not live.caches and not engine.live, (
                 "a closed request is still in the engine"
             )
-            for (name, _), held in caches.items():
+            for (name, branch), held in caches.items():
                 assert held.sharers == [0], "a closed request still holds rows"
-                check_cache(held, models[name], text)
+                check_cache(held, models[name], texts[branch])
         assert count > 3, "it ended before it could be interrupted"
 
 
@@ -708,7 +709,7 @@ def rules_for(spec: str, exact: bool | None = True) -> list[str]:
                 generate(
                     strategy,
                     PROMPT,
-                    Setting(Sampling(temperature=1.0, max_new_tokens=10)),
+                    Setting(Sampling(temperature=1.0, max_new_tokens=30)),
                     world(strategy),
                 )
             except BadConfig as error:

@@ -87,6 +87,10 @@ class Ahead(Context):
     def __deepcopy__(self, memo: dict[int, Any]) -> Ahead:
         return self
 
+    def scoped(self, owner: Any) -> Context:
+        """What is learnt of the draft model is kept apart from what is learnt of the target."""
+        return super().scoped((self.owner, owner))
+
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
         stored = super().shared(make, name)
         self.uncopied[id(stored)] = stored

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.context import Context
+from foretell.core.context import Branch, Context
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Reply, Sampling
+from foretell.core.types import Ask, Commit, Kept, Open, Reply, Sampling
 from foretell.families.toy import Toy
 from tests import laws
 
@@ -23,19 +23,33 @@ MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "look
 
 
 def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> TokenTree:
-    """One draft; asks of the draft model are answered by hand."""
+    """One draft; asks of the draft model are answered by hand, on branches of its own too."""
     steps = strategy.drafter.steps(ctx, state, budget)
-    reply = None
+    answer: Any = None
     while True:
         try:
-            ask = steps.send(reply)
+            message = steps.send(answer)
         except StopIteration as end:
             assert isinstance(end.value, TokenTree)
             return end.value
-        model = ctx.models[ask.model]
+        if isinstance(message, Open):
+            answer = len(ctx.branches)
+            limit = ctx.models[message.model].context
+            ctx.branches[answer] = Branch(list(message.tokens), [], ctx.sampler, limit, True)
+            continue
+        if isinstance(message, Commit):
+            branch = ctx.branches[message.branch]
+            branch.tokens += message.tokens
+            branch.output += message.tokens
+            answer = Kept(message.tokens, None)
+            continue
+        assert isinstance(message, Ask)
+        model = ctx.models[message.model]
         assert isinstance(model, Toy)
-        nodes = list(range(len(ask.tree)) if ask.rows is None else ask.rows)
-        reply = Reply(model.score(ctx.tokens, ask.tree)[nodes], {}, nodes)
+        tree = message.tree
+        nodes = list(range(len(tree)) if message.rows is None else message.rows)
+        rows = model.score(ctx.branches[message.branch].tokens, tree)[nodes]
+        answer = Reply(rows, {}, nodes)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
