@@ -22,7 +22,7 @@ from foretell.core.strategy import Speculative
 from foretell.errors import ForetellError
 from foretell.measure.profiling import folder, traits
 from foretell.registry import kind_of
-from foretell.spec import pieces, resolve
+from foretell.spec import given, pieces, resolve
 
 SCHEMA = "foretell.tune/2"
 LARGEST = 1e6  # of a ratio of speeds, or of seconds; a file that says more is wrong
@@ -128,7 +128,9 @@ def objection(spec: str) -> str | None:
     """
     try:
         for piece in pieces(spec):
-            if reason := _option_objection(piece):
+            kind_of(piece.partition(":")[0])
+        for method, option, value in given(spec):
+            if reason := _option_objection(method, option, value):
                 return reason
         name, strategy = resolve(spec)
         if guarantee(name) != "exact":
@@ -143,17 +145,13 @@ def objection(spec: str) -> str | None:
     return None
 
 
-def _option_objection(piece: str) -> str | None:
-    """What is wrong with the options of one part of `a:x=1+b`, none of which has been used yet."""
-    name, _, options = piece.partition(":")
-    kind = kind_of(name)
-    defaults = card(name, kind).defaults
-    for option in options.split(","):
-        key, _, value = (part.strip() for part in option.partition("="))
-        if key == "rule":
-            return "it has a rule of its own"
-        if isinstance(defaults.get(key), str) or value.startswith("@"):
-            return f"its option {key} names a file"
+def _option_objection(method: str, option: str, value: str) -> str | None:
+    """What is wrong with an option of a method, which has not been used yet."""
+    if option == "rule":
+        return "it has a rule of its own"
+    default = card(method, kind_of(method)).defaults.get(option)
+    if isinstance(default, str) or value.startswith("@"):
+        return f"its option {option} names a file"
     return None
 
 

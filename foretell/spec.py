@@ -6,15 +6,17 @@ whose own fields may follow) and `nodes` (how many to draft): `token-recycling:n
 joined by `+` share one tree, and `rule` and `nodes` come after the last:
 `ngram:k=8+token-recycling:nodes=16`. A field that holds numbers takes them with spaces between:
 `rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.text.TokenIds), it may be a text
-file instead: `input-guided:source=@essay.txt`. Booleans are 1, true, yes, on or 0, false, no, off.
+file instead: `input-guided:source=@essay.txt`. One that holds a drafter takes a spec, in
+parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`. Booleans are 1, true,
+yes, on or 0, false, no, off.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.registry import kind_of, load, names
@@ -52,10 +54,15 @@ def build(name: str, kind: str, options: dict[str, str], encode: Encode | None =
 
 def _value(field: str, kind: Any, text: str, encode: Encode | None) -> Any:
     """A field's value from its text. Raises BadConfig."""
+    # Imported here, since checking a name must not import torch; who has fields has imported it.
+    from foretell.core.drafter import Drafter
+
     if kind == TokenIds:
         return tokens(field, text, encode)
     if kind == tuple[int, ...]:
         return whole_numbers(field, text, "whole numbers with spaces between, as in 3 2 1")
+    if Drafter in get_args(kind):
+        return _inner(field, text, encode)
     if kind is bool:
         if text.lower() not in YES + NO:
             raise BadConfig.field(field, text, f"one of {', '.join(YES + NO)}")
@@ -72,6 +79,18 @@ def whole_numbers(field: str, text: str, allowed: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.strip("()").split())
     except ValueError:
         raise BadConfig.field(field, text, allowed) from None
+
+
+def _inner(field: str, text: str, encode: Encode | None) -> Drafter:
+    """The drafter that a field names. Raises BadConfig."""
+    from foretell.core.strategy import Speculative
+
+    _, strategy = resolve(unwrapped(text), encode)
+    if not isinstance(strategy, Speculative):
+        raise BadConfig.field(field, text, "a drafter, such as ngram or (ngram:n=2,k=8)")
+    if strategy.rule != own_rule(strategy.drafter) or strategy.nodes:
+        raise BadConfig(f"{field}={text}: rule and nodes are for the whole method; leave them out")
+    return strategy.drafter
 
 
 def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
@@ -98,12 +117,48 @@ def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
     return tuple(encode(content))
 
 
+def split(text: str, mark: str) -> list[str]:
+    """The parts of a text between marks, of which those in a value in parentheses divide nothing.
+
+    Raises BadConfig where a parenthesis is not closed.
+    """
+    parts = []
+    start = depth = 0
+    for place, letter in enumerate(text):
+        if letter == "(" and (depth or text[place - 1 : place] == "="):
+            depth += 1
+        elif letter == ")" and depth:
+            depth -= 1
+        elif letter == mark and not depth:
+            parts.append(text[start:place])
+            start = place + 1
+    if depth:
+        raise BadConfig(f"{text!r}: a parenthesis is not closed; write one more ')'")
+    return [*parts, text[start:]]
+
+
+def unwrapped(value: str) -> str:
+    """A field's value without parentheses around it."""
+    return value[1:-1] if value.startswith("(") and value.endswith(")") else value
+
+
+def given(spec: str) -> Iterator[tuple[str, str, str]]:
+    """(method, field, value) of all that a spec says, the specs within it included."""
+    for piece in pieces(spec):
+        name, _, fields = piece.partition(":")
+        for field in filter(None, split(fields, ",")):
+            key, _, value = field.partition("=")
+            yield name, key.strip(), value.strip()
+            if ":" in value:
+                yield from given(unwrapped(value.strip()))
+
+
 def pieces(spec: str) -> list[str]:
     """The parts of `a+b:x=1`. A + in the path of a file (`source=@a+b.txt`, `path=./a+b`) joins
     nothing.
     """
     parts: list[str] = []
-    for piece in spec.split("+"):
+    for piece in split(spec, "+"):
         last_value = parts[-1].rpartition(",")[2].partition("=")[2] if parts else ""
         in_path = last_value.startswith("@") or "/" in last_value
         if in_path and piece.partition(":")[0] not in names("drafter"):
@@ -164,7 +219,7 @@ def own_rule(drafter: Drafter) -> Rule | None:
 def _options(spec: str, fields: str) -> dict[str, str]:
     """`n=3,k=10` as a dict."""
     options = {}
-    for part in filter(None, fields.split(",")):
+    for part in filter(None, split(fields, ",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")

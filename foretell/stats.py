@@ -72,7 +72,8 @@ class Stats:
             self.ttft_s = elapsed
         self.drafts += commit.drafted > 0
         self.drafted += commit.drafted
-        self.accepted += sum(source != "target" for source in commit.sources[:kept])
+        if commit.drafted:
+            self.accepted += sum(source != "target" for source in commit.sources[:kept])
         for depth, accepted in commit.tested:
             while len(self.by_depth) < depth:
                 self.by_depth.append([0, 0])

@@ -721,7 +721,7 @@ def rules_for(spec: str, exact: bool | None = True) -> list[str]:
                 generate(
                     strategy,
                     PROMPT,
-                    Setting(Sampling(temperature=1.0, max_new_tokens=10)),
+                    Setting(Sampling(temperature=1.0, max_new_tokens=30)),
                     world(strategy),
                 )
             except BadConfig as error:

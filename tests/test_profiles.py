@@ -158,6 +158,7 @@ def test_auto_may_stand_for_what_is_exact_and_decides_by_cost(spec: str) -> None
         ("rest: path=store.safetensors", "its option path names a file"),
         ("ngram+rest:path=a/b+suffix", "its option path names a file"),
         ("rest:path=a/b+suffix", "its option path names a file"),
+        ("cascade:inner=(rest:path=a)", "its option path names a file"),
         ("input-guided:source=@secrets.txt", "its option source names a file"),
         ("input-guided:source= @secrets.txt", "its option source names a file"),
         ("ngram:n=@secrets.txt", "its option n names a file"),

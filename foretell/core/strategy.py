@@ -101,16 +101,16 @@ class Speculative(Strategy):
 
 
 def settle(
-    ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk
+    ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk, source: str = "target"
 ) -> Generator[Message, Any, tuple[Outcome, Kept]]:
-    """Verifies `tree` by the rows of all its nodes and commits what was accepted."""
+    """Verifies `tree` by the rows of all its nodes, which are `source`'s; commits what it kept."""
     target = Target(reply.logits, ctx.sampler, ctx.output, tree)
     outcome: Outcome = rule(tree, target, ctx.rng, len(ctx.output))
     tokens = [tree.tokens[node] for node in outcome.path]
     sources = [tree.sources[node] for node in outcome.path]
     if outcome.token is not None:
         tokens.append(outcome.token)
-        sources.append("target")
+        sources.append(source)
     tested = [(tree.depths[node], accepted) for node, accepted in outcome.tested]
     rows = reply.logits
     if ctx.sampler.sampling.logprobs is not None:

@@ -86,6 +86,10 @@ class Snapshot(Generic[K, V]):
         self.kept: dict[K, V] = {}  # seen by this snapshot, but in the table no more
         self.written: dict[K, V] = {}  # by its owner
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Snapshot[K, V]:
+        """A copy of its reader reads the same."""
+        return self
+
     def get(self, key: K) -> V | None:
         if key in self.written:
             return self.written[key]

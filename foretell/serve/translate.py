@@ -16,7 +16,7 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import pieces
+from foretell.spec import given
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -261,14 +261,11 @@ def _method(request: Request, default: str) -> str:
     if request.method is None:
         return "auto" if request.speculation == "on" and default == "plain" else default
     spec = request.method
-    for piece in pieces(spec) if spec != "auto" else ():
-        for field in piece.partition(":")[2].split(","):
-            name, _, value = field.partition("=")
-            value = value.strip()
-            if "@" in value or "/" in value or "\\" in value or name.strip() == "path":
-                raise _refused_method(f"{name.strip()}: files of the server cannot be named")
-            if _above(value, LARGEST_FIELD):
-                raise _refused_method(f"{field.strip()}: at most {LARGEST_FIELD} over HTTP")
+    for _, name, value in given(spec) if spec != "auto" else ():
+        if "@" in value or "/" in value or "\\" in value or name == "path":
+            raise _refused_method(f"{name}: files of the server cannot be named")
+        if _above(value, LARGEST_FIELD):
+            raise _refused_method(f"{name}={value}: at most {LARGEST_FIELD} over HTTP")
     return spec
 
 

@@ -32,18 +32,18 @@ def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> Tok
     reply: Any = None
     while True:
         try:
-            ask = steps.send(reply)
+            message = steps.send(reply)
         except StopIteration as end:
             assert isinstance(end.value, TokenTree)
             return end.value
-        if isinstance(ask, Ask):
-            tokens = ctx.branches[ask.branch].tokens
-            cache = engine.cache_of(live, ask.model, ask.branch)
-            job, _ = cache.prepare(ask, tokens, len(tokens))
+        if isinstance(message, Ask):
+            tokens = ctx.branches[message.branch].tokens
+            cache = engine.cache_of(live, message.model, message.branch)
+            job, _ = cache.prepare(message, tokens, len(tokens))
             with torch.inference_mode():
-                reply = ctx.models[ask.model].forward([job])[0]
+                reply = ctx.models[message.model].forward([job])[0]
         else:
-            handle(engine, live, live.root, ask)
+            handle(engine, live, live.root, message)
             reply = live.root.answer
 
 

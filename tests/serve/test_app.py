@@ -231,6 +231,7 @@ def test_status_is_for_people_who_watch(client: httpx.Client) -> None:
         ("/v1/completions", {"min_tokens": 99}, "min_tokens"),
         ("/v1/completions", {"method": "sufix"}, "method"),
         ("/v1/completions", {"method": "rest:path=/etc/passwd"}, "method"),
+        ("/v1/completions", {"method": "cascade:inner=(rest:path=passwd)"}, "method"),
         ("/v1/completions", {"method": "input-guided:source=@/etc/passwd"}, "method"),
         ("/v1/completions", {"method": "ngram:n=10001"}, "method"),
         ("/v1/completions", {"method": "ngram:n=x"}, "method"),

@@ -1,0 +1,97 @@
+"""Two models write in turn: the small one where the text is easy, the large one where it is not.
+
+A token comes from the model that is active, by plain decoding. The entropy of each row that a token
+came from, in bits and before any option, goes into a window of the last few. Where their mean
+reaches `tau` the large model, the target, becomes active, below it the small one, the draft model;
+but only `dwell` tokens or more after the last change. The model that takes over first takes in what
+the other has written meanwhile. Which of them wrote a token is told with it (`Output.draft`). With
+tau=-inf the large model writes everything, with tau=inf the small one.
+
+Paper: Simonds, Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference,
+arXiv:2502.06833
+Guarantee: lossy: what the small model writes is its own, and never looked at by the large one
+Cost: target 1 at most, draft 1 at most
+Needs: a draft model with the target's tokenizer
+Trains: nothing
+Differs:
+- tau is to be found for each pair of models, the paper tries many; 1 bit is no more than a start
+- it begins with the small model, with the large one where tau is 0 or less; the text's beginning
+counts as a change
+- a mean of exactly tau calls for the large model, where the paper allows either
+- where the small model cannot go on (its context is full, or its vocabulary lacks a token of the
+text) the large one does, however long ago the last change was
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.source import source_of
+from foretell.core.strategy import Strategy, settle
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Reply, Steps
+from foretell.errors import BadConfig
+from foretell.ops.reading import DraftReader
+
+
+@dataclass(frozen=True)
+class EntropySwitch(Strategy):
+    """`window` and `dwell` count tokens."""
+
+    tau: float = 1.0  # bits, the mean entropy from which on the large model writes
+    window: int = 5  # entropies that the mean is of
+    dwell: int = 10  # tokens that a model writes at least before the other does
+
+    models = ("draft",)
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.tau):
+            raise BadConfig.field("entropy-switch:tau", self.tau, "a number of bits, inf or -inf")
+        for name in ("window", "dwell"):
+            value = getattr(self, name)
+            if not 1 <= value <= 100_000:
+                raise BadConfig.field(f"entropy-switch:{name}", value, "between 1 and 100000")
+
+    def run(self, ctx: Context) -> Steps:
+        source = source_of(ctx.request)
+        state = yield from source.start(ctx)
+        reader = DraftReader(ctx)
+        entropies: deque[float] = deque(maxlen=self.window)
+        small = self.tau > 0
+        since_change = 0
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            if small and not can_write(reader, ctx):
+                small = False
+                since_change = 0
+            if small:
+                reply: Reply = yield Ask(tree, "draft", ctx.branch)
+                entropies.append(entropy(reply.logits[0]))
+                reply = replace(reply, logits=torch.stack(reader.rows(reply)))
+            else:
+                reply = yield from source.read(ctx, state, tree, ())
+                entropies.append(entropy(reply.logits[0]))
+            writer = "draft" if small else "target"
+            _, kept = yield from settle(ctx, tree, reply, source=writer)
+            if kept.reason:
+                return
+            since_change += 1
+            easy = sum(entropies) / len(entropies) < self.tau
+            if easy != small and since_change >= self.dwell:
+                small = easy
+                since_change = 0
+
+
+def can_write(reader: DraftReader, ctx: Context) -> bool:
+    """Whether the draft model can read the text and has room for it."""
+    return len(ctx.tokens) <= reader.model.context and reader.can_read(ctx.tokens)
+
+
+def entropy(row: torch.Tensor) -> float:
+    """Of a row of logits (V,), in bits."""
+    return float(torch.special.entr(row.softmax(-1)).sum()) / math.log(2)
