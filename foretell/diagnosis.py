@@ -80,8 +80,12 @@ def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> M
         layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
     else:
         from foretell.families.decoder import Decoder
+        from foretell.families.seq2seq import EncoderDecoder
 
         family = type(model).__name__.lower()
+        if isinstance(model, EncoderDecoder):
+            family = model.config.model_type
+            loop = True
         if isinstance(model, Decoder):
             family = model.config.model_type
             loop = model.loop is not None

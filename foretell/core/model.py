@@ -7,6 +7,8 @@ cache's rows under the job's mask. What a model can do is asked of `caps`:
     tree    branching jobs          rows      logits that a drafter can learn from
     taps    hidden states           layers    layer subsets, entry with given states
     rollback  any scratch rows can be forgotten; else (recurrent states) chains only
+    source  it reads a request's inputs["source"], token ids, beside the text
+    blocks  the nodes of a tree, which is a block then, see each other
 """
 
 from __future__ import annotations
