@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
+from foretell.cli._settings import settings as settings_of
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -19,32 +19,8 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "train" / "lm.py"
 
 
-def _settings(path: Path, name: str) -> Any:
-    """A dataclass with the fields of the one in that file, read from its text: importing it would
-    import torch. The comment after a field becomes the option's help.
-    """
-    text = path.read_text("utf-8")
-    lines = text.splitlines()
-    (body,) = (
-        node.body
-        for node in ast.parse(text).body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    )
-    fields = []
-    for node in body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        assert node.value is not None, f"{name}.{node.target.id} needs a default"
-        default = ast.literal_eval(node.value)
-        comment = lines[(node.end_lineno or 1) - 1].partition("#")[2].strip()
-        kind: Any = type(default)
-        option: Any = Annotated[kind, typer.Option(help=comment)]
-        fields.append((node.target.id, option, dataclasses.field(default=default)))
-    return dataclasses.make_dataclass(name, fields, frozen=True)
-
-
 if not TYPE_CHECKING:
-    Settings = _settings(SOURCE, "TrainLM")
+    Settings = settings_of(SOURCE, "TrainLM")
 
 
 def lm(
