@@ -37,7 +37,14 @@ from foretell.policy.checks import models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan
-from foretell.prompting import Text, check_names, per_prompt, split_prompts, split_terms
+from foretell.prompting import (
+    Text,
+    check_names,
+    per_prompt,
+    placed,
+    split_prompts,
+    split_terms,
+)
 from foretell.spec import AUTO, QUICK, STEP, resolve
 from foretell.stats import Stats
 from foretell.status import troubles
@@ -302,22 +309,26 @@ class LM:
             ids = self.prompt_ids(prompt)
         except ForetellError as error:
             return error
+        begin, inputs = placed(self.models["target"], ids)
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):
             one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
-            requests.append(Request(ids, strategy, one, name, text, **terms))
-            requests[-1].trace = Steps() if traced else None
+            request = Request(begin, strategy, one, name, text, inputs=inputs, **terms)
+            requests.append(request)
+            request.trace = Steps() if traced else None
         return requests
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:
         """The same, or why the prompt cannot be used. Raises where its arguments cannot be."""
         engine = self.engine
         try:
-            models_for(engine, Request(requests[0].prompt, resolve("plain")[1]))
+            first = requests[0]
+            plain = Request(first.prompt, resolve("plain")[1], inputs=first.inputs)
+            models_for(engine, plain)
         except ForetellError as error:
             return error
-        Context(engine, requests[0], models_for(engine, requests[0]))
+        Context(engine, first, models_for(engine, first))
         return requests
 
     # --- methods and what they cost

@@ -80,10 +80,14 @@ def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> M
         layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
     else:
         from foretell.families.decoder import Decoder
+        from foretell.families.seq2seq import EncoderDecoder
         from foretell.families.trimming import Trimmed
 
         inner = model.base if isinstance(model, Trimmed) else model
         family = type(inner).__name__.lower()
+        if isinstance(inner, EncoderDecoder):
+            family = inner.config.model_type
+            loop = True
         if isinstance(inner, Decoder):
             family = inner.config.model_type
             loop = inner.loop is not None

@@ -22,7 +22,7 @@ from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import resolve
-from foretell.folders import check_files, check_keys
+from foretell.folders import check_files
 from foretell.native import library
 from foretell.ops.memory import trim
 from foretell.runtimes import registry
@@ -230,7 +230,10 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.seq2seq import EncoderDecoder
 
+    if hf.config.is_encoder_decoder:
+        return EncoderDecoder(hf, name), ()
     kind = hf.device.type
     refusals: Refusals = ()
     for executor, runtime in registry.whole(hf, kind, options.executor):
@@ -395,9 +398,12 @@ def _model(
     name: str, options: _Options, revision: str | None
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import GgufConfig
 
-    from foretell.families.smoothing import narrow  # of transformers' models, as those
+    # Of transformers' models, as that.
+    from foretell.families.classes import check_keys, class_of
+    from foretell.families.seq2seq import check_plain
+    from foretell.families.smoothing import narrow
 
     dtype: Any = DTYPES.get(options.dtype, "auto")
     if options.dtype in WHOLE_NUMBERS:  # bfloat16: what is not a linear layer's weights
@@ -428,14 +434,15 @@ def _model(
             arguments["revision"] = revision
             cure = "check the id and the connection, or give a local folder"
     try:
-        hf, report = AutoModelForCausalLM.from_pretrained(
-            place, output_loading_info=True, **arguments
-        )
+        kind = class_of(place, arguments)
+        hf, report = kind.from_pretrained(place, output_loading_info=True, **arguments)
     except Exception as error:  # transformers raises nearly anything here
         if "trust_remote_code" in str(error):
             cure = "pass trust_remote_code=True if you trust its code"
         raise BadModel(f"{name}: cannot be loaded ({first_line(error)}); {cure}") from error
     check_keys(name, report)
+    if hf.config.is_encoder_decoder:
+        check_plain(name, options.exact_bits, options.executor, options.dtype)
     if options.dtype in WHOLE_NUMBERS and not narrow(hf, options.dtype):
         what = f"dtype={options.dtype!r}"
         raise Unsupported.missing(what, name, "torch's linear layers", "use bfloat16")

@@ -21,6 +21,8 @@ from foretell.policy.constraint import form_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from foretell.core.model import Model
+
 FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
 # prompt.
@@ -54,6 +56,17 @@ def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
         if token_id(item) is None and not isinstance(item, Mapping):
             return list(prompt), True
     return [prompt], False
+
+
+def placed(target: Model, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
+    """A user's prompt as the `prompt` and the `inputs` of a request.
+
+    To a model that reads a source the prompt is the source, and the text begins with its start.
+    """
+    if "source" not in target.caps:
+        return ids, {}
+    reader: Any = target
+    return list(reader.start), {"source": tuple(ids)}
 
 
 def per_prompt(name: str, value: Any, count: int, many: bool) -> list[Any]:
@@ -244,7 +257,7 @@ class Text:
             elif isinstance(entry, str):
                 # It is meant wherever it stands: at the start of a text and after a space.
                 forms = dict.fromkeys((entry, " " + entry.lstrip(" ")))
-                sequences += [self.encode(form) for form in forms]
+                sequences += [self.encode(form, special=False) for form in forms]
             elif isinstance(entry, list | tuple):
                 sequences.append([_as_python(token) for token in entry])
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,14 @@ def wrap(
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.seq2seq import EncoderDecoder, check_plain
 
-    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
+    def build(model: PreTrainedModel, title: str) -> Model:
+        if model.config.is_encoder_decoder:
+            check_plain(title, exact_bits=exact_bits)
+            return EncoderDecoder(model, title)
+        return ExactDecoder(model, title) if exact_bits else Decoder(model, title, blocks)
+
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     adapters: dict[str, Model] = {}
     for key, model in named_models(draft, models).items():

@@ -63,7 +63,8 @@ class Context:
         self.request = request
         self.models = models
         self.costs = engine.costs_of(target)
-        self.stats = Stats(prompt_tokens=len(request.prompt))
+        read = len(request.prompt) + len(request.inputs.get("source", ()))
+        self.stats = Stats(prompt_tokens=read)
         self.owner: Any = request.strategy  # whose stores `shared` gives
         # Hidden states of the target that its caches keep, for models that feed on them.
         asked = {name for part in request.parts for name in part.models}

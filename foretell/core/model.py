@@ -8,6 +8,8 @@ cache's rows under the job's mask. What a model can do is asked of `caps`:
     taps    hidden states           layers    layer subsets, entry with given states
     parts   the halves of a layer, attention and MLP, each alone
     rollback  any scratch rows can be forgotten; else (recurrent states) chains only
+    source  it reads a request's inputs["source"], token ids, beside the text
+    blocks  the nodes of a tree, which is a block then, see each other
 """
 
 from __future__ import annotations

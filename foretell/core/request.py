@@ -56,7 +56,7 @@ class Request:
     priority: int = 0  # higher ones run first
     deadline: float = math.inf  # by time.perf_counter(), when it ends done or not
     rng: Door | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: encoder states, images
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: a source, images
     source: RowSource | None = None  # where the target's rows come from; None: from the target
     policy: CachePolicy | None = None  # of the target's caches
     prefix: Segment | None = None  # rows of the prompt's first tokens, made before

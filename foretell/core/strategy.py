@@ -76,7 +76,8 @@ class Speculative(Strategy):
         ctx = ctx.scoped(self.drafter)
         # Where another draft would mean other samples, measured time decides nothing: a seed gives
         # its tokens again.
-        ctx.timed = not self.nodes and (ctx.sampler.greedy or not (self.drafter.draws or self.rule))
+        settled = ctx.sampler.greedy and (self.rule is None or self.rule.greedy)
+        ctx.timed = not self.nodes and (settled or not (self.drafter.draws or self.rule))
         source = source_of(ctx.request)
         target_state = yield from source.start(ctx)
         state = self.drafter.start(ctx)

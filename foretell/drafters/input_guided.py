@@ -6,19 +6,22 @@ behind the longest of the answer's last n, ..., 1 tokens that stands in the sour
 it stands nearest to the place that was left; where none does, the newest token counts as a
 replacement of one. With nearest=false the paper's rule holds: the last token, or else the last two,
 and so on up to `n`, must stand in the source once, and where none of these does nothing is
-proposed. Without a source the prompt is the source, and the pointer is searched for.
+proposed. A model that reads a source beside its text has that one by default, without the token
+that ends it. Where there is none the prompt is the source, and the pointer is searched for.
 
 Paper: Sun, Ge, Wei, Wang, Instantaneous Grammatical Error Correction with Shallow Aggressive
 Decoding, arXiv:2106.04970; Ge et al., Lossless Acceleration for Seq2seq Generation with Aggressive
 Decoding, arXiv:2205.10350
 Guarantee: exact
 Cost: target 1
-Needs: nothing (a source, to do better than looking into the prompt)
+Needs: nothing (a source of the request's, or one that is given, to do better than looking into the
+prompt)
 Trains: nothing
 Differs:
-- the source is a field, where the paper's is the input of an encoder
+- the source may be a field, where the paper's is the input of an encoder; by default it is that
 - the n-grams of the answer may begin in the prompt
-- a place at the source's end, with nothing behind it, does not count
+- a place at the source's end, with nothing behind it, does not count; the target's own row there
+takes the place of the paper's sentinel
 - how much of the rest is drafted a step is limited, by `k` and by the policy
 - after a difference the nearest place is taken (`nearest`, on by default; the paper has no such
 rule)
@@ -109,7 +112,8 @@ class Pointer:
 class InputGuided(Drafter):
     """`source` is token ids: in a spec `source=1 2 3`, or `source=@FILE` for a text."""
 
-    source: TokenIds = ()  # to copy from; empty: the prompt
+    # to copy from; empty: what the model reads as its source, else the prompt
+    source: TokenIds = ()
     n: int = 3  # longest n-gram that finds the place again, in tokens
     k: int = 0  # tokens drafted at most; 0: the rest of the source
     # after a difference, go on at the nearest place; False: only where an n-gram stands once
@@ -123,15 +127,26 @@ class InputGuided(Drafter):
 
     def start(self, ctx: Context) -> Pointer:
         vocab = ctx.models["target"].vocab
-        for token in self.source:
+        source = self.source or self._read(ctx)
+        for token in source:
             if not 0 <= token < vocab:
                 raise BadConfig.field(
                     "input-guided:source", token, f"ids of the vocabulary, 0 to {vocab - 1}"
                 )
         known = len(ctx.tokens)
-        if self.source:
-            return Pointer(self.source, self.n, 0, known)
+        if source:
+            return Pointer(source, self.n, 0, known)
         return Pointer(ctx.request.prompt, self.n, -1, known - 1)
+
+    @staticmethod
+    def _read(ctx: Context) -> tuple[int, ...]:
+        """The request's source, if the target reads one, without the ends behind it."""
+        if "source" not in ctx.models["target"].caps:
+            return ()
+        source = tuple(ctx.request.inputs["source"])
+        while source and source[-1] in ctx.engine.eos:
+            source = source[:-1]
+        return source
 
     def propose(self, ctx: Context, state: Pointer, budget: int) -> TokenTree:
         tokens = ctx.tokens

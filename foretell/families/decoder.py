@@ -26,7 +26,7 @@ from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
-from foretell.families.probing import PROBE, AttentionProbe
+from foretell.families.probing import PROBE, AttentionProbe, layouts
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -66,6 +66,20 @@ AttentionInterface.register("foretell", _attend)
 AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
 
 
+def context_of(config: Any) -> int:
+    """Positions that a model with this configuration can tell apart, all of them exactly."""
+    limit = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
+    original = getattr(config, "original_max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # one rotation, or one for each kind of layer
+        if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
+            # Their frequencies depend on the longest request of a forward, so only the original
+            # range is exact.
+            exact = part.get("original_max_position_embeddings") or original or limit
+            limit = min(limit, int(exact))
+    return limit
+
+
 class Decoder(Model):
     """A transformers causal language model. `caps`: `tree`, and `layers` (taps, subsets, entry)
     where the loop is ours.
@@ -103,7 +117,7 @@ class Decoder(Model):
         self.head = head
         self.vocab, self.row_size = self._sizes()
         self.known_ids = self.vocab  # ids that can be embedded; a view may have more
-        self.context = self._context()
+        self.context = context_of(self.config)
         self.probe_ids = [(1 + 37 * i) % self.vocab for i in range(7)]
         self.takes_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
         try:
@@ -151,18 +165,6 @@ class Decoder(Model):
     def _attention(self, kind: str = "foretell") -> AbstractContextManager[None]:
         return attending(self.config, kind)
 
-    def _context(self) -> int:
-        limit = int(getattr(self.config, "max_position_embeddings", None) or UNLIMITED)
-        original = getattr(self.config, "original_max_position_embeddings", None)
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        for part in (rope, *rope.values()):  # one rotation, or one for each kind of layer
-            if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
-                # Their frequencies depend on the longest request of a forward, so only the original
-                # range is exact.
-                exact = part.get("original_max_position_embeddings") or original or limit
-                limit = min(limit, int(exact))
-        return limit
-
     def _layout(self) -> tuple[Layout, list[int | None]]:
         """What each layer stores, and its window.
 
@@ -183,18 +185,10 @@ class Decoder(Model):
                 f"attention through transformers' interface in every layer, which layers "
                 f"{', '.join(missing[:6])} do not use (recurrent, or of an older kind)"
             )
-        calls = [probe.calls[i] for i in range(count)]
-        for i, call in enumerate(calls):
-            if call.biased:
-                raise self._refusal(f"scores without a bias by position, which layer {i} adds")
-            if not call.reach:
-                raise self._refusal(f"a causal mask or a sliding window, and layer {i} has another")
-            if call.reach != min(call.window or probe.span, probe.span):
-                raise self._refusal(
-                    f"to be told the window of {call.reach} positions, which layer {i} keeps to "
-                    f"itself"
-                )
-        return tuple(call.shape for call in calls), [call.window for call in calls]
+        try:
+            return layouts(probe, count)
+        except LookupError as error:
+            raise self._refusal(str(error)) from error
 
     def agrees(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         """Whether two computations of the same rows differ by rounding only."""

@@ -29,13 +29,15 @@ class AttentionCall:
 
 @dataclass
 class AttentionProbe:
-    """What a model's first forward shows: one call of attention a layer.
+    """What a model's first forward shows: one call of attention a layer, and maybe one to another
+    sequence, of another length.
 
     `span`: length of the longest text.
     """
 
     span: int
     calls: dict[int, AttentionCall] = field(default_factory=dict)
+    cross: dict[int, AttentionCall] = field(default_factory=dict)
 
 
 PROBE: ContextVar[AttentionProbe] = ContextVar("foretell_probe")
@@ -57,7 +59,9 @@ def _record_attention(
     layer: Any = module.layer_idx
     reach = int(attention_mask) if is_reach else 0
     call = AttentionCall(shape, sliding_window, reach, position_bias is not None)
-    PROBE.get().calls[layer] = call
+    probe = PROBE.get()
+    calls = probe.calls if k.shape[2] == q.shape[2] else probe.cross
+    calls[layer] = call
     return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1]), None
 
 
@@ -78,6 +82,26 @@ def _mask_reach(
         if not torch.equal(seen.expand(span), window):
             reach = 0
     return torch.full((1, 1, 1, 1), reach, device=device)
+
+
+def layouts(
+    probe: AttentionProbe, count: int, biased: bool = False
+) -> tuple[tuple[tuple[int, int, int], ...], list[int | None]]:
+    """What each of `count` layers stores, and its window. `biased`: a bias by position is known.
+
+    Raises LookupError with what is missing where a layer does not leave all of attention to us.
+    """
+    calls = [probe.calls[i] for i in range(count)]
+    for i, call in enumerate(calls):
+        if call.biased and not biased:
+            raise LookupError(f"scores without a bias by position, which layer {i} adds")
+        if not call.reach:
+            raise LookupError(f"a causal mask or a sliding window, and layer {i} has another")
+        if call.reach != min(call.window or probe.span, probe.span):
+            raise LookupError(
+                f"to be told the window of {call.reach} positions, which layer {i} keeps to itself"
+            )
+    return tuple(call.shape for call in calls), [call.window for call in calls]
 
 
 AttentionInterface.register("foretell-probe", _record_attention)

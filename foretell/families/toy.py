@@ -105,6 +105,11 @@ class Toy(Model):
         self.device = torch.device("cpu")
 
     @property
+    def mask_token(self) -> int:
+        """The id that stands for a masked token where a block is to be filled in."""
+        return self.vocab - 1
+
+    @property
     def stored(self) -> list[int]:
         """The layers that keep rows."""
         return [layer for layer, shape in enumerate(self.layout) if shape is not None]

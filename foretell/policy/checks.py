@@ -38,6 +38,12 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         for name in {*part.models} - {*models}:
             cure = f'load one: load(..., models={{"{name}": ...}})'
             raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
+    for name in dict.fromkeys(
+        ["target", *(name for part in request.parts for name in part.models)]
+    ):
+        if "source" in models[name].caps:
+            reader: Any = models[name]
+            reader.check_source(request.inputs.get("source"))
     if request.policy is not None and not target.layout:
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
@@ -47,7 +53,11 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
 
 
 def check_prompt(request: Request, target: Model) -> None:
-    """Raises PromptTooLong or BadConfig."""
+    """Raises PromptTooLong, BadConfig or Unsupported."""
+    if "blocks" in target.caps:
+        need = "a model that writes from left to right"
+        cure = "load it beside its target: load(TARGET, draft=...)"
+        raise Unsupported.missing(request.name, target.name, need, cure)
     prompt = request.prompt
     known = all(isinstance(token, int) and 0 <= token < target.vocab for token in prompt)
     if not known or not prompt:

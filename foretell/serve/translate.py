@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, PromptTooLong
+from foretell.prompting import placed
 from foretell.serve.errors import ARGUMENTS, ApiError
 from foretell.serve.schemas import (
     ChatRequest,
@@ -68,6 +69,16 @@ def translate(
     `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random).
     """
     texts, ids = _prompts(request, lm)
+    scored = (
+        isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
+    )
+    if scored and "source" in lm.models["target"].caps:
+        raise ApiError(
+            "echo: this model reads the prompt in an encoder, which gives its tokens no "
+            "log-probabilities; leave out echo, or logprobs",
+            "echo",
+            "unsupported_value",
+        )
     _check_lengths(request, ids, bounds)
     n = request.n or 1
     if len(ids) * n > MOST_CHOICES:
@@ -134,6 +145,9 @@ def _encoded(lm: LM, prompt: Any, field: str) -> list[int]:
         ids = lm.prompt_ids(prompt)
     except BadConfig as error:
         raise ApiError(f"{field}: {error}", field, "invalid_value") from None
+    inputs = placed(target, ids)[1]
+    if inputs:
+        return _source(target, inputs, ids, field)
     for token in ids:
         if token >= target.vocab:
             raise ApiError(
@@ -148,6 +162,17 @@ def _encoded(lm: LM, prompt: Any, field: str) -> list[int]:
             field,
             "context_length_exceeded",
         )
+    return ids
+
+
+def _source(target: Any, inputs: Mapping[str, Any], ids: list[int], field: str) -> list[int]:
+    """The same ids, checked as a source. Raises ApiError."""
+    try:
+        target.check_source(inputs["source"])
+    except PromptTooLong as error:
+        raise ApiError(f"{field}: {error}", field, "context_length_exceeded") from None
+    except BadConfig as error:
+        raise ApiError(f"{field}: {error}", field, "invalid_value") from None
     return ids
 
 
@@ -181,7 +206,8 @@ def _asked_limit(request: Request) -> int | None:
 
 def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds) -> int:
     """Tokens of an answer at most: what is asked, and what the context holds."""
-    room = lm.models["target"].context - len(ids)
+    target = lm.models["target"]
+    room = target.context - len(placed(target, list(ids))[0])
     if bounds.answer_tokens is not None:
         room = min(room, bounds.answer_tokens)
     given = _asked_limit(request)

@@ -62,6 +62,7 @@ from foretell.ops.superposing import (
     superpose,
 )
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
+from foretell.text import TokenIds
 
 MIXED = -1  # the token of a node whose state is a sum
 REFUSED = {
@@ -86,7 +87,7 @@ class Superposed(Strategy):
     # the n-grams' law keeps a share of the model's; no: only what was counted may follow
     backoff: bool = True
     megabytes: int = 0  # of finished texts that n-grams are counted in too; 0: of none
-    corpus: tuple[int, ...] = ()  # a text that n-grams are counted in too
+    corpus: TokenIds = ()  # a text that n-grams are counted in too
     reset: int = 0  # tokens after which the best draft alone goes on, and divides anew; 0: never
     opening: int = 0  # first tokens that are drawn by nucleus sampling
     nucleus: float = 0.9  # probability of what these are drawn from

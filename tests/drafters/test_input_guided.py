@@ -5,8 +5,10 @@ test_laws.py.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,12 +18,14 @@ from foretell import cli
 from foretell.core.context import Context
 from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
+from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.input_guided import AHEAD, InputGuided
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
+from foretell.memory.job import Job
 from tests import laws, tiny
 from tests.texts import set_limit, set_text
 
@@ -211,6 +215,83 @@ def test_with_a_model_that_follows_the_source() -> None:
         models,
     )
     assert live.ctx.stats.mat > 2
+
+
+# --- models that read a source
+
+
+START, END = 0, 1
+
+
+def corrected(source: Sequence[int]) -> list[int]:
+    """What a Corrector writes: some tokens replaced, left out or put in, then the end."""
+    answer = []
+    for place, token in enumerate(source):
+        if token == END:
+            break
+        if place % 37 == 20:
+            answer.append(token ^ 1)
+        elif place % 41 != 33:
+            answer += [token, 2] if place % 43 == 30 else [token]
+    return [*answer, END]
+
+
+class Corrector(Toy):
+    """A toy whose best token is the next one of its corrected source."""
+
+    caps = Toy.caps | {"source"}
+
+    def check_source(self, source: object) -> None:
+        """Any will do."""
+
+    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+        self.answer = corrected(job.cache.inputs["source"])
+        return positions
+
+    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        logits = super()._row(tokens, values)
+        place = min(int(values[:, 0].max()), len(self.answer) - 1)
+        logits[self.answer[place]] += 20
+        return logits
+
+
+def correct(drafter: str, source: Sequence[int]) -> Live:
+    """The request that corrects a source, run to its end."""
+    engine = Engine({"target": Corrector(128)}, (END,))
+    request = Request(
+        [START],
+        laws.build(drafter, nodes=32),
+        Sampling(max_new_tokens=500),
+        inputs={"source": tuple(source)},
+    )
+    live = engine.add(request)
+    laws.finish(engine, live)
+    return live
+
+
+@pytest.mark.parametrize("spec", ["input-guided", "input-guided:nearest=no"])
+def test_by_default_it_copies_what_the_model_reads(spec: str) -> None:
+    draw = random.Random(3)
+    source = [draw.randrange(4, 128) for _ in range(300)]
+    live, plain = correct(spec, [*source, END]), correct("plain", [*source, END])
+    assert live.ctx.output == plain.ctx.output == corrected(source)
+    assert len(live.ctx.output) / sum(live.ctx.stats.calls.values()) >= 4
+    assert len(plain.ctx.output) == sum(plain.ctx.stats.calls.values())
+
+
+@pytest.mark.parametrize("ends", [(), (END,), (END, END)])
+def test_an_unchanged_source_takes_one_forward(ends: tuple[int, ...]) -> None:
+    """All of it is accepted, and the row behind it says the end: nothing is looked up there."""
+    source = [5, 6, 7, 8, 9, 10, 11]
+    live = correct("input-guided", [*source, *ends])
+    assert live.ctx.output == [*source, END]
+    assert live.ctx.stats.calls["target"] == 1 and live.ctx.stats.drafted == len(source)
+    assert correct("input-guided", [END]).ctx.output == [END]
+
+
+def test_a_source_that_is_given_goes_before_the_requests() -> None:
+    live = correct("input-guided:source=9 9 9", [5, 6, 7])
+    assert live.ctx.output == [5, 6, 7, END] and not live.ctx.stats.accepted
 
 
 @pytest.mark.parametrize(("field", "value"), [("n", 0), ("n", 65), ("k", -1), ("k", 1025)])

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from foretell import wrap
 from foretell.api import LM
 from foretell.core.types import Sampling
 from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
 from foretell.serve.translate import Bounds, Call, translate
 from tests import tiny
+from tests.families.seq2seq import CONTEXT, seq2seq
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,20 @@ def test_who_asks_and_how_urgently(lm: LM) -> None:
 def test_an_answer_never_leaves_the_context(lm: LM) -> None:
     prompt = len(lm.encode("The quick"))
     assert call(lm, max_tokens=10**6).arguments["max_new_tokens"] == [tiny.CONTEXT - prompt]
+
+
+def test_the_prompt_of_an_encoder_decoder_is_its_source() -> None:
+    sources = wrap(seq2seq("bart"), tiny.tokenizer(), name="bart")
+    assert call(sources, max_tokens=10**6).arguments["max_new_tokens"] == [CONTEXT - 1]
+    for fields, param, what in (
+        ({"prompt": [5] * (CONTEXT + 1)}, "prompt", "the encoder of bart"),
+        ({"prompt": [999]}, "prompt", "all of the vocabulary"),
+        ({"echo": True, "logprobs": 1}, "echo", "in an encoder"),
+    ):
+        with pytest.raises(ApiError, match=what) as caught:
+            call(sources, **fields)
+        assert caught.value.param == param
+    assert len(call(sources, echo=True).prompts) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""Which of transformers' classes a model's files are loaded with, and whether they all belong
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from foretell.errors import BadModel
+
+OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
+
+
+def class_of(place: str | Path, arguments: Mapping[str, Any]) -> Any:
+    """The class to call `from_pretrained(place, **arguments)` of; raises what that does."""
+    if "gguf_file" in arguments:
+        return AutoModelForCausalLM
+    chosen = {name: arguments[name] for name in OF_CONFIG if name in arguments}
+    config = AutoConfig.from_pretrained(place, **chosen)
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def check_keys(name: str, report: Mapping[str, Any]) -> None:
+    """Raises BadModel where weights are missing, which transformers makes up at random, or unknown,
+    which it leaves out; both with no more than a warning.
+    """
+    for kind, meaning in (
+        ("missing_keys", "lack"),
+        ("unexpected_keys", "have, and its configuration does not,"),
+    ):
+        keys = sorted(report[kind])
+        if keys:
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise BadModel(
+                f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
+                "config.json and the .safetensors files do not belong together"
+            )

@@ -1,0 +1,395 @@
+"""Trains a corrector and the drafter that fills in blocks of its text: `foretell train gad`.
+
+The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py). The
+drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
+hides: text and masks lie in one row, the text is read from left to right, the masks see all of it
+and each other. Some of the masks are taken off first, the more the worse its guesses are (Qian et
+al., Glancing Transformer, arXiv:2008.07905). At the end both are measured on sentences whose
+documents were held back: what tokens a step do `input-guided` and `gad` bring, and are the answers
+those of plain decoding?
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from foretell.errors import BadConfig
+from foretell.ops.files import write_text
+from foretell.train.corpus import END, SPECIALS, train_tokenizer
+from foretell.train.corrections import sentences, spoiled
+
+PAD, MASK = "<|pad|>", "<|mask|>"
+IGNORED = -100  # a label without loss
+CLIP = 1.0  # norm of a step's gradient at most
+HIDDEN = -1e9  # added to the score of what a token does not see
+SPECS = (
+    "plain",
+    "input-guided:nodes={k}",
+    "gad:k={k},nodes={k}",
+    "gad:k={k},nodes={k},rule=relaxed",
+)
+Pair = tuple[list[int], list[int]]  # ids of a spoiled sentence and of the right one, ends included
+
+
+@dataclass(frozen=True)
+class TrainGad:
+    """Shape of both models, and of the two runs. Lengths are in tokens."""
+
+    hidden: int = 256  # width of the hidden state
+    encoder_layers: int = 4  # layers of the encoder
+    decoder_layers: int = 2  # layers of the decoder
+    heads: int = 4  # attention heads
+    intermediate: int = 1024  # width inside a feed-forward block
+    vocab_size: int = 4096  # tokens of the tokenizer that is trained
+    k: int = 25  # masked tokens of a block
+    mistakes: float = 0.1  # share of the words with a mistake
+    steps: int = 20000  # of training the corrector
+    draft_steps: int = 20000  # of training the drafter
+    batch: int = 64  # sentences a step
+    rate: float = 0.001  # learning rate at its highest (AdamW)
+    warmup: int = 500  # steps over which it rises; then it falls to 0 in a cosine
+    glance: float = 0.5  # share of its wrong guesses that are shown first, at the start; 0: none
+    share: float = 0.02  # of the documents that are held back
+    measured: int = 200  # sentences of these that are measured
+    seed: int = 0  # of weights, mistakes and order
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads:
+            raise BadConfig(f"hidden={self.hidden} must be a multiple of heads={self.heads}")
+        for name in ("k", "steps", "draft_steps", "batch", "measured"):
+            if getattr(self, name) < 1:
+                raise BadConfig.field(name, getattr(self, name), "at least 1")
+        for name in ("mistakes", "glance", "share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadConfig.field(name, getattr(self, name), "between 0 and 1")
+
+
+Tell = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
+
+
+@dataclass
+class Task:
+    """Sentences to learn from and to measure on, and the tokenizer that was made for them."""
+
+    learnt: list[str]
+    held_back: list[str]
+    tokenizer: PreTrainedTokenizerFast
+
+    def pair(self, sentence: str, config: TrainGad, round: int = 0) -> Pair:
+        wrong = spoiled(sentence, config.mistakes, config.seed, round)
+        ids: Any = self.tokenizer([wrong, sentence])["input_ids"]
+        end = self.tokenizer.eos_token_id
+        return [*ids[0], end], [*ids[1], end]
+
+    def batches(self, config: TrainGad) -> Iterator[list[Pair]]:
+        """Without end: round after round in another order, with other mistakes."""
+        round = 0
+        pairs: list[Pair] = []
+        while True:
+            order = list(self.learnt)
+            random.Random(config.seed * 1000 + round).shuffle(order)
+            for sentence in order:
+                pairs.append(self.pair(sentence, config, round))
+                if len(pairs) == config.batch:
+                    yield pairs
+                    pairs = []
+            round += 1
+
+
+def task(sources: list[str], config: TrainGad) -> Task:
+    """Raises BadConfig where the sources have too few sentences."""
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for sentence, back in sentences(sources, config.share):
+        parts[back].append(sentence)
+    if len(parts[False]) < config.batch or not parts[True]:
+        raise BadConfig(
+            f"--text: {len(parts[False])} sentences to learn from and {len(parts[True])} held back "
+            f"are too few for a batch of {config.batch}; give more texts, or another --share"
+        )
+    random.Random(config.seed).shuffle(parts[True])
+    texts = [text for s in parts[False] for text in (s, spoiled(s, config.mistakes, config.seed))]
+    coder = train_tokenizer(iter(texts), config.vocab_size)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=coder,
+        eos_token=END,
+        pad_token=PAD,
+        mask_token=MASK,
+        clean_up_tokenization_spaces=False,
+    )
+    return Task(parts[False], parts[True][: config.measured], tokenizer)
+
+
+def build(config: TrainGad, vocab: int) -> T5ForConditionalGeneration:
+    """A random T5, whose positions know no limit."""
+    torch.manual_seed(config.seed)
+    shape = T5Config(
+        vocab_size=vocab,
+        d_model=config.hidden,
+        d_kv=config.hidden // config.heads,
+        d_ff=config.intermediate,
+        num_layers=config.encoder_layers,
+        num_decoder_layers=config.decoder_layers,
+        num_heads=config.heads,
+        pad_token_id=SPECIALS.index(PAD),
+        eos_token_id=SPECIALS.index(END),
+        decoder_start_token_id=SPECIALS.index(PAD),
+        dropout_rate=0.0,
+    )
+    return T5ForConditionalGeneration(shape)
+
+
+# --- the two objectives
+
+
+def padded(rows: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+    """(B, the longest's length)."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
+
+
+def corrector_loss(model: T5ForConditionalGeneration, pairs: list[Pair]) -> torch.Tensor:
+    """Mean cross entropy of the right sentences' tokens."""
+    source = padded([wrong for wrong, _ in pairs], model.config.pad_token_id)
+    labels = padded([right for _, right in pairs], IGNORED)
+    known = padded([[1] * len(wrong) for wrong, _ in pairs], 0)
+    to = model.device
+    out = model(input_ids=source.to(to), attention_mask=known.to(to), labels=labels.to(to))
+    loss: torch.Tensor = out.loss
+    return loss
+
+
+@dataclass
+class Blocks:
+    """Texts with a block behind each: ids (B, T), what they see (B, 1, T, T), labels (B, T)."""
+
+    ids: torch.Tensor
+    sees: torch.Tensor
+    labels: torch.Tensor
+
+
+def blocks(
+    answers: Sequence[Sequence[int]], k: int, start: int, mask: int, draw: random.Random
+) -> Blocks:
+    """Of each answer a random beginning and the block of masks behind it, mostly of k.
+
+    The last token of the beginning and the masks see each other, as in families.source.BlockCache.
+    """
+    rows, labels, ends = [], [], []
+    for answer in answers:
+        size = k if draw.random() < 0.5 else draw.randint(1, k)
+        begin = draw.randrange(len(answer))
+        text = [start, *answer[:begin]]
+        hidden = answer[begin : begin + size]
+        rows.append([*text, *[mask] * size])
+        # Behind the end of the answer there is nothing to say.
+        labels.append([*[IGNORED] * len(text), *hidden, *[IGNORED] * (size - len(hidden))])
+        ends.append((begin, len(text) + size))
+    ids = padded(rows, start)
+    width = ids.shape[1]
+    sees = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(rows), 1, 1)
+    for row, (root, end) in enumerate(ends):
+        sees[row, root:end, root:end] = True
+    added = torch.where(sees, 0.0, HIDDEN)[:, None]
+    return Blocks(ids, added, padded(labels, IGNORED))
+
+
+def glanced(made: Blocks, guesses: torch.Tensor, share: float, draw: random.Random) -> Blocks:
+    """The same with some masks taken off: of each block `share` of as many as `guesses` (B, T) has
+    wrong. What is seen has no loss.
+    """
+    ids, labels = made.ids.clone(), made.labels.clone()
+    for row in range(len(ids)):
+        places = (labels[row] != IGNORED).nonzero()[:, 0].tolist()
+        wrong = sum(int(guesses[row, place]) != int(labels[row, place]) for place in places)
+        for place in draw.sample(places, int(share * wrong)):
+            ids[row, place] = labels[row, place]
+            labels[row, place] = IGNORED
+    return Blocks(ids, made.sees, labels)
+
+
+def drafter_loss(
+    model: T5ForConditionalGeneration,
+    pairs: list[Pair],
+    k: int,
+    share: float,
+    draw: random.Random,
+) -> torch.Tensor:
+    """Mean cross entropy of what the masks hide."""
+    config, to = model.config, model.device
+    source = padded([wrong for wrong, _ in pairs], config.pad_token_id).to(to)
+    known = padded([[1] * len(wrong) for wrong, _ in pairs], 0).to(to)
+    states = model.encoder(input_ids=source, attention_mask=known)
+    answers = [right for _, right in pairs]
+    made = blocks(answers, k, config.decoder_start_token_id, config.mask_token_id, draw)
+
+    def rows(given: Blocks) -> torch.Tensor:
+        out = model(
+            encoder_outputs=states,
+            attention_mask=known,
+            decoder_input_ids=given.ids.to(to),
+            decoder_attention_mask=given.sees.to(to),
+            use_cache=False,
+        )
+        logits: torch.Tensor = out.logits
+        return logits
+
+    if share > 0:
+        with torch.no_grad():
+            guesses = rows(made).argmax(-1).cpu()
+        made = glanced(made, guesses, share, draw)
+    logits = rows(made).flatten(0, 1).float()
+    return F.cross_entropy(logits, made.labels.flatten().to(to), ignore_index=IGNORED)
+
+
+# --- the runs
+
+
+def run(
+    model: nn.Module,
+    loss_of: Callable[[list[Pair], int], torch.Tensor],
+    batches: Iterator[list[Pair]],
+    steps: int,
+    config: TrainGad,
+    tell: Callable[[float, int], None],
+) -> float:
+    """Trains for `steps` steps; returns the mean loss of the last tenth of them."""
+    model.train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=config.rate, weight_decay=0.01)
+    last = []
+    for step in range(steps):
+        part = min(1.0, (step + 1) / max(1, min(config.warmup, steps // 10)))
+        part *= (1 + math.cos(math.pi * step / steps)) / 2
+        for group in optimiser.param_groups:
+            group["lr"] = config.rate * part
+        loss = loss_of(next(batches), step)
+        if not bool(loss.isfinite()):
+            continue  # every mask of the batch was taken off
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimiser.step()
+        value = float(loss.detach())
+        if step >= steps - max(1, steps // 10):
+            last.append(value)
+        tell(value, step + 1)
+    model.eval()
+    return sum(last) / max(1, len(last))
+
+
+def measure(folder: Path, held_back: list[Pair], k: int) -> dict[str, dict[str, float]]:
+    """Of each method on the held-back sentences: tokens a forward of the corrector, the share of
+    answers that are plain decoding's, and the share that are right.
+    """
+    import foretell
+
+    lm = foretell.load(folder / "model", draft=folder / "drafter", dtype="float32", device="cpu")
+    found = {}
+    plain: list[list[int]] = []
+    longest = 2 * max(len(right) for _, right in held_back)
+    for spec in SPECS:
+        outs = lm.generate(
+            [wrong for wrong, _ in held_back],
+            spec.format(k=k),
+            max_new_tokens=longest,
+        )
+        answers = [out.tokens for out in outs]
+        plain = plain or answers
+        right = [answer for _, answer in held_back]
+        forwards = sum(out.stats.calls["target"] for out in outs)
+        found[spec.format(k=k)] = {
+            "tokens_per_step": round(sum(map(len, answers)) / forwards, 3),
+            "same_as_plain": round(_same(answers, plain), 4),
+            "right": round(_same(answers, right), 4),
+        }
+    return found
+
+
+def _same(answers: list[list[int]], others: list[list[int]]) -> float:
+    return sum(a == b for a, b in zip(answers, others, strict=True)) / len(answers)
+
+
+def train(
+    out: Path, sources: list[str], config: TrainGad, device: str = "", quiet: bool = False
+) -> dict[str, Any]:
+    """Trains both, measures them, and writes OUT/model, OUT/drafter and OUT/report.json, whose
+    content it returns. A corrector that is there already, of the same settings, is not trained
+    again. Raises BadConfig.
+    """
+    made_by = {"sources": sources, "settings": asdict(config)}
+    record = out / "settings.json"
+    if record.exists() and json.loads(record.read_text("utf-8")) != made_by:
+        raise BadConfig(f"--out {out}: holds a run with other settings; choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(record, json.dumps(made_by, indent=1))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    known = task(sources, config)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    losses: dict[str, float] = {}
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        if not (out / "model" / "model.safetensors").exists():
+            model = build(config, len(known.tokenizer)).to(device)
+            bar = progress.add_task("corrector", total=config.steps)
+
+            def tell(loss: float, step: int) -> None:
+                progress.update(bar, completed=step, description=f"corrector: loss {loss:.3f}")
+
+            losses["corrector"] = run(
+                model,
+                lambda pairs, _: corrector_loss(model, pairs),
+                known.batches(config),
+                config.steps,
+                config,
+                tell,
+            )
+            _save(model, known, out / "model")
+        drafter = T5ForConditionalGeneration.from_pretrained(out / "model", dtype=torch.float32)
+        drafter = drafter.to(device)
+        drafter.config.mask_token_id = SPECIALS.index(MASK)
+        drafter.config.fills_blocks = True
+        draw = random.Random(config.seed)
+        second = progress.add_task("drafter", total=config.draft_steps)
+
+        def tell_drafter(loss: float, step: int) -> None:
+            progress.update(second, completed=step, description=f"drafter: loss {loss:.3f}")
+
+        def glancing(pairs: list[Pair], step: int) -> torch.Tensor:
+            share = config.glance * (1 - step / config.draft_steps)
+            return drafter_loss(drafter, pairs, config.k, share, draw)
+
+        batches = known.batches(config)
+        steps = config.draft_steps
+        losses["drafter"] = run(drafter, glancing, batches, steps, config, tell_drafter)
+        _save(drafter, known, out / "drafter")
+    held_back = [known.pair(sentence, config) for sentence in known.held_back]
+    report = {
+        "parameters": sum(p.numel() for p in drafter.parameters()),
+        "sentences": {"learnt": len(known.learnt), "measured": len(held_back)},
+        "loss": {name: round(loss, 4) for name, loss in losses.items()},
+        "methods": measure(out, held_back, config.k),
+        **made_by,
+    }
+    write_text(out / "report.json", json.dumps(report, indent=1))
+    return report
+
+
+def _save(model: T5ForConditionalGeneration, known: Task, folder: Path) -> None:
+    model.save_pretrained(folder)
+    known.tokenizer.save_pretrained(folder)
