@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from foretell.core.model import STEP, Model
-from foretell.core.types import HUGE
+from foretell.policy.options import HUGE
 from foretell.memory.job import Job
 
 NOTHING = -1  # in place of a token: nothing is recorded after this node
