@@ -31,22 +31,23 @@ class Mean:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
-    variance: float = 0.0  # sum of the numbers' own
+    variance: float | None = None  # sum of the numbers' own; None: all are exact
 
-    def add(self, value: float, variance: float = 0.0) -> None:
+    def add(self, value: float, variance: float | None = None) -> None:
         self.count += 1
         self.total += value
         self.squares += value * value
-        self.variance += variance
+        if variance is not None:
+            self.variance = (self.variance or 0.0) + variance
 
     @property
     def value(self) -> float:
         return self.total / self.count
 
     @property
-    def draws_error(self) -> float:
-        """The standard error that is due to draws at these places; 0: the mean is exact there."""
-        return math.sqrt(self.variance) / self.count
+    def draws_error(self) -> float | None:
+        """The standard error that draws leave at these places; None: the mean is exact there."""
+        return None if self.variance is None else math.sqrt(self.variance) / self.count
 
     @property
     def error(self) -> float:
@@ -81,7 +82,7 @@ class Report:
     skipped: int = 0
     means: dict[Key, Mean] = field(default_factory=dict)
 
-    def note(self, key: Key, value: float, variance: float = 0.0) -> None:
+    def note(self, key: Key, value: float, variance: float | None = None) -> None:
         """Counts a number for its set and for all sets together."""
         for one in (key, dataclasses.replace(key, set=ALL)):
             self.means.setdefault(one, Mean()).add(value, variance)
@@ -161,5 +162,5 @@ def _lines(head: list[str], found: list[tuple[Key, Mean]]) -> list[list[str]]:
 
 def _cell(mean: Mean) -> str:
     """The mean, with the standard error that draws leave it, if any."""
-    error = f" ±{mean.draws_error:.3f}" if mean.draws_error else ""
+    error = "" if mean.draws_error is None else f" ±{mean.draws_error:.3f}"
     return f"{mean.value:.3f}{error}"
