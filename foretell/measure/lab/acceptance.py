@@ -87,9 +87,9 @@ def unreplaced_sequential(
     tries. Else the mean over `draws` of them, at least 2, drawn by keys with this `place`.
     """
     chances = []
+    first, later = int((q > p).sum()), int((q > 0).sum())  # tokens that may be refused
     for k in range(1, most + 1):
-        possible = int((q > p).sum()) ** (k - 2) if k > 2 else 1
-        if possible <= PATHS:
+        if k <= 2 or first * later ** (k - 3) <= PATHS:
             chances.append(Chance(1 - _all_refused(p, q, k)))
             continue
         refused = []
@@ -191,7 +191,7 @@ def unreplaced_walk(
     more = torch.zeros(draws, most - 2, dtype=torch.float64)  # of p, by the third draw and later
     for number in range(draws):
         times = q.log() + door.gumbel(len(q), place, number).to(q)
-        drawn = times.topk(min(most, len(q))).indices
+        drawn = times.topk(min(most, int((q > 0).sum()))).indices
         later = p[drawn][2:].cumsum(0)
         more[number] = later[-1] if len(later) else 0
         more[number, : len(later)] = later

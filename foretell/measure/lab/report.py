@@ -12,7 +12,6 @@ from foretell.measure.lab.settings import Settings
 from foretell.measure.plot import bars
 
 SCHEMA = "foretell.measure.lab/1"
-ALL = "all"  # the places of all sets together
 CHAIN = "chain"  # one token below the other
 DRAFTS = {  # in words
     "independent": "independent draws",
@@ -63,7 +62,7 @@ class Key:
     """Whose mean it is. `k`: tokens drafted, for chains one below the other."""
 
     temperature: float
-    set: str
+    set: str | None  # None: all sets together
     drafts: str
     rule: str
     k: int
@@ -84,7 +83,7 @@ class Report:
 
     def note(self, key: Key, value: float, variance: float | None = None) -> None:
         """Counts a number for its set and for all sets together."""
-        for one in (key, dataclasses.replace(key, set=ALL)):
+        for one in (key, dataclasses.replace(key, set=None)):
             self.means.setdefault(one, Mean()).add(value, variance)
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +132,7 @@ class Report:
             ks = sorted({round(1 + i * (len(ks) - 1) / (SHOWN - 1)) for i in range(SHOWN)})
         values: dict[str, list[float | None]] = {}
         for key, mean in self._level():
-            if key.set != ALL:
+            if key.set is not None:
                 continue
             group = f"{DRAFTS[key.drafts]}, {key.rule}"
             if len(self.settings.temperatures) > 1:
@@ -154,7 +153,7 @@ def _lines(head: list[str], found: list[tuple[Key, Mean]]) -> list[list[str]]:
     """A line for each pair of drafting and rule, a cell for each k."""
     lines: dict[tuple[str, str], list[str]] = {}
     for key, mean in found:
-        if key.set == ALL:
+        if key.set is None:
             line = lines.setdefault((key.drafts, key.rule), [DRAFTS[key.drafts], key.rule])
             line.append(_cell(mean))
     return [head, *lines.values()]

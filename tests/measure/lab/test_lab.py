@@ -41,7 +41,7 @@ def test_every_pair_is_measured_at_every_place() -> None:
     assert len(document["rows"]) == 2 * 3 * len(PAIRS) * 3
     assert len(document["chains"]) == 2 * 3 * 2 * 2
     for row in document["rows"]:
-        assert row["places"] == (8 if row["set"] == "all" else 4)
+        assert row["places"] == (8 if row["set"] is None else 4)
         bound = Key(row["temperature"], row["set"], row["drafts"], BOUND, row["k"])
         slack = 1e-9 + 5 * (row["draws_error"] or 0)
         assert row["acceptance"] <= report.means[bound].value + slack
