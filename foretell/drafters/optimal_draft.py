@@ -7,7 +7,8 @@ target's chance of the chosen tokens + sum over the others of min(p, q'), where 
 token was drawn from. As in other trees of a draft model, one draft forward gives a whole level, and
 all nodes of a level have equally many children. At temperature 0 these are the k best tokens.
 
-Paper: Hu, Zheng, Viswanathan, Chen, Rossi, Wu, Manocha, Huang, Towards Optimal Multi-draft Speculative Decoding, arXiv:2502.18779
+Paper: Hu, Zheng, Viswanathan, Chen, Rossi, Wu, Manocha, Huang, Towards Optimal Multi-Draft
+Speculative Decoding, arXiv:2502.18779
 Guarantee: exact
 Cost: target 1, draft length
 Needs: a draft model with the target's tokenizer (the vocabularies may be padded to different

@@ -8,7 +8,6 @@ no closed form is a mean over draws, with its variance.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,10 +23,10 @@ PATHS = 256  # refused drafts that are gone through one by one; where there are 
 
 @dataclass(frozen=True)
 class Chance:
-    """A chance at one place. `variance`: of the mean of draws that it is; 0: it is exact."""
+    """A chance at one place. `variance`: of the mean of draws that it is; None: it is exact."""
 
     value: float
-    variance: float = 0.0
+    variance: float | None = None
 
 
 def refusal(p: torch.Tensor, q: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -85,20 +84,19 @@ def unreplaced_sequential(
     """Each draw, from q without its predecessors, is tried against what they left of p.
 
     Exact for k up to 2, and wherever there are at most PATHS ways to be refused before the last two
-    tries. Else the mean over `draws` of them, drawn by keys with this `place`.
+    tries. Else the mean over `draws` of them, at least 2, drawn by keys with this `place`.
     """
     chances = []
+    first, later = int((q > p).sum()), int((q > 0).sum())  # tokens that may be refused
     for k in range(1, most + 1):
-        possible = int((q > p).sum()) ** (k - 2) if k > 2 else 1
-        if possible <= PATHS:
+        if k <= 2 or first * later ** (k - 3) <= PATHS:
             chances.append(Chance(1 - _all_refused(p, q, k)))
             continue
         refused = []
         for number in range(draws):
             refused.append(_drawn_refusal(p, q, k, door, place, number * most * most + k * most))
         found = torch.tensor(refused, dtype=torch.float64)
-        variance = float(found.var()) / draws if draws > 1 else math.inf
-        chances.append(Chance(1 - float(found.mean()), variance))
+        chances.append(Chance(1 - float(found.mean()), float(found.var()) / draws))
     return chances
 
 
@@ -181,24 +179,24 @@ def _without(q: torch.Tensor, token: int) -> torch.Tensor | None:
 def unreplaced_walk(
     p: torch.Tensor, q: torch.Tensor, most: int, door: Door, place: int, draws: int
 ) -> list[Chance]:
-    """The target's own sample is among the drafts. Exact for k up to 2, else a mean over draws."""
+    """The target's own sample is among the drafts. Exact for k up to 2; what later draws add to it
+    is a mean over `draws` of them, at least 2.
+    """
     # Drawn second is x behind each y: with q(y) q(x) / (1 - q(y)).
     odds = torch.where(others(q) > 0, q / others(q), 0.0)
     second = q + q * (odds.sum() - odds)
     exact = [Chance(float(p @ q)), Chance(min(1.0, float(p @ second.clamp_max(1))))][:most]
     if most <= 2:
         return exact
-    found = torch.zeros(draws, most, dtype=torch.float64)
+    more = torch.zeros(draws, most - 2, dtype=torch.float64)  # of p, by the third draw and later
     for number in range(draws):
         times = q.log() + door.gumbel(len(q), place, number).to(q)
-        drawn = times.topk(min(most, len(q))).indices
-        masses = p[drawn].cumsum(0)
-        found[number] = masses[-1]
-        found[number, : len(masses)] = masses
-    means = found.mean(0)
-    spread = found.var(0) / draws if draws > 1 else torch.full_like(means, math.inf)
-    pairs = list(zip(means.tolist(), spread.tolist(), strict=True))
-    return [*exact, *(Chance(mean, variance) for mean, variance in pairs[2:])]
+        drawn = times.topk(min(most, int((q > 0).sum()))).indices
+        later = p[drawn][2:].cumsum(0)
+        more[number] = later[-1] if len(later) else 0
+        more[number, : len(later)] = later
+    pairs = zip(more.mean(0).tolist(), (more.var(0) / draws).tolist(), strict=True)
+    return [*exact, *(Chance(exact[1].value + mean, variance) for mean, variance in pairs)]
 
 
 # --- the k - 1 best of q and one drawn from the others; the k best

@@ -22,8 +22,6 @@ STEP = 0.25  # of the logarithm of time, for errors of at most 1e-12
 EARLIEST = -13.0  # what happens before has a chance of 1e-17
 LATEST = 40.0  # in units of the slowest decay
 CHUNK = 1 << 20  # numbers that are integrated at a time
-PEAKS = 3  # tokens that may have nearly all of a law together
-NOWHERE = -1e30  # the logarithm of 0
 
 
 def independent(p: torch.Tensor, q: torch.Tensor, most: int) -> list[float]:
@@ -89,36 +87,37 @@ def all_inside(q: torch.Tensor, most: int) -> list[torch.Tensor]:
 
 
 def _integrals(q: torch.Tensor, most: int) -> list[torch.Tensor]:
-    """Those of exp(-t) e_j(t) over the first n tokens, (N,), for j = 2 to most - 1.
+    """Those of exp(-t) e_j(t) over the first n tokens, (N,), for j = 2 to most - 1, summed at equal
+    steps of log t.
 
-    They are summed at equal steps of log t, and e_j in logarithms, since it may be as large as
-    exp(t). Which of the PEAKS likeliest tokens a product holds is gone through one by one, so that
-    rates close to 1 are added up before they meet exp(-t).
+    Which of the likeliest tokens a product holds is gone through one by one. So rates that make up
+    nearly all of the law are added up before they meet exp(-t), and what the other tokens
+    contribute stays within the range of numbers.
     """
     if most < 3:
         return []
     falling = q.sort(descending=True).values
     slowest = max(float(falling[most - 1 :].sum()) or float(falling[-1]), 1e-290)
     logs = torch.arange(EARLIEST, math.log(LATEST / slowest), STEP, dtype=q.dtype)
-    peaks = q.topk(min(most - 1, PEAKS, len(q))).indices.tolist()
+    likeliest = q.topk(min(most - 1, len(q))).indices.tolist()
     small = q.clone()
-    small[peaks] = 0
+    small[likeliest] = 0
     sums = [torch.zeros_like(q) for _ in range(most - 2)]
     for some in logs.split(max(1, CHUNK // len(q))):
         t = some.exp()[:, None]
-        terms = (small * t + torch.log(-torch.expm1(-small * t))).clamp_min(NOWHERE)
-        polynomials = [torch.zeros_like(terms)]  # logarithms of e_0, e_1, ... of the small ones
-        for _ in range(most - 1):
-            before = torch.cat([torch.full_like(t, NOWHERE), polynomials[-1][:, :-1]], 1)
-            first = terms if len(polynomials) == 1 else (terms + before).clamp_min(NOWHERE)
-            polynomials.append(first.logcumsumexp(1))
-        for size in range(len(peaks) + 1):
-            for held in combinations(peaks, size):
+        terms = torch.expm1(small * t)
+        polynomials = [torch.ones_like(terms)]  # e_0, e_1, ... of the others
+        for j in range(1, most):
+            before = polynomials[-1]
+            if j > 1:
+                before = torch.cat([torch.zeros_like(t), before[:, :-1]], 1)
+            polynomials.append((terms * before).cumsum(1))
+        for size in range(len(likeliest) + 1):
+            for held in combinations(likeliest, size):
                 rate = float(q.index_fill(0, torch.tensor(held, dtype=torch.long), 0).sum())
-                weights = some[:, None] + math.log(STEP) - rate * t
-                weights = weights + torch.log(-torch.expm1(-q[list(held)] * t)).sum(1, keepdim=True)
+                rung = torch.log(-torch.expm1(-q[list(held)] * t)).sum(1)
+                weights = (some + math.log(STEP) - rate * t[:, 0] + rung).exp()
                 start = max(held, default=0)  # of the prefixes that hold these
                 for j in range(max(2, size), most):
-                    product = weights + polynomials[j - size][:, start:]
-                    sums[j - 2][start:] += product.exp().sum(0)
+                    sums[j - 2][start:] += weights @ polynomials[j - size][:, start:]
     return sums

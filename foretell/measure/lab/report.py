@@ -12,7 +12,6 @@ from foretell.measure.lab.settings import Settings
 from foretell.measure.plot import bars
 
 SCHEMA = "foretell.measure.lab/1"
-ALL = "all"  # the places of all sets together
 CHAIN = "chain"  # one token below the other
 DRAFTS = {  # in words
     "independent": "independent draws",
@@ -31,22 +30,23 @@ class Mean:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
-    variance: float = 0.0  # sum of the numbers' own
+    variance: float | None = None  # sum of the numbers' own; None: all are exact
 
-    def add(self, value: float, variance: float = 0.0) -> None:
+    def add(self, value: float, variance: float | None = None) -> None:
         self.count += 1
         self.total += value
         self.squares += value * value
-        self.variance += variance
+        if variance is not None:
+            self.variance = (self.variance or 0.0) + variance
 
     @property
     def value(self) -> float:
         return self.total / self.count
 
     @property
-    def draws_error(self) -> float:
-        """The standard error that is due to draws at these places; 0: the mean is exact there."""
-        return math.sqrt(self.variance) / self.count
+    def draws_error(self) -> float | None:
+        """The standard error that draws leave at these places; None: the mean is exact there."""
+        return None if self.variance is None else math.sqrt(self.variance) / self.count
 
     @property
     def error(self) -> float:
@@ -62,7 +62,7 @@ class Key:
     """Whose mean it is. `k`: tokens drafted, for chains one below the other."""
 
     temperature: float
-    set: str
+    set: str | None  # None: all sets together
     drafts: str
     rule: str
     k: int
@@ -81,9 +81,9 @@ class Report:
     skipped: int = 0
     means: dict[Key, Mean] = field(default_factory=dict)
 
-    def note(self, key: Key, value: float, variance: float = 0.0) -> None:
+    def note(self, key: Key, value: float, variance: float | None = None) -> None:
         """Counts a number for its set and for all sets together."""
-        for one in (key, dataclasses.replace(key, set=ALL)):
+        for one in (key, dataclasses.replace(key, set=None)):
             self.means.setdefault(one, Mean()).add(value, variance)
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Report:
             ks = sorted({round(1 + i * (len(ks) - 1) / (SHOWN - 1)) for i in range(SHOWN)})
         values: dict[str, list[float | None]] = {}
         for key, mean in self._level():
-            if key.set != ALL:
+            if key.set is not None:
                 continue
             group = f"{DRAFTS[key.drafts]}, {key.rule}"
             if len(self.settings.temperatures) > 1:
@@ -153,7 +153,7 @@ def _lines(head: list[str], found: list[tuple[Key, Mean]]) -> list[list[str]]:
     """A line for each pair of drafting and rule, a cell for each k."""
     lines: dict[tuple[str, str], list[str]] = {}
     for key, mean in found:
-        if key.set == ALL:
+        if key.set is None:
             line = lines.setdefault((key.drafts, key.rule), [DRAFTS[key.drafts], key.rule])
             line.append(_cell(mean))
     return [head, *lines.values()]
@@ -161,5 +161,5 @@ def _lines(head: list[str], found: list[tuple[Key, Mean]]) -> list[list[str]]:
 
 def _cell(mean: Mean) -> str:
     """The mean, with the standard error that draws leave it, if any."""
-    error = f" ±{mean.draws_error:.3f}" if mean.draws_error else ""
+    error = "" if mean.draws_error is None else f" ±{mean.draws_error:.3f}"
     return f"{mean.value:.3f}{error}"

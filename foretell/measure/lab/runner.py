@@ -73,16 +73,19 @@ PAIRS: dict[tuple[str, str], Callable[[Place], list[Chance]]] = {
 
 @dataclass
 class Collector:
-    """Measures the places of one set at one temperature into a report."""
+    """Measures the places of one text into a report."""
 
     report: Report
     temperature: float
     set: str
     door: Door
-    tell: Callable[[], None]
+    tell: Tell
+    done: int  # places before this one, those that other texts ended without included
+    total: int
 
     def __call__(self, position: Position | None) -> None:
-        self.tell()
+        self.tell(f"{self.set}, temperature {self.temperature:g}", self.done, self.total)
+        self.done += 1
         report, settings = self.report, self.report.settings
         if position is None:
             report.skipped += 1
@@ -126,16 +129,10 @@ def lab(
         for name, prompts in sets.items()
         for prompt in prompts[: settings.limit]
     ]
+    total = len(texts) * settings.positions
     for number, (temperature, name, prompt) in enumerate(texts):
-        before = report.places + report.skipped
-
-        def told(
-            what: str = f"{name}, temperature {temperature:g}",
-            done: int = number * settings.positions - before,
-        ) -> None:
-            tell(what, done + report.places + report.skipped, len(texts) * settings.positions)
-
-        collector = Collector(report, temperature, name, door, told)
+        done = number * settings.positions
+        collector = Collector(report, temperature, name, door, tell, done, total)
         strategy = Observed(chain.drafter, settings.length, settings.positions, collector)
         sampling = Sampling(
             # Room for a whole chain behind the last place.

@@ -31,7 +31,7 @@ def test_the_scan_finds_what_all_sets_have_and_the_transport_carries(
             assert found == pytest.approx(pairs.transported(p, drafts(q, k)), abs=1e-9), k
 
 
-@pytest.mark.parametrize("sharpness", [0.5, 3.0, 8.0, 14.0])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0, 8.0, 14.0, 40.0])
 def test_draws_without_replacement_are_inside_as_often_as_their_sequences_say(
     sharpness: float,
 ) -> None:
