@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 import foretell
+from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.ops.words import Words
+from foretell.strategies.plain import Plain
 from tests import tiny, vocabularies
 from tests.laws import Setting, build
 from tests.laws import generate as run
@@ -52,6 +55,36 @@ def test_drafters_for_relatives_say_which_method_translates() -> None:
     toys["draft"].tokenizer = Words([b"x", b"y", b"z"])
     with pytest.raises(Unsupported, match="the target's tokenizer"):
         run(build("draft"), [1], Setting(Sampling()), toys)
+
+
+def test_they_share_a_tree_with_other_drafters() -> None:
+    lm = vocabularies.demo()
+    plain = lm.generate(PROMPT, "plain", max_new_tokens=32)
+    for method in ("cross-text+suffix:nodes=8", "cross-vocab+ngram:nodes=8"):
+        out = lm.generate(PROMPT, method, max_new_tokens=32)
+        assert out.tokens == plain.tokens and out.stats.accepted > 6
+
+
+@pytest.mark.parametrize("method", ["cross-text", "cross-vocab", "omnidraft", "omni"])
+def test_a_request_that_gave_its_rows_away_goes_on(method: str) -> None:
+    models = vocabularies.pair("sequences", copy=2.0)
+    sampling = Sampling(max_new_tokens=40)
+    plain = run(Plain(), [0, 1, 2], Setting(sampling), models)
+    engine = Engine(models)
+    live = engine.add(Request([0, 1, 2], build(method), sampling))
+    while engine.live:
+        engine.step()
+        assert not engine.live or engine.preempt(live)
+    assert live.error is None and live.ctx.output == plain.ctx.output and live.ctx.stats.drafted
+
+
+def test_many_texts_share_forwards_of_both_models() -> None:
+    lm = vocabularies.demo()
+    prompts = [PROMPT, "import os\n", "for i in range("]
+    methods = ["cross-text:nodes=8", "cross-vocab:nodes=4", "omnidraft:nodes=4"]
+    alone = [lm.generate(prompt, "plain", max_new_tokens=16).tokens for prompt in prompts]
+    together = lm.generate(prompts, methods, max_new_tokens=16)
+    assert [out.tokens for out in together] == alone
 
 
 def test_a_draft_model_with_another_tokenizer_loads(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ PAIRS = {
         Words([b"a", b"b", None], {"<end>": 2}, end=2),
         Words([None, b"b", b"a", b"ba"], {"</s>": 0}, start=(0,), end=0),
     ),
+    "sequences": (Words([b"a", b"ab", b"b", b"abb", b"ba"]), Words([b"a", b"b"])),
     "bytes": (Words([b"a", b"\xc3", b"\xa9"]), Words([b"a", b"\xc3\xa9", b"\xc3"])),
 }
 PROMPTS = {"bytes": (0, 1, 2, 0)}  # that end with a whole character

@@ -26,6 +26,7 @@ SPACE = "\u2581"  # how they write a space
 STRAY = re.compile("([\udc80-\udcff]+)")  # what Python makes of bytes that are no characters
 SAMPLE = "One two  three,\n\tfour-5 (naïve) x_y."
 GUARDS = ("\n", "a", ".")  # put before a text, so that it is not taken for the beginning of one
+GUARDED = 4  # tokens that it may take
 COMPARED = 256  # ids by which tokenizers are compared
 ALIKE = 0.9  # share of them that relatives have in common
 
@@ -116,7 +117,8 @@ class TokenizerWords(Words):
             if not byte_level and BYTE.fullmatch(piece):
                 second.add(token)
             pieces[token] = bytes_of(piece, byte_level)
-        start = takewhile(special.__contains__, tokenizer("a")["input_ids"])
+        # By the copy: nothing else may be encoding with it.
+        start = takewhile(special.__contains__, self.coder.encode("a").ids)
         names = {name: token for token, name in special.items()}
         super().__init__(pieces, names, tuple(start), tokenizer.eos_token_id, second)
         if self._divide(SAMPLE) is None:
@@ -143,7 +145,7 @@ class TokenizerWords(Words):
             return tokens
         for guard in GUARDS:
             guarded = self.coder.encode(guard + text, add_special_tokens=False).ids
-            for place in range(len(guarded)):
+            for place in range(min(GUARDED, len(guarded))):
                 if self.text(guarded[place:]) == wanted:
                     return list(guarded[place:])
         return None

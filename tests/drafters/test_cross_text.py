@@ -17,7 +17,8 @@ from foretell.strategies.plain import Plain
 from tests import laws, vocabularies
 
 PROMPT = (0, 1, 0, 0, 1)
-SETTINGS = ("plain", "top-p", "penalties", "grammar", "bias, ends")
+SETTINGS = ("plain", "penalties", "bias, ends")
+SMALL = sorted({*vocabularies.PAIRS} - {"sequences"})
 
 
 def setting(name: str, tokens: int = 2) -> laws.Setting:
@@ -25,7 +26,7 @@ def setting(name: str, tokens: int = 2) -> laws.Setting:
     return replace(one, sampling=replace(one.sampling, max_new_tokens=tokens))
 
 
-@pytest.mark.parametrize("pair", vocabularies.PAIRS)
+@pytest.mark.parametrize("pair", SMALL)
 def test_the_law_is_the_targets_between_any_tokenizers(pair: str) -> None:
     models = vocabularies.pair(pair)
     strategy = laws.build("cross-text")
@@ -40,12 +41,12 @@ def test_the_law_is_the_targets_between_any_tokenizers(pair: str) -> None:
     assert accepted and refused
 
 
-@pytest.mark.parametrize("pair", vocabularies.PAIRS)
+@pytest.mark.parametrize("pair", SMALL)
 def test_tokens_are_those_of_the_seed_and_of_the_best(pair: str) -> None:
     models = vocabularies.pair(pair, copy=2.5)
     for seed in range(2):
         for temperature in (0.0, 0.9):
-            sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=20)
+            sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=12)
             found = [
                 laws.generate(strategy, PROMPT, laws.Setting(sampling), models)
                 for strategy in (laws.build("cross-text"), Plain())

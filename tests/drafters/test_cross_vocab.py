@@ -19,7 +19,7 @@ from foretell.strategies.plain import Plain
 from tests import laws, vocabularies
 
 PROMPT = (0, 1, 0, 0, 1)
-SETTINGS = ("plain", "top-p", "penalties", "grammar", "bias, ends")
+SETTINGS = ("plain", "top-p", "penalties", "bias, ends")
 
 
 def setting(name: str, tokens: int = 2) -> laws.Setting:
