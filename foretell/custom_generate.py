@@ -40,6 +40,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, RequestFailed, Unsupported, first_line
 from foretell.families.decoder import Decoder
+from foretell.families.recurrent import decoder_of
 from foretell.ops.tenants import Stores
 from foretell.spec import resolve
 
@@ -147,7 +148,7 @@ class Hook:
 
     def _engine(self, model: PreTrainedModel) -> Engine:
         """A new engine, since the model may have changed, with what drafters learnt before."""
-        models: dict[str, Model] = {"target": Decoder(model, model.config.model_type)}
+        models: dict[str, Model] = {"target": decoder_of(model, model.config.model_type)}
         draft = self._draft_model()
         if draft is not None:
             models["draft"] = draft
@@ -233,7 +234,7 @@ class Hook:
             model = load(self.draft).models["target"]
             assert isinstance(model, Decoder)
             self.draft = model.hf
-        return Decoder(self.draft, "the draft model")
+        return decoder_of(self.draft, "the draft model")
 
     def _refuse(
         self, model: PreTrainedModel, config: GenerationConfig, others: dict[str, Any]

@@ -29,11 +29,11 @@ def wrap(
     `models`: others by name, as of `load`; `draft` is short for models={"draft": ...}.
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
-    from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.recurrent import decoder_of
 
-    build = ExactDecoder if exact_bits else partial(Decoder, accelerate=blocks)
+    build = ExactDecoder if exact_bits else partial(decoder_of, accelerate=blocks)
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     adapters: dict[str, Model] = {}
     for key, model in named_models(draft, models).items():

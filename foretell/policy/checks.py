@@ -36,7 +36,7 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         for name in {*part.models} - {*models}:
             cure = f'load one: load(..., models={{"{name}": ...}})'
             raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
-    if request.policy is not None and not target.layout:
+    if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
         )
