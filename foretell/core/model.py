@@ -85,6 +85,7 @@ class Model:
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
     usual_executor = "torch"  # who computes its plain jobs
     reads_segments = True  # whether these may begin with rows that others share
+    state_bytes = 0  # of what its caches hold of a text besides rows
     threads_wanted = 0  # to compute with; 0: as many as torch has
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed

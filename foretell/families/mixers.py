@@ -23,7 +23,7 @@ from torch import nn
 from foretell.core.model import STEP
 from foretell.core.tree import ancestors
 from foretell.memory.job import Job
-from foretell.ops.scans import advance_dual, convolve, dual_outputs, slide
+from foretell.ops.scans import advance_dual, by_head, convolve, dual_outputs, slide
 
 BLOCK = 64  # tokens of a chain that are computed together
 
@@ -37,6 +37,10 @@ class State:
     window: torch.Tensor
     state: torch.Tensor
 
+    @property
+    def bytes(self) -> int:
+        return size(self.window) + size(self.state)
+
 
 @dataclass
 class Held:
@@ -44,13 +48,14 @@ class Held:
 
     `text`: behind the committed tokens; `ahead`: behind the last forward's pending tokens as well,
     where its tree hangs. Of the tree's nodes `rows` (N, C), what the convolution read of them, and
-    `steps`, what each does to the state.
+    `steps`, what each does to the state; `end`, the state behind all of them if it is known.
     """
 
     text: State
     ahead: State
     rows: torch.Tensor
     steps: Parts = field(default=())
+    end: torch.Tensor | None = None
 
     @classmethod
     def of(cls, start: State) -> Held:
@@ -59,6 +64,7 @@ class Held:
     def clear(self) -> None:
         """Forgets the last forward."""
         self.ahead, self.rows, self.steps = self.text, self.text.window[:0], ()
+        self.end = None
 
 
 class Mixer(nn.Module):
@@ -160,9 +166,9 @@ class Mixer(nn.Module):
             known = (part[:first] for part in held.steps)
             held.steps = joined(known, new) if first else new
             if first or shape is not None:
-                out = self.tree(held.ahead.state, held.steps, reads, parents)
+                out, held.end = self.tree(held.ahead.state, held.steps, reads, parents), None
             else:
-                out, _ = self.chain(held.ahead.state, held.steps, reads)
+                out, held.end = self.chain(held.ahead.state, held.steps, reads)
             read.append(out)
         return read
 
@@ -187,8 +193,15 @@ class Mixer(nn.Module):
         if not path:
             return held.ahead
         chosen = torch.tensor(list(path), device=held.rows.device)
-        state = self.advance(held.ahead.state, tuple(part[chosen] for part in held.steps))
+        state = held.end
+        if state is None or len(path) < len(held.rows):
+            state = self.advance(held.ahead.state, tuple(part[chosen] for part in held.steps))
         return State(slide(held.ahead.window, held.rows[chosen]), state)
+
+
+def size(part: torch.Tensor) -> int:
+    """Its bytes."""
+    return part.numel() * part.element_size()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -201,7 +214,7 @@ def joined(first: Any, second: Parts) -> Parts:
 
 
 def pieces(rows: Parts, size: int) -> list[Parts]:
-    """These rows in blocks."""
+    """These rows in blocks of `size`."""
     count = len(rows[0])
     return [tuple(part[at : at + size] for part in rows) for at in range(0, count, size)]
 
@@ -246,6 +259,10 @@ class StateSpaceDual(Mixer):
     def chain(
         self, state: torch.Tensor, steps: Parts, reads: Parts
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(steps[0]) == 1:
+            state = advance_dual(state, *steps)
+            c, skipped = reads
+            return torch.einsum("nhs,hps->nhp", by_head(c, len(state)), state) + skipped, state
         outs = []
         for piece, read in zip(pieces(steps, BLOCK), pieces(reads, BLOCK), strict=True):
             outs.append(self.tree(state, piece, read, tuple(range(-1, len(piece[0]) - 1))))

@@ -28,7 +28,7 @@ from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.families.decoder import Accelerate, Decoder
 from foretell.families.loop import Loop
-from foretell.families.mixers import Held, Mixer, ShortConvolution, State, StateSpaceDual
+from foretell.families.mixers import Held, Mixer, ShortConvolution, State, StateSpaceDual, size
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.families.stepwise import DeltaRule, GatedLinear, Selective
 from foretell.memory.buffers import Layout, Shape
@@ -108,10 +108,9 @@ class StateCache(Cache):
         """Of its rows and of all that recurrent layers hold, the last forward's part included."""
         total = super().bytes
         for held in self.held.values():
-            parts = [held.text.window, held.text.state, held.rows, *held.steps]
+            total += held.text.bytes + sum(size(part) for part in (held.rows, *held.steps))
             if held.ahead is not held.text:
-                parts += [held.ahead.window, held.ahead.state]
-            total += sum(part.numel() * part.element_size() for part in parts)
+                total += held.ahead.bytes
         return total
 
     @torch.inference_mode()
@@ -158,6 +157,7 @@ class Recurrent(Decoder):
         self.start = {
             layer: mixer.start(self.dtype, self.device) for layer, mixer in self.mixers.items()
         }
+        self.state_bytes = sum(start.bytes for start in self.start.values())
         calls = self._attention_calls(others=self.mixers)
         count = 1 + max([*calls, *self.mixers])
         layout: Any = tuple(calls[i].shape if i in calls else None for i in range(count))

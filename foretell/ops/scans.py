@@ -94,7 +94,7 @@ def dual_outputs(
     sums = seen.to(torch.float64) @ decays.double()
     gaps = sums[-new:, None] - sums[None]
     # Masked before the exponential: of a node that is no ancestor it may overflow.
-    reach = gaps.masked_fill(~seen[-new:, :, None], -torch.inf).exp().to(x)
+    reach = gaps.to(x).masked_fill_(~seen[-new:, :, None], -torch.inf).exp_()
     overlap = torch.einsum("igs,jgs->ijg", c, b)
     weights = overlap.repeat_interleave(heads // b.shape[1], -1) * reach
     among = torch.einsum("ijh,jhp->ihp", weights, x)

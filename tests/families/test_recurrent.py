@@ -275,14 +275,22 @@ def test_what_is_remembered_counts_as_memory() -> None:
     model = adapter("falcon_h1")
     held = model.cache()
     empty = held.bytes
-    states = sum(
-        part.numel() * part.element_size()
-        for start in model.start.values()
-        for part in (start.window, start.state)
-    )
-    assert empty == states > 0
+    shapes = [part.shape for start in model.start.values() for part in (start.window, start.state)]
+    assert empty == model.state_bytes == 4 * sum(shape.numel() for shape in shapes) > 0
     answer(model, held, Ask(TokenTree(3).chain([4])), PROMPTS[1] + [3])
     assert held.bytes > empty + held.base * model.row_bytes
+
+
+def test_memory_for_one_text_runs_them_one_after_the_other() -> None:
+    """A text without rows, too, waits until there is room for its states."""
+    model = adapter("mamba2")
+    assert not model.row_bytes
+    engine = Engine({"target": model})
+    engine.admission.memory = 3 * model.state_bytes
+    requests = [Request(PROMPTS[0], Plain(), Sampling(max_new_tokens=8)) for _ in range(5)]
+    lives = [engine.add(request) for request in requests]
+    laws.finish(engine, *lives)
+    assert [live.ctx.output for live in lives] == [expected("mamba2")[0][:8]] * 5
 
 
 def test_texts_that_begin_alike_share_no_rows() -> None:
