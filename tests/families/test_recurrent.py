@@ -17,9 +17,12 @@ import foretell
 from foretell import LM, cli, wrap
 from foretell.core.engine import Engine
 from foretell.core.request import Request
+from foretell.core.rng import Rng
+from foretell.core.sampling import Sampler, Target
 from foretell.core.strategy import Speculative
-from foretell.core.tree import TokenTree
+from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.verify import sequential
 from foretell.errors import ForetellError, Unsupported
 from foretell.families import mixers, recurrent
 from foretell.families.decoder import Decoder
@@ -156,6 +159,18 @@ def test_a_long_prompt_gives_transformers_rows(family: str) -> None:
         held = model.cache()
         row = answer(model, held, Ask(TokenTree(prompt[-1])), prompt, chunk).logits[0]
         assert float((row - want).abs().max()) <= 5e-4, chunk
+
+
+def test_a_text_longer_than_a_chunk() -> None:
+    for family in ("mamba2", "qwen3_next"):
+        model = Recurrent(tiny(family, max_position_embeddings=2048), family)
+        chooser = random.Random(3)
+        prompt = [chooser.randrange(VOCAB) for _ in range(700)]
+        tree = TokenTree(prompt[-1]).chain([1, 2])
+        rows = answer(model, model.cache(), Ask(tree), prompt).logits
+        with torch.inference_mode():
+            want = model.hf(input_ids=torch.tensor([[*prompt, 1, 2]]), use_cache=False).logits[0]
+        assert float((rows - want[-3:]).abs().max()) <= 1e-3
 
 
 @every_family
@@ -308,6 +323,27 @@ def test_texts_that_begin_alike_share_no_rows() -> None:
     alone = [run(models, request)[0].ctx.output for request in requests]
     assert [live.ctx.output for live in lives] == alone
     assert not adapter("falcon_h1").cache().adopt(None)  # type: ignore[arg-type]
+
+
+def test_verifying_a_drawn_tree_changes_no_law_and_no_row() -> None:
+    """A published sampler zeroes tried tokens in the drafter's own laws, so that a second look at
+    the same tree finds other ones.
+    """
+    model, prompt = adapter("mamba2"), PROMPTS[0]
+    chances = torch.softmax(torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)), 0)
+    law = Law(chances.double())
+    tree = TokenTree(prompt[-1])
+    for token in (3, 4, 3):
+        tree.add(0, token, law=law)
+    tree.add(1, 5, law=law)
+    rows = model.score(prompt, tree)
+    before = rows.clone(), chances.double().clone()
+    sampler = Sampler(Sampling(temperature=1.0), prompt, (), VOCAB, None)
+    outcomes = [
+        sequential(tree, Target(rows, sampler, [], tree), Rng(seed % 4), 0) for seed in range(8)
+    ]
+    assert outcomes[:4] == outcomes[4:]
+    assert torch.equal(rows, before[0]) and torch.equal(law.dense(VOCAB), before[1])
 
 
 # --- slips: each must be caught
