@@ -30,7 +30,7 @@ from foretell.families.decoder import Accelerate, Decoder
 from foretell.families.loop import Loop
 from foretell.families.mixers import Held, Mixer, ShortConvolution, State, StateSpaceDual, size
 from foretell.families.packed import WHOLE_NUMBERS
-from foretell.families.stepwise import DeltaRule, GatedLinear, Selective
+from foretell.families.stepwise import DeltaRule, GatedLinear, Selective, SplitDeltaRule
 from foretell.memory.buffers import Layout, Shape
 from foretell.memory.job import Job
 from foretell.memory.policy import Segment
@@ -50,15 +50,18 @@ KINDS: dict[str, type[Mixer]] = {
     "FalconMambaMixer": Selective,
     "JambaMambaMixer": Selective,
     "Qwen3NextGatedDeltaNet": DeltaRule,
+    "Qwen3_5GatedDeltaNet": SplitDeltaRule,
+    "Qwen3_5MoeGatedDeltaNet": SplitDeltaRule,
     "RecurrentGemmaRecurrentBlock": GatedLinear,
     "Lfm2ShortConv": ShortConvolution,
+    "Lfm2MoeShortConv": ShortConvolution,
 }
 
 # Families whose every kind of layer the project's tests compare with transformers. They are
 # tested when loaded too, but for number formats whose rounding may hide what is right.
 PROVEN = frozenset(
-    "mamba falcon_mamba mamba2 falcon_h1 bamba granitemoehybrid jamba qwen3_next recurrent_gemma "
-    "lfm2".split()
+    "mamba falcon_mamba mamba2 falcon_h1 bamba granitemoehybrid jamba qwen3_next qwen3_5_text "
+    "qwen3_5_moe_text recurrent_gemma lfm2 lfm2_moe".split()
 )
 
 
@@ -142,15 +145,18 @@ class Recurrent(Decoder):
     Raises Unsupported, naming the reason, where it cannot be computed right.
     """
 
+    mixers: dict[int, Mixer]  # of each layer with a recurrent part
+    start: dict[int, State]  # of each, before the first token
+    twin: PreTrainedModel
+
     def __init__(self, hf: PreTrainedModel, name: str = "model"):
-        self.mixers = mixers_of(hf)
-        self.twin = twin_of(hf.eval(), self.mixers)
-        self.start: dict[int, State] = {}
         super().__init__(hf, name)
 
     def _layout(self) -> tuple[Layout, list[int | None]]:
         if self.narrow:
             raise self._refusal("linear layers that are not of 8 or 4 bits beside recurrent ones")
+        self.mixers = mixers_of(self.hf)
+        self.twin = twin_of(self.hf, self.mixers)
         reasons = [mixer.refusal() for mixer in self.mixers.values()]
         for reason in filter(None, reasons):
             raise self._refusal(reason)

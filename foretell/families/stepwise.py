@@ -1,8 +1,11 @@
 """Recurrent layers that go from node to node, each from its parent's state (see mixers.py).
 
-Selective        Mamba and its relatives
-DeltaRule        the gated delta rule of Qwen3-Next; long chains as transformers computes them
-GatedLinear      RG-LRU, of RecurrentGemma
+    Selective        Mamba and its relatives
+    DeltaRule        the gated delta rule of Qwen3-Next; long chains as transformers computes them
+    SplitDeltaRule   the same, of Qwen3.5
+    GatedLinear      RG-LRU, of RecurrentGemma
+
+A tree takes as many steps as it has nodes; all else is computed for all nodes at once.
 """
 
 from __future__ import annotations
@@ -155,6 +158,15 @@ class DeltaRule(Stepwise):
         normed = self.stock.norm(read.to(gate.dtype).reshape(-1, width), gate.reshape(-1, width))
         out: torch.Tensor = self.stock.out_proj(normed.reshape(len(read), -1))
         return out
+
+
+class SplitDeltaRule(DeltaRule):
+    """The same with a projection for each of its inputs (Qwen3.5)."""
+
+    def project(self, h: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, Parts, Any]:
+        stock = self.stock
+        gate = stock.in_proj_z(h).reshape(len(h), -1, stock.head_v_dim)
+        return stock.in_proj_qkv(h), (stock.in_proj_b(h), stock.in_proj_a(h)), gate
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

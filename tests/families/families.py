@@ -127,6 +127,14 @@ STATE_SPACE = {
     "mamba_n_groups": 2,
     "mamba_chunk_size": 16,
 }
+DELTA = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 # With recurrent layers. Where there are groups of heads there are two.
 RECURRENT: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
@@ -148,22 +156,16 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "mamba_d_state": 8,
         "mamba_dt_rank": 4,
     },
-    "qwen3_next": {
-        **MOE,
-        "shared_expert_intermediate_size": 24,
-        "head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    },
+    "qwen3_next": {**MOE, "shared_expert_intermediate_size": 24, **DELTA},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**MOE, "shared_expert_intermediate_size": 24, **DELTA},
     "recurrent_gemma": {
         "lru_width": 32,
         "attention_window_size": WINDOW,
         "block_types": ["recurrent", "attention", "recurrent"],
     },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {**MOE, "layer_types": ["conv", "full_attention", "conv"]},
 }
 
 

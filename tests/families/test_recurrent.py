@@ -36,7 +36,7 @@ from foretell.strategies.plain import Plain
 from tests import laws
 from tests import tiny as small
 from tests.families.families import RECURRENT, VOCAB, tiny
-from tests.memory.users import Guess, run
+from tests.memory.users import Evictor, Guess, run
 
 NEW = 16
 PROMPTS = [[5, 17, 3, 5, 17, 3, 9, 60, 33, 2, 5, 17, 3, 44, 81], list(range(1, 22))]
@@ -306,6 +306,48 @@ def test_memory_for_one_text_runs_them_one_after_the_other() -> None:
     lives = [engine.add(request) for request in requests]
     laws.finish(engine, *lives)
     assert [live.ctx.output for live in lives] == [expected("mamba2")[0][:8]] * 5
+
+
+def test_policies_change_the_rows_and_leave_the_states() -> None:
+    """Rows of the layers that attend are evicted where committed tokens say so, drafts or not."""
+    text = (*PROMPTS[0], *expected("jamba")[0])
+    for family in ("jamba", "falcon_h1"):
+        models = {"target": adapter(family)}
+        for options in ({}, {"chunk": 3}, {"preempt": 3}):
+            plain, drafted, wide = (
+                Request(PROMPTS[0], strategy, Sampling(max_new_tokens=NEW), policy=Evictor())
+                for strategy in (
+                    Plain(),
+                    Speculative(Guess(text, 4, 3, vocab=VOCAB), nodes=8),
+                    Speculative(Guess(text, 4, wide=True, vocab=VOCAB), nodes=8),
+                )
+            )
+            lives = run(models, plain, drafted, wide, **options)
+            first, *others = [live.ctx.output for live in lives]
+            assert others == [first, first] and len(first) == NEW
+    request = Request(PROMPTS[0], Plain(), Sampling(max_new_tokens=4), policy=Evictor())
+    with pytest.raises(Unsupported, match="cache rows that it can change"):
+        Engine({"target": adapter("mamba2")}).add(request)
+
+
+def test_transformers_generate_by_our_methods() -> None:
+    ids = torch.tensor([PROMPTS[0]])
+    for family in ("mamba2", "jamba"):
+        out = stock(family).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW,
+            do_sample=False,
+            custom_generate=foretell.hf("ngram"),
+        )
+        assert out[0, len(PROMPTS[0]) :].tolist() == expected(family)[0]
+    hf = stock("mamba2")
+    with torch.inference_mode():
+        filled = hf(input_ids=ids, use_cache=True).cache_params
+    with pytest.raises(Unsupported, match="cache_params that hold tokens"):
+        hf.generate(
+            ids, max_new_tokens=4, cache_params=filled, custom_generate=foretell.hf("ngram")
+        )
 
 
 def test_texts_that_begin_alike_share_no_rows() -> None:
