@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.mixers import Mixer, StateSpaceDual
 from foretell.families.packed import PackedLinear
 from foretell.families.recurrent import Recurrent, StateCache
+from foretell.measure.audit import checks
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops import scans
 from foretell.policy.reuse import WORTH, Reuse
@@ -591,6 +593,21 @@ def test_weights_of_8_bits_are_refused() -> None:
     assert "8 or 4 bits" in refusal(hf)
 
 
+@torch.inference_mode()
+def test_an_audit_notices_a_wrong_state() -> None:
+    """It compares rows of layers that attend, and what states make of one more token."""
+    for family in ("mamba2", "falcon_h1"):
+        model, tokens = adapter(family), [*PROMPTS[0], 1, 2, 9]
+        held = model.cache()
+        answer(model, held, Ask(TokenTree(PROMPTS[0][-1]).chain([1, 2])), PROMPTS[0])
+        wrong = held.fork()
+        assert checks._row_distance(model, held, tokens) < 1e-4
+        wrong.commit(tokens)
+        for layer in wrong.held.values():
+            layer.text = replace(layer.text, state=layer.text.state * 1.5)
+        assert checks._row_distance(model, wrong, tokens) > 1e-2
+
+
 # --- from a folder
 
 
@@ -617,3 +634,19 @@ def test_options_that_torch_cannot_honour_are_refused(tmp_path: Any) -> None:
         with pytest.raises(ForetellError, match="a model without recurrent layers") as caught:
             foretell.load(folder, **options)
         assert "\n" not in str(caught.value) and str(next(iter(options))) in str(caught.value)
+
+
+# --- every method
+
+
+@pytest.mark.parametrize("spec", laws.claiming("exact"))
+def test_every_exact_drafter_says_what_transformers_says(spec: str) -> None:
+    """On a hybrid of both kinds of layers; who needs what it has not is refused by name."""
+    models = dict(lm("falcon_h1").models)
+    request = Request(PROMPTS[0], laws.build(spec), Sampling(max_new_tokens=NEW), name=spec)
+    try:
+        live = run(models, request)[0]
+    except Unsupported as error:
+        assert spec in str(error) and "falcon_h1" in str(error)
+    else:
+        assert live.ctx.output == expected("falcon_h1")[0]
