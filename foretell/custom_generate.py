@@ -40,6 +40,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, RequestFailed, Unsupported, first_line
 from foretell.families.decoder import Decoder
+from foretell.families.recurrent import decoder_of
 from foretell.ops.tenants import Stores
 from foretell.spec import resolve
 
@@ -64,16 +65,27 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "output_hidden_states": (None, False),
     "cache_implementation": (None, "dynamic", "static"),
 }
+CACHES = ("past_key_values", "cache_params")  # the latter of models without attention
 KNOWN = {
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    *CACHES,
     "use_cache",
     "logits_to_keep",
     "cache_position",
 }
 
+
 _turns: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
+
+
+def holds_tokens(cache: Any) -> bool:
+    """Whether a cache of transformers has taken tokens in, as rows or as a state."""
+    for layer in cache.layers:
+        rows = layer.get_seq_length() if hasattr(layer, "get_seq_length") else 0
+        if rows or any(getattr(layer, "has_previous_state", {}).values()):
+            return True
+    return False
 
 
 def hf(
@@ -147,7 +159,7 @@ class Hook:
 
     def _engine(self, model: PreTrainedModel) -> Engine:
         """A new engine, since the model may have changed, with what drafters learnt before."""
-        models: dict[str, Model] = {"target": Decoder(model, model.config.model_type)}
+        models: dict[str, Model] = {"target": decoder_of(model, model.config.model_type)}
         draft = self._draft_model()
         if draft is not None:
             models["draft"] = draft
@@ -233,7 +245,7 @@ class Hook:
             model = load(self.draft).models["target"]
             assert isinstance(model, Decoder)
             self.draft = model.hf
-        return Decoder(self.draft, "the draft model")
+        return decoder_of(self.draft, "the draft model")
 
     def _refuse(
         self, model: PreTrainedModel, config: GenerationConfig, others: dict[str, Any]
@@ -249,9 +261,10 @@ class Hook:
         for name, value in others.items():
             if name not in KNOWN and value is not None:
                 raise self._no(name, "leave it out, or leave custom_generate out")
-        cache = others.get("past_key_values")
-        if cache is not None and cache.get_seq_length():
-            raise self._no("past_key_values that hold tokens", "give the whole prompt as input_ids")
+        for name in CACHES:
+            cache = others.get(name)
+            if cache is not None and holds_tokens(cache):
+                raise self._no(f"{name} that hold tokens", "give the whole prompt as input_ids")
 
     def _pads(self, input_ids: torch.Tensor, given: dict[str, Any]) -> list[int]:
         """How many padding tokens each row begins with."""

@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parent / "assets"
 DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
 Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
 
@@ -230,10 +225,14 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.recurrent import loaded
     from foretell.families.seq2seq import EncoderDecoder
 
     if hf.config.is_encoder_decoder:
         return EncoderDecoder(hf, name), ()
+    recurrent = loaded(hf, name, options.exact_bits, options.dtype, options.executor)
+    if recurrent is not None:
+        return recurrent, ()
     kind = hf.device.type
     refusals: Refusals = ()
     for executor, runtime in registry.whole(hf, kind, options.executor):

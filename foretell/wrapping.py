@@ -33,16 +33,16 @@ def wrap(
     `tokenizers`: theirs, where they are others than the target's.
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
-    from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.recurrent import decoder_of
     from foretell.families.seq2seq import EncoderDecoder, check_plain
 
     def build(model: PreTrainedModel, title: str) -> Model:
         if model.config.is_encoder_decoder:
             check_plain(title, exact_bits=exact_bits)
             return EncoderDecoder(model, title)
-        return ExactDecoder(model, title) if exact_bits else Decoder(model, title, blocks)
+        return ExactDecoder(model, title) if exact_bits else decoder_of(model, title, blocks)
 
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     adapters: dict[str, Model] = {}

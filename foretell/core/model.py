@@ -91,6 +91,7 @@ class Model:
     reads_segments = True  # whether these may begin with rows that others share
     weight_bytes = 0
     mask_copies = 1  # masks of a forward that are kept, those of heads that share keys together
+    state_bytes = 0  # of what its caches hold of a text besides rows
     threads_wanted = 0  # to compute with; 0: as many as torch has
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed

@@ -11,7 +11,7 @@ before the first forward.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +26,7 @@ from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
-from foretell.families.probing import PROBE, AttentionProbe, layouts
+from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -170,6 +170,14 @@ class Decoder(Model):
 
         Raises Unsupported where a layer does not leave all of attention to us.
         """
+        calls = self._attention_calls()
+        return tuple(call.shape for call in calls.values()), [c.window for c in calls.values()]
+
+    def _attention_calls(self, others: Collection[int] = ()) -> dict[int, AttentionCall]:
+        """What each layer hands to attention, in order; these `others` need not hand it anything.
+
+        Raises Unsupported as `_layout` does.
+        """
         probe = AttentionProbe(min(self.context, UNLIMITED))
         token = PROBE.set(probe)
         try:
@@ -179,16 +187,18 @@ class Decoder(Model):
         finally:
             PROBE.reset(token)
         count = max([int(self.config.num_hidden_layers), *(i + 1 for i in probe.calls)])
-        missing = [str(i) for i in range(count) if i not in probe.calls]
+        missing = [str(i) for i in range(count) if i not in probe.calls and i not in others]
         if missing:
             raise self._refusal(
                 f"attention through transformers' interface in every layer, which layers "
                 f"{', '.join(missing[:6])} do not use (recurrent, or of an older kind)"
             )
+        calls = {i: probe.calls[i] for i in sorted(probe.calls)}
         try:
-            return layouts(probe, count)
+            check_calls(probe.span, calls)
         except LookupError as error:
             raise self._refusal(str(error)) from error
+        return calls
 
     def agrees(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         """Whether two computations of the same rows differ by rounding only."""

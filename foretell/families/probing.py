@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,17 +91,25 @@ def layouts(
 
     Raises LookupError with what is missing where a layer does not leave all of attention to us.
     """
-    calls = [probe.calls[i] for i in range(count)]
-    for i, call in enumerate(calls):
+    calls = {i: probe.calls[i] for i in range(count)}
+    check_calls(probe.span, calls, biased)
+    return tuple(call.shape for call in calls.values()), [c.window for c in calls.values()]
+
+
+def check_calls(span: int, calls: Mapping[int, AttentionCall], biased: bool = False) -> None:
+    """Raises LookupError with what is missing where a layer does not leave all of attention to us.
+
+    `span`: of the probe.
+    """
+    for i, call in calls.items():
         if call.biased and not biased:
             raise LookupError(f"scores without a bias by position, which layer {i} adds")
         if not call.reach:
             raise LookupError(f"a causal mask or a sliding window, and layer {i} has another")
-        if call.reach != min(call.window or probe.span, probe.span):
+        if call.reach != min(call.window or span, span):
             raise LookupError(
                 f"to be told the window of {call.reach} positions, which layer {i} keeps to itself"
             )
-    return tuple(call.shape for call in calls), [call.window for call in calls]
 
 
 AttentionInterface.register("foretell-probe", _record_attention)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from foretell.core.model import STEP, Model
-from foretell.policy.options import HUGE
 from foretell.memory.job import Job
+from foretell.policy.options import HUGE
 
 NOTHING = -1  # in place of a token: nothing is recorded after this node
 

@@ -52,12 +52,12 @@ def source_attention(
 class SourceJob(Job):
     """A job whose layers share one bias by position, which is computed once a forward."""
 
-    known: tuple[list[int], torch.Tensor] | None = None  # for these columns
+    shared_bias: tuple[list[int], torch.Tensor] | None = None  # for these columns
 
     def _bias(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
-        if self.known is None or self.known[0] != columns:
-            self.known = columns, super()._bias(bias, columns, dtype)
-        return self.known[1]
+        if self.shared_bias is None or self.shared_bias[0] != columns:
+            self.shared_bias = columns, super()._bias(bias, columns, dtype)
+        return self.shared_bias[1]
 
 
 class SourceCache(Cache):

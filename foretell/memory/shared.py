@@ -24,6 +24,7 @@ class SharedRows(Rows):
     commit: Callable[[Sequence[int]], None]
     reserve: Callable[[int], None]
     segments: tuple[Segment, ...] = ()  # rows of the first tokens, shared with others
+    sharable = True  # whether rows are all that its model remembers of a text
 
     def share(self, tokens: Sequence[int], end: int = NEVER) -> Segment:
         """A copy of its own committed rows of the branch `tokens`, which outlives this cache.

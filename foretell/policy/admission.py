@@ -119,8 +119,10 @@ class Admission:
 
     @staticmethod
     def _needed(live: Live) -> int:
-        """Bytes that a request's rows take when it begins."""
+        """Bytes that a request's rows and states take when it begins."""
         ctx = live.ctx
+        branches = len(ctx.branches)
         tokens = sum(len(branch.tokens) for branch in ctx.branches.values()) + RESERVE
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}
-        return tokens * sum(ctx.models[name].row_bytes for name in names)
+        models = [ctx.models[name] for name in names]
+        return sum(tokens * model.row_bytes + branches * model.state_bytes for model in models)

@@ -44,7 +44,7 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         if "source" in models[name].caps:
             reader: Any = models[name]
             reader.check_source(request.inputs.get("source"))
-    if request.policy is not None and not target.layout:
+    if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
         )

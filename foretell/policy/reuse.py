@@ -67,6 +67,7 @@ class Reuse:
         Hidden states that are kept for another model do not: such texts are computed whole.
         """
         whole = bool(cache.layout) and None not in cache.layout and cache.recomputable
+        whole = whole and cache.sharable
         ordinary = cache.policy is None and cache.positions is None and cache.states is None
         return whole and ordinary and not cache.inputs
 

@@ -67,6 +67,47 @@ def test_the_law_of_drawn_chains() -> None:
     assert 0 < law.accepted < law.drafted
 
 
+@pytest.mark.parametrize("spec", ["ngram", "suffix:tree=False", "draft", "copyspec"])
+def test_the_law_of_methods_on_a_target_of_chains(spec: str) -> None:
+    """Enumerated, alone and after other requests have filled their stores."""
+    worlds = {
+        "target": ToyRecurrent(3, seed=3),
+        "draft": ToyRecurrent(3, seed=3, noise=0.5, name="near"),
+    }
+    accepted = 0
+    for warm in (False, True):
+        setting = laws.Setting(Sampling(max_new_tokens=3, temperature=0.9))
+        prompt = [1, 2, 1, 2, 1]
+        law, plain = (
+            laws.enumerate_law(strategy, prompt, setting, worlds, warm=warm)
+            for strategy in (laws.build(spec, nodes=3), Plain())
+        )
+        assert law.distance(plain.outputs) <= laws.EXACT
+        accepted += law.accepted
+    assert accepted > 0, "nothing was ever accepted: not put to the test"
+
+
+@pytest.mark.parametrize("spec", laws.claiming("exact"))
+def test_every_drafter_gives_plain_texts_or_is_refused_by_name(spec: str) -> None:
+    """What it `needs` is looked at first; a branching tree from others ends its request."""
+    strategy = laws.build(spec)
+    plain = run(models(), Request(PROMPT, Plain(), SAMPLINGS[0]))[0].ctx.output
+    request = Request(PROMPT, strategy, SAMPLINGS[0], name=spec)
+    engine = Engine(models())
+    if "tree" in strategy.needs:
+        with pytest.raises(Unsupported, match="the capability 'tree'") as caught:
+            engine.add(request)
+        assert spec in str(caught.value) and "recurrent" in str(caught.value)
+        return
+    live = engine.add(request)
+    list(engine.run())
+    if live.error is None:
+        assert live.ctx.output == plain
+    else:
+        assert isinstance(live.error, Unsupported) and "branching trees" in str(live.error)
+        assert spec in str(live.error)
+
+
 def test_batches_equal_alone() -> None:
     requests = []
     for i in range(6):

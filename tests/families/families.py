@@ -103,13 +103,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "seed_oss": {},
     "apertus": {},
     "olmo3": {"sliding_window": WINDOW},
-    "falcon_h1": {
-        "head_dim": 8,
-        "mamba_d_ssm": 32,
-        "mamba_n_heads": 4,
-        "mamba_d_head": 8,
-        "mamba_d_state": 8,
-    },
     "helium": {"head_dim": 8},
     "ernie4_5": {"head_dim": 8},
     "gptj": {"rotary_dim": 4},
@@ -126,13 +119,59 @@ OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": MIXED,
     },
+}
+STATE_SPACE = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+DELTA = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+# With recurrent layers. Where there are groups of heads there are two.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16},
+    "falcon_h1": {**STATE_SPACE, "head_dim": 8, "mamba_d_ssm": 64, "ssm_in_multiplier": 0.8},
+    "bamba": {**STATE_SPACE, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **STATE_SPACE,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 32,
+    },
+    "jamba": {
+        "num_experts": 2,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "qwen3_next": {**MOE, "shared_expert_intermediate_size": 24, **DELTA},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**MOE, "shared_expert_intermediate_size": 24, **DELTA},
+    "recurrent_gemma": {
+        "lru_width": 32,
+        "attention_window_size": WINDOW,
+        "block_types": ["recurrent", "attention", "recurrent"],
+    },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {**MOE, "layer_types": ["conv", "full_attention", "conv"]},
 }
 
 
 def config(family: str, **more: Any) -> Any:
     """The configuration of a family, named above or any other with the usual fields."""
-    fields = {**BASE, **FAMILIES.get(family, OTHERS.get(family, {})), **more}
+    fields = {**BASE, **(FAMILIES | OTHERS | RECURRENT).get(family, {}), **more}
     if family == "gpt2":
         fields = {
             k: v

@@ -185,11 +185,12 @@ def _row_distance(target: Model, cache: Cache, tokens: list[int]) -> float:
     fresh_logits = target.forward([job])[0].logits
     pairs = []
     for left, wanted in zip((*cache.k, *cache.v), (*fresh.k, *fresh.v), strict=True):
-        pairs.append((left[:, : cache.length], wanted[:, : cache.length]))
-    if not pairs:
-        # The rows cannot be read, so the logits of one more token have to speak for them.
+        if left is not None:
+            pairs.append((left[:, : cache.length], wanted[:, : cache.length]))
+    if not pairs or not cache.sharable:
+        # For rows that cannot be read, and for states, the logits of one more token have to speak.
         job, _ = cache.prepare(ask, tokens, len(tokens))
-        pairs = [(target.forward([job])[0].logits, fresh_logits)]
+        pairs.append((target.forward([job])[0].logits, fresh_logits))
     worst = 0.0
     for left, wanted in pairs:
         wanted = wanted.double()
