@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.spec import resolve
+from foretell.spec import given, resolve, split
 
 
 @pytest.mark.parametrize("text", ["1", "true", "True", "yes", "ON"])
@@ -32,3 +32,30 @@ def test_common_fields_come_last() -> None:
         assert resolve(f"ngram+suffix:{field}")[0] == "ngram+suffix"
     with pytest.raises(BadConfig, match="only drafters can be joined"):
         resolve("ngram+plain")
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "parts"),
+    [
+        ("a,b=1", ",", ["a", "b=1"]),
+        ("a=(b,c),d", ",", ["a=(b,c)", "d"]),
+        ("a=(b=(c,d),e),f", ",", ["a=(b=(c,d),e)", "f"]),
+        ("x:a=(b+c)+d", "+", ["x:a=(b+c)", "d"]),
+        ("path=a(b,c)", ",", ["path=a(b", "c)"]),
+        ("source=(),k=2", ",", ["source=()", "k=2"]),
+        ("", ",", [""]),
+    ],
+)
+def test_what_stands_in_parentheses_is_one_value(text: str, mark: str, parts: list[str]) -> None:
+    assert split(text, mark) == parts
+
+
+def test_what_a_spec_says_includes_the_specs_within_it() -> None:
+    spec = "suffix+cascade:inner=(cascade:inner=rest:path=x,length=2),nodes= 3"
+    assert list(given(spec)) == [
+        ("cascade", "inner", "(cascade:inner=rest:path=x,length=2)"),
+        ("cascade", "inner", "rest:path=x"),
+        ("rest", "path", "x"),
+        ("cascade", "length", "2"),
+        ("cascade", "nodes", "3"),
+    ]
