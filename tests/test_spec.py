@@ -14,7 +14,7 @@ from foretell.drafters.rsd_c import RsdC
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.rules.coin import Coin
 from foretell.rules.walk import Walk
-from foretell.spec import resolve
+from foretell.spec import given, resolve, split
 from foretell.text import TokenIds
 
 
@@ -100,3 +100,30 @@ def test_only_a_text_s_tokens_may_come_from_a_file() -> None:
             spec.build("mine", "drafter", {"text": "x"})
         with pytest.raises(BadConfig, match="mine:counts='x': must be whole numbers"):
             spec.build("mine", "drafter", {"counts": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "parts"),
+    [
+        ("a,b=1", ",", ["a", "b=1"]),
+        ("a=(b,c),d", ",", ["a=(b,c)", "d"]),
+        ("a=(b=(c,d),e),f", ",", ["a=(b=(c,d),e)", "f"]),
+        ("x:a=(b+c)+d", "+", ["x:a=(b+c)", "d"]),
+        ("path=a(b,c)", ",", ["path=a(b", "c)"]),
+        ("source=(),k=2", ",", ["source=()", "k=2"]),
+        ("", ",", [""]),
+    ],
+)
+def test_what_stands_in_parentheses_is_one_value(text: str, mark: str, parts: list[str]) -> None:
+    assert split(text, mark) == parts
+
+
+def test_what_a_spec_says_includes_the_specs_within_it() -> None:
+    spec = "suffix+cascade:inner=(cascade:inner=rest:path=x,length=2),nodes= 3"
+    assert list(given(spec)) == [
+        ("cascade", "inner", "(cascade:inner=rest:path=x,length=2)"),
+        ("cascade", "inner", "rest:path=x"),
+        ("rest", "path", "x"),
+        ("cascade", "length", "2"),
+        ("cascade", "nodes", "3"),
+    ]

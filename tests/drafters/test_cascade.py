@@ -5,32 +5,26 @@ it up; its exactness with one draft model is also in test_laws.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 
-from foretell import registry
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.drafter import Drafter, Drafting
 from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.request import Request
-from foretell.core.rng import Door
-from foretell.core.sampling import Target
 from foretell.core.strategy import Speculative
-from foretell.core.tree import Law, TokenTree
-from foretell.core.types import Ask, Call, Open, Outcome, Reply, Sampling, Together
-from foretell.core.verify import sequential, walk
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Open, Reply, Sampling
 from foretell.drafters.cascade import Cascade
 from foretell.drafters.draft import Draft
 from foretell.drafters.ngram import Ngram
 from foretell.errors import BadConfig, UnknownMethod, Unsupported
 from foretell.families.toy import Toy, ToyRecurrent
 from foretell.measure.outcomes import Enumerator
-from foretell.policy import nested
 from foretell.spec import resolve
 from tests import laws
 
@@ -114,7 +108,7 @@ def test_seed_by_seed_it_gives_the_tokens_of_draft_in_fewer_forwards(
 ) -> None:
     models = {"target": Toy(8, copy=4.0), "draft": Toy(8, noise=0.3, copy=4.0, name="draft")}
     forwards: Counter[str] = Counter()
-    for seed in range(3):
+    for seed in range(2):
         sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=30)
         lives = [
             laws.generate(Speculative(drafter, nodes=6), PROMPT, laws.Setting(sampling), models)
@@ -127,143 +121,7 @@ def test_seed_by_seed_it_gives_the_tokens_of_draft_in_fewer_forwards(
     assert forwards["cascade"] < 0.8 * forwards["draft"], forwards
 
 
-# --- slips
-
-
-def plain_sample(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-    """TriForce's released code: after a refusal the token comes from the draft model's own law."""
-    outcome = sequential(tree, target, rng, position)
-    node = outcome.path[-1] if outcome.path else 0
-    if outcome.token is not None and any(not accepted for _, accepted in outcome.tested):
-        outcome.token = rng.sample(target.p(node), "target", position + len(outcome.path))
-    return outcome
-
-
-def first_law(self: nested.Recorded, node: int, token: int) -> tuple[Law | None, float]:
-    """Every token names the law of the first."""
-    return Law(self.p(0)), float(self.p(0)[token]) or 0.5
-
-
-class OneKey(nested.NumberedDoor):
-    """Draws are keyed by their place in the text, which a later step reaches again."""
-
-    def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
-        return self.door.sample(p, "draft", position, index)
-
-
-def test_published_and_other_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = laws.build("cascade:inner=(draft:length=2),model=middle,length=2,size=2")
-
-    def check() -> None:
-        laws.check_law(strategy, "plain", 3, prompt=(0, 1, 0), vocab=2, warm=False)
-
-    check()
-    for module, name, slip in (
-        (nested, "default", plain_sample),
-        (nested.Recorded, "law", first_law),
-        (nested, "NumberedDoor", OneKey),
-    ):
-        with monkeypatch.context() as patch, pytest.raises(AssertionError):
-            patch.setattr(module, name, slip)
-            check()
-
-
-def test_the_walk_in_place_of_the_residual_rule_is_no_slip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any exact rule may stand in the middle, or the test above might catch too much."""
-    monkeypatch.setattr(nested, "default", walk)
-    laws.check_law(laws.build(TWO), "plain", 2)
-
-
 # --- its inner drafter
-
-
-@dataclass
-class Seen:
-    """A copy of it goes its own way."""
-
-    text: list[int] = field(default_factory=list)
-    observed: int = 0
-
-
-@dataclass(frozen=True)
-class Witness(Drafter):
-    """Asserts what drafters rely on: the text that a state has seen only ever grows.
-
-    Proposes what its own model says, by every kind of message that drafting may need.
-    """
-
-    models = ("draft",)
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return {"brought": models["target"]}
-
-    def start(self, ctx: Context) -> Seen:
-        assert ctx.shared(list, "texts") is not None
-        return Seen(list(ctx.tokens))
-
-    def look(self, ctx: Context, state: Seen) -> None:
-        assert ctx.tokens[: len(state.text)] == state.text, "the text has changed"
-        assert ctx.tokens[len(ctx.request.prompt) :] == ctx.output
-        state.text = list(ctx.tokens)
-
-    def ask(self, ctx: Context, model: str) -> Generator[Any, Any, int]:
-        tree = TokenTree(ctx.tokens[-1])
-        reply = yield Ask(tree, model, ctx.branch, rows=[0])
-        assert reply.nodes == [0] and reply.new[-1:] in ([0], [])
-        return int(reply.logits[0].argmax())
-
-    def steps(self, ctx: Context, state: Seen, budget: int) -> Drafting:
-        self.look(ctx, state)
-        best = yield Together([self.ask(ctx, "draft"), self.ask(ctx, "target")])
-        tree = TokenTree(ctx.tokens[-1])
-        tree.add(0, (yield Call(lambda: best[0])))
-        if budget > 2:
-            tree.add(0, best[1])
-        ahead = TokenTree(ctx.tokens[-1]).chain(best[:1])
-        first, second = yield [Ask(ahead, "draft", ctx.branch), Ask(ahead, "brought", ctx.branch)]
-        assert first.nodes[-1] == second.nodes[-1] == 1
-        return tree
-
-    def observe(self, ctx: Context, state: Seen, step: Feedback) -> None:
-        self.look(ctx, state)
-        assert ctx.tokens[len(ctx.tokens) - len(step.tokens) :] == step.tokens
-        assert len(step.reply.logits) == len(step.tree)
-        state.observed += 1
-        ctx.shared(list, "texts").append(state.observed)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_that_an_inner_drafters_state_has_seen_only_grows(temperature: float) -> None:
-    models = {"target": Toy(6, copy=2.0), "middle": Toy(6, noise=1.0, copy=1.0)}
-    models["draft"] = Toy(6, noise=1.5, copy=1.0)
-    strategy = Speculative(Cascade(Witness(), 4, "middle", 2), nodes=4)
-    sampling = Sampling(temperature=temperature, max_new_tokens=40)
-    engine = Engine(models)
-    live = engine.add(Request(PROMPT, strategy, sampling))
-    laws.finish(engine, live)
-    stats = live.ctx.stats
-    assert 0 < stats.accepted < stats.drafted, "one side was not tested"
-    (texts,) = [store for key, store in engine.stores.items() if key[2] == "texts"]
-    assert len(texts) > stats.steps, "what the draft model said was not observed"
-
-
-def test_every_drafter_may_be_the_inner_one_or_says_why_not() -> None:
-    ran = 0
-    setting = laws.Setting(Sampling(max_new_tokens=14))
-    models = {"target": Toy(8, copy=3.0), "middle": Toy(8, noise=0.4, copy=3.0)}
-    models["draft"] = Toy(8, noise=0.8, copy=3.0)
-    want = laws.generate(laws.build("plain"), PROMPT * 2, setting, models).ctx.output
-    for name in registry.names("drafter"):
-        spec = laws.variants(name)[0]
-        try:
-            strategy = laws.build(f"cascade:inner=({spec}),model=middle,size=4", nodes=4)
-            live = laws.generate(strategy, PROMPT * 2, setting, models)
-        except BadConfig as error:
-            assert "cascade:" in str(error)
-            continue
-        assert live.ctx.output == want and live.ctx.stats.accepted, spec
-        ran += 1
-    assert ran > 10
 
 
 @dataclass(frozen=True)
@@ -326,8 +184,7 @@ def test_a_vocabulary_padded_to_another_size_changes_no_law(size: int) -> None:
 def test_two_draft_models_alone_as_in_a_batch_and_closed_at_any_step() -> None:
     strategy = laws.build(TWO)
     laws.check_batch([strategy, laws.build("plain")], tenants=False)
-    for temperature in (0.0, 1.0):
-        laws.check_close(strategy, temperature, tokens=5)
+    laws.check_close(strategy, 1.0, tokens=4)
     deeper = laws.build(f"cascade:inner=({TWO.replace('middle', 'small')}),model=middle", nodes=4)
     laws.check_greedy([deeper], 10)
     assert deeper.models == ("middle", "small", "draft")

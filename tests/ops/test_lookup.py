@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,3 +81,13 @@ def test_an_index_without_every_place_does_not_pretend_to_know_them() -> None:
         index.extend([1, 1, 1, 1])
         with pytest.raises(AssertionError, match="every place"):
             index.all([1, 1, 1, 1], 1, 3)
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    index = Index(2, every=True)
+    index.extend([1, 2, 1, 2, 1])
+    twin = copy.deepcopy(index)
+    twin.extend([1, 2, 1, 2, 1, 3, 2])
+    assert (index.known, twin.known) == (5, 7)
+    assert index.find([1, 3], 2) == -1 and twin.find([1, 3], 2) == 6
+    assert index.all([1], 1, 9) == [3, 1] and twin.all([1], 1, 9) == [5, 3, 1]
