@@ -261,9 +261,8 @@ class Cache(SharedRows):
         if self.states is not None:
             self.states.write(plan.shared, hidden)
         self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
-        found = joined(self.tapped, plan.shared, hidden)
-        found = {**self.tapped, **found} if plan.goes_on else found
-        self.tapped = {} if self.done >= self.all_layers else found
+        whole = self.done >= self.all_layers
+        self.tapped = {} if whole else joined(self.tapped, hidden, plan.shared, plan.goes_on)
         # Rows below the root that were fed by estimates must be computed again from true states.
         self.trusted = len(plan.tokens)
         if self.beside is not None and not plan.part:

@@ -175,7 +175,7 @@ class DelExit(Drafter):
         said: Sequence[int],
         texts: Sequence[Sequence[int] | None],
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the exits' rows `shadow` (exits, n, V) and the target's `last` (n, V): see Records.note.
+        """What Records.note takes, of the exits' rows (exits, n, V) and the target's `last` (n, V).
 
         `said`: the target's tokens; `texts`: the output before each, None inside the prompt, where
         options that look at the output have no say.

@@ -1,4 +1,4 @@
-"""The target drafts with some attention and MLP halves of its layers left out, searched for meanwhile.
+"""The target drafts without some attention and MLP halves of its layers, searched for meanwhile.
 
 A draft goes through the target's own layers but for a set of halves, never of the first or the last
 layer, whose input passes on unchanged. It is a chain that ends behind a token of which the draft
@@ -21,8 +21,9 @@ would depend on what they are
 request's sampling options; the reference leaves them out at its last one
 - sets are tried on a branch of the request that holds the last `context` tokens of the prompt, where
 the reference copies the cache for every try and for every draft
-- a request begins with the best set that an earlier one of the same tenant found, and a search is
-its own; none is made under a cache policy
+- a request begins with the best set that an earlier one of the same tenant found, else with every
+odd layer's halves as in the reference; that set is tried first, and the search is the request's own
+- no search is made under a cache policy
 - the process is asked about 256 random sets, where the reference searches the whole cube
 """
 

@@ -8,12 +8,21 @@ import torch
 
 
 def joined(
-    before: Mapping[int, torch.Tensor], first: int, hidden: Mapping[int, torch.Tensor]
+    before: Mapping[int, torch.Tensor],
+    hidden: Mapping[int, torch.Tensor],
+    first: int,
+    goes_on: bool,
 ) -> Mapping[int, torch.Tensor]:
-    """Of the taps that both know: the first rows of `before`, and `hidden` behind them."""
-    if not first:
-        return hidden
-    return {tap: torch.cat([before[tap][:first], hidden[tap]]) for tap in before if tap in hidden}
+    """By tap, the states of all nodes: `before`, and `hidden` of those from `first` on.
+
+    `goes_on`: these are the same nodes, further up. Copies, since an executor may write over what
+    it returned.
+    """
+    if first:
+        known = before.keys() & hidden.keys()
+        return {tap: torch.cat([before[tap][:first], hidden[tap]]) for tap in known}
+    found = {tap: rows.clone() for tap, rows in hidden.items()}
+    return {**before, **found} if goes_on else found
 
 
 class TappedStates:

@@ -16,7 +16,7 @@ from foretell.core.drafter import Feedback
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
-from foretell.core.tree import TokenTree
+from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.del_exit import DelExit, Records
 from foretell.errors import BadConfig
@@ -186,6 +186,15 @@ def test_when_sampling_alpha_is_the_chance_that_a_draft_is_accepted() -> None:
     for place, tap in enumerate((1, 2, 3)):
         q = (model.read(step.reply.hidden[tap])[0] / 0.8).softmax(-1)
         assert watched.records[0].agreed[place] == pytest.approx(float(torch.minimum(p, q).sum()))
+
+
+def test_a_wrong_law_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flat(q: torch.Tensor) -> Law:
+        return Law(torch.full_like(q, 1 / len(q)))
+
+    monkeypatch.setattr("foretell.ops.exits.Law", flat)
+    with pytest.raises(AssertionError, match="the law of the first"):
+        laws.check_law(laws.build("del-exit"), "plain", tokens=2)
 
 
 def test_no_layer_runs_twice_for_a_token() -> None:
