@@ -301,6 +301,7 @@ class LM:
         """
         terms, options = split_terms(options)
         traced = terms.pop("trace")
+        pictures = terms.pop("pictures")
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
@@ -310,6 +311,8 @@ class LM:
         except ForetellError as error:
             return error
         begin, inputs = placed(self.models["target"], ids)
+        if pictures is not None:
+            inputs = {**inputs, "pictures": pictures}
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):

@@ -225,11 +225,15 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.pictures import Pictured, reads_pictures
     from foretell.families.recurrent import loaded
     from foretell.families.seq2seq import EncoderDecoder
 
     if hf.config.is_encoder_decoder:
         return EncoderDecoder(hf, name), ()
+    whole = options.executor in ("auto", "torch") and not options.exact_bits
+    if whole and reads_pictures(hf):
+        return Pictured(hf, name, partial(blocks, ours=True)), ()
     recurrent = loaded(hf, name, options.exact_bits, options.dtype, options.executor)
     if recurrent is not None:
         return recurrent, ()

@@ -27,7 +27,7 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
-TERMS = {"tenant", "priority", "timeout", "trace"}  # of a request beside its sampling
+TERMS = {"tenant", "priority", "timeout", "trace", "pictures"}  # of a request beside its sampling
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -122,6 +122,7 @@ def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
             raise BadConfig.field("timeout", timeout, "seconds above 0, or None")
         deadline = time.perf_counter() + timeout
     terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
+    terms["pictures"] = options.get("pictures")
     return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 

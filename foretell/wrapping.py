@@ -35,6 +35,7 @@ def wrap(
     """
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.pictures import Pictured, reads_pictures
     from foretell.families.recurrent import decoder_of
     from foretell.families.seq2seq import EncoderDecoder, check_plain
 
@@ -42,6 +43,8 @@ def wrap(
         if model.config.is_encoder_decoder:
             check_plain(title, exact_bits=exact_bits)
             return EncoderDecoder(model, title)
+        if reads_pictures(model) and not exact_bits:
+            return Pictured(model, title, blocks)
         return ExactDecoder(model, title) if exact_bits else decoder_of(model, title, blocks)
 
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type

@@ -9,6 +9,7 @@ cache's rows under the job's mask. What a model can do is asked of `caps`:
     parts   the halves of a layer, attention and MLP, each alone
     rollback  any scratch rows can be forgotten; else (recurrent states) chains only
     source  it reads a request's inputs["source"], token ids, beside the text
+    pictures  it reads a request's inputs["pictures"] where its tokens stand for them
     blocks  the nodes of a tree, which is a block then, see each other
 """
 

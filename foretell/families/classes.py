@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+)
 
 from foretell.errors import BadModel
 
@@ -21,7 +28,12 @@ def class_of(place: str | Path, arguments: Mapping[str, Any]) -> Any:
         return AutoModelForCausalLM
     chosen = {name: arguments[name] for name in OF_CONFIG if name in arguments}
     config = AutoConfig.from_pretrained(place, **chosen)
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def check_keys(name: str, report: Mapping[str, Any]) -> None:

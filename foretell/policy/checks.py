@@ -44,6 +44,13 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         if "source" in models[name].caps:
             reader: Any = models[name]
             reader.check_source(request.inputs.get("source"))
+    if "pictures" in request.inputs:
+        looker: Any = target
+        if "pictures" not in target.caps:
+            why = getattr(target, "pictures_refused", "") or "it has no part that sees"
+            need = f"a model whose pictures it can compute ({why})"
+            raise Unsupported.missing("pictures", target.name, need, "give the text alone")
+        looker.check_pictures(request)
     if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
