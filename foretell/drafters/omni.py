@@ -139,7 +139,7 @@ class Omni(Drafter):
     def _law(
         shared: Shared, law: torch.Tensor, first: int, chances: List[float], token: int
     ) -> torch.Tensor:
-        """What is declared, (V,): the paper's equation 2, which at the token itself is equation 1."""
+        """What is declared, (V,): the paper's equation 2, at the token itself its equation 1."""
         q = law.new_zeros(shared.vocab)
         q[shared.ours] = law[shared.theirs]
         if len(chances) > 1:
