@@ -20,8 +20,8 @@ Cost: target 1
 Needs: a model whose layers can be entered
 Trains: nothing
 Differs:
-- n-grams are counted in the prompt and, if asked, in a corpus and in what this engine and tenant has
-finished, the latest 4096 places of a token, where the paper counts in 200,000 documents
+- n-grams are counted in the prompt and, if asked, in a corpus and in what this engine and tenant
+has finished, the latest 4096 places of a token, where the paper counts in 200,000 documents
 - what the weights of the contexts found leave of 1 (at least half) is the model's own share of the
 n-gram law, since few counts would else force copies; backoff=false is the paper's rule
 - an end counts among the k best continuations only, so that k=1 with alpha=0 is greedy decoding

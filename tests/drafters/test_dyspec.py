@@ -173,7 +173,11 @@ def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
     """All outcomes of one draft, whose shapes differ: the order of the draws sways none of them."""
     for drafter in (Dyspec(size=3), Dyspec(size=3, levels=False)):
         total, shapes = 0.0, set()
-        for weight, tree in Enumerator.walk(lambda door: drive(drafter, DRAWN, rng=door)[0]):  # noqa: B023
+
+        def draft(door: Enumerator, drafter: Dyspec = drafter) -> TokenTree:
+            return drive(drafter, DRAWN, rng=door)[0]
+
+        for weight, tree in Enumerator.walk(draft):
             product = 1.0
             for node in range(1, len(tree)):
                 law = tree.laws[node]
