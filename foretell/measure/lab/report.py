@@ -96,14 +96,18 @@ class Report:
             "settings": dataclasses.asdict(self.settings),
             "places": self.places,
             "skipped": self.skipped,
-            "rows": [self._row(key, mean, "acceptance") for key, mean in self._level()],
-            "chains": [self._row(key, mean, "accepted") for key, mean in self._chains()],
+            "rows": [self._row(key, mean) for key, mean in self._level()],
+            "chains": [self._row(key, mean) for key, mean in self._chains()],
         }
 
     @staticmethod
-    def _row(key: Key, mean: Mean, what: str) -> dict[str, Any]:
-        row = dataclasses.asdict(key) | {what: mean.value, "places": mean.count}
-        return row | {"error": mean.error, "draws_error": mean.draws_error}
+    def _row(key: Key, mean: Mean) -> dict[str, Any]:
+        row = dataclasses.asdict(key)
+        if key.drafts == CHAIN:
+            row |= {"accepted": mean.value}
+        else:
+            row |= {"acceptance": mean.value, "draws_error": mean.draws_error}
+        return row | {"error": mean.error, "places": mean.count}
 
     def _level(self) -> list[tuple[Key, Mean]]:
         return [(key, mean) for key, mean in self.means.items() if key.drafts != CHAIN]
@@ -155,11 +159,8 @@ def _lines(head: list[str], found: list[tuple[Key, Mean]]) -> list[list[str]]:
     for key, mean in found:
         if key.set is None:
             line = lines.setdefault((key.drafts, key.rule), [DRAFTS[key.drafts], key.rule])
-            line.append(_cell(mean))
+            # A place has one drawn chain: what it leaves open shows in how places differ.
+            error = mean.error if key.drafts == CHAIN else mean.draws_error
+            known = error is not None and math.isfinite(error)
+            line.append(f"{mean.value:.3f} ±{error:.3f}" if known else f"{mean.value:.3f}")
     return [head, *lines.values()]
-
-
-def _cell(mean: Mean) -> str:
-    """The mean, with the standard error that draws leave it, if any."""
-    error = "" if mean.draws_error is None else f" ±{mean.draws_error:.3f}"
-    return f"{mean.value:.3f}{error}"

@@ -48,7 +48,7 @@ def test_every_pair_is_measured_at_every_place() -> None:
         drawn = row["drafts"] == "unreplaced" and row["rule"] == "walk" and row["k"] == 3
         assert (row["draws_error"] is not None) == drawn
     for row in document["chains"]:
-        assert 0 < row["accepted"] < row["k"]
+        assert 0 < row["accepted"] < row["k"] and row["error"] > 0
 
 
 def test_a_seed_gives_its_numbers_again() -> None:
@@ -113,7 +113,8 @@ def test_tables_and_chart_have_all_sets_together() -> None:
             for name, value in (("a", 0.1 * k), ("b", 0.1)):
                 key = Key(temperature, name, "unreplaced", "walk", k)
                 report.note(key, value, None if k < 3 else 0.0004)
-        report.note(Key(temperature, "a", "chain", "block", 1), 0.5)
+        for value in (0.4, 0.6):
+            report.note(Key(temperature, "a", "chain", "block", 1), value)
     tables = report.tables()
     assert [title for title, _ in tables][:2] == [
         "chance that one of k tokens is accepted, temperature 1",
@@ -123,7 +124,9 @@ def test_tables_and_chart_have_all_sets_together() -> None:
     assert head == ["drafts", "rule", *(f"k={k}" for k in range(1, 7))]
     assert line[:4] == ["without replacement", "walk", "0.100", "0.150"]
     assert line[4] == "0.200 ±0.014"
-    assert tables[1][1][1] == ["chain", "block", "0.500"]
+    assert tables[1][1][1] == ["chain", "block", "0.500 ±0.100"]
+    report.means = {key: Mean(1, mean.value) for key, mean in report.means.items()}
+    assert report.tables()[1][1][1] == ["chain", "block", "0.500"], "one place has no error"
     words = [text.text for text in ET.fromstring(report.svg()).iter() if text.text]
     assert "big with drafts of small: 2 places" in words
     assert "without replacement, walk, temperature 2" in words
