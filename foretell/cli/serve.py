@@ -83,6 +83,12 @@ class LoadOptions:
         float | None,
         typer.Option(metavar="GB", help="Cache rows of running answers. Without it, no limit."),
     ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB", help="Everything that models and answers take. Without it, no limit."
+        ),
+    ] = None
     prefix_memory: Annotated[
         float,
         typer.Option(min=0, metavar="GB", help="Cache rows kept for prompts that begin alike."),
@@ -161,6 +167,7 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
         )
     for option, value in (
         ("--memory", load.memory),
+        ("--budget", load.budget),
         ("--between-tokens", load.between_tokens),
         ("--max-body", load.max_body),
         ("--timeout", load.timeout),
@@ -179,6 +186,7 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
         running=load.max_requests,
         waiting=load.max_waiting,
         memory=None if load.memory is None else int(load.memory * GIGABYTE),
+        budget=None if load.budget is None else int(load.budget * GIGABYTE),
         prefixes=int(load.prefix_memory * GIGABYTE),
         between_tokens=None if load.between_tokens is None else load.between_tokens / 1000,
         share_between_keys=door.share_between_keys,

@@ -57,9 +57,11 @@ class Sizes(Protocol):
 
 def sizes_for(ctx: Context, nodes: int, drafter: Drafter) -> Sizes:
     """`nodes`: how many at most; 0: the policy decides."""
-    sizes: Sizes = DrawnSizes(ctx, drafter.whole)
+    sizes: Sizes
     if nodes or ctx.timed:
         sizes = Policy(ctx, nodes, drafter.whole)
+    else:
+        sizes = DrawnSizes(ctx, drafter.whole)
     room = ctx.request.room
     return sizes if room is None else Capped(sizes, room.nodes)
 

@@ -44,6 +44,7 @@ class Service:
             requests=settings.running,
             between_tokens=settings.between_tokens,
             prefixes=settings.prefixes,
+            budget=settings.budget,
         )
         # With the methods of the registry and the server's own there is always room for these.
         self._methods = {"auto", "plain", settings.bounds.method, *registry.methods()}

@@ -18,6 +18,7 @@ class Settings:
     bounds: Bounds = field(default_factory=lambda: Bounds(timeout=600.0))  # of each request
     running: int = 32  # answers that are computed at once; others wait
     memory: int | None = None  # bytes of cache rows of running answers; None: no limit
+    budget: int | None = None  # bytes of everything, see LM.limit; None: no limit
     prefixes: int = 512 * MEGABYTE  # bytes of rows kept for texts that begin alike
     between_tokens: float | None = None  # of a text, while long prompts are taken in
     waiting: int = 128  # answers that may wait; more are told to come back

@@ -23,6 +23,7 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import BadConfig, Unsupported
+from foretell.measure.bench.sets import prompt_ids
 from foretell.measure.prompts import Prompt
 from foretell.ops.acceptance import AcceptanceHead, save
 from foretell.ops.rows import resized
@@ -89,7 +90,7 @@ def answers(lm: LM, prompts: Sequence[Prompt], config: TrainHead, tell: Tell) ->
     """What the target answers to prompts, behind the prompt of each."""
     for first in range(0, len(prompts), ANSWERS):
         tell("answering", first, len(prompts))
-        group = list(prompts[first : first + ANSWERS])
+        group = [prompt_ids(lm, prompt) for prompt in prompts[first : first + ANSWERS]]
         outputs = lm.generate(
             group,
             "plain",
@@ -97,10 +98,9 @@ def answers(lm: LM, prompts: Sequence[Prompt], config: TrainHead, tell: Tell) ->
             temperature=config.temperature,
             seed=[config.seed + first + place for place in range(len(group))],
         )
-        for prompt, output in zip(group, outputs, strict=True):
+        for beginning, output in zip(group, outputs, strict=True):
             if output.error is not None:
                 raise output.error
-            beginning = lm.prompt_ids(prompt)
             yield [*beginning, *output.tokens], len(beginning)
 
 

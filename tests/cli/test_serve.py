@@ -68,6 +68,7 @@ def test_its_options_become_settings(
         "--prefix-memory": "0", "--between-tokens": "50", "--max-prompt-tokens": "70",
         "--max-tokens": "80", "--max-body": "0.5", "--timeout": "9", "--patience": "3",
         "--drain-seconds": "2", "--cors": "https://a.example", "--allow-host": "Me.example",
+        "--budget": "3",
     }  # fmt: skip
     flags = ["--share-between-keys", "--log-prompts"]
     assert run(["serve", "--model", "demo", *sum(options.items(), ()), *flags]) == 0
@@ -85,6 +86,7 @@ def test_its_options_become_settings(
     assert settings.share_between_keys and settings.log_prompts
     engine = service.lm.engine
     assert (engine.admission.requests, engine.admission.memory) == (5, 2**29)
+    assert engine.admission.budget == settings.budget == 3 * 2**30
     assert "mine at http://0.0.0.0:" in capsys.readouterr().err
 
 
@@ -120,6 +122,7 @@ def test_anybody_may_ask_where_that_is_meant(
         (["--method", "sufix"], "unknown method 'sufix'"),
         (["--api-key-file", "none"], "none: No such file"),
         (["--memory", "0"], "--memory 0: must be above 0"),
+        (["--budget", "-2"], "--budget -2: must be above 0"),
         (["--timeout", "nan"], "--timeout nan: must be above 0"),
         (["--max-body", "-1"], "--max-body -1: must be above 0"),
         (["--port", "70000"], "--port"),

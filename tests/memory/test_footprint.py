@@ -126,8 +126,8 @@ def random_request(draw: random.Random, vocab: int) -> Request:
     strategy: Any = Speculative(Full(chain, draw.random() < 0.5), nodes=draw.randint(1, 12))
     if draw.random() < 0.15:
         strategy = Plain()
-    prompt = [draw.randrange(vocab) for _ in range(draw.choice([1, 2, draw.randint(3, 60)]))]
-    return Request(prompt, strategy, vain(draw.randint(1, 25), draw.choice([0.0, 1.0])))
+    prompt = [draw.randrange(vocab) for _ in range(draw.choice([1, 2, draw.randint(3, 40)]))]
+    return Request(prompt, strategy, vain(draw.randint(1, 16), draw.choice([0.0, 1.0])))
 
 
 def predicted(models: dict[str, Model], request: Request, batch: int = 1) -> int:

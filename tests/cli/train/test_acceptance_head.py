@@ -23,7 +23,9 @@ def pair(folder: str, small: str) -> list[str]:
 def test_a_head_of_answers_and_one_of_texts_can_be_used(
     run: Any, pair: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in "abcdefgh"))
+    rows: list[Any] = [{"prompt": text} for text in "abcdefgh"]
+    rows.append({"messages": [{"role": "user", "content": "i"}]})  # of which it has no template
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "t.txt").write_text(" ".join(tiny.TEXTS) * 3)
     for name, source in (("one", ["--prompts", "p.jsonl"]), ("two", ["--text", "t.txt"])):
         head = tmp_path / f"{name}.safetensors"
