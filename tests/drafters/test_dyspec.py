@@ -174,7 +174,7 @@ def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
     for drafter in (Dyspec(size=3), Dyspec(size=3, levels=False)):
         total, shapes = 0.0, set()
 
-        def draft(door: Enumerator, drafter: Dyspec = drafter) -> TokenTree:
+        def draft(door: Any, drafter: Dyspec = drafter) -> TokenTree:
             return drive(drafter, DRAWN, rng=door)[0]
 
         for weight, tree in Enumerator.walk(draft):
