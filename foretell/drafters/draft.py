@@ -21,15 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.tree import Law, TokenTree
-from foretell.core.types import Ask
 from foretell.errors import BadConfig
+from foretell.ops.drafting import chains
 from foretell.ops.reading import DraftReader
-from foretell.ops.trees import add_drawn
 
 
 @dataclass(frozen=True)
@@ -60,43 +56,4 @@ class Draft(Drafter):
         return DraftReader(ctx)
 
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
-        tree = TokenTree(ctx.tokens[-1])
-        if not reader.can_read(ctx.tokens):
-            return tree
-        chains = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
-        level = {0: chains}  # node -> chains that go on from it
-        draws = 0
-        for _ in range(min(self.length, reader.depth(ctx))):
-            # Decided before anything of the level is drawn, so that no draw can sway it.
-            if not any(level.values()) or len(tree) + sum(level.values()) > budget:
-                break
-            reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
-            below: dict[int, int] = {}
-            for (node, count), row in zip(level.items(), reader.rows(reply), strict=True):
-                if self.confidence and float(row.softmax(-1).max()) < self.confidence:
-                    continue
-                for child in self._children(ctx, tree, node, row, count, draws):
-                    if not ctx.ends(tree, child):
-                        below[child] = below.get(child, 0) + 1
-                draws += count
-            level = below
-        return tree
-
-    def _children(
-        self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, count: int, draws: int
-    ) -> list[int]:
-        """Continues `count` chains from `node` by row (V,); `draws` were made in this step before.
-
-        Returns the node of each, the same one for those that drew the same token.
-        """
-        sampler = ctx.sampler
-        output = [*ctx.output, *tree.tokens_to(node)]
-        if sampler.greedy:
-            scores = sampler.scores(row, output)
-            token = int(scores.argmax())
-            chance = float((scores[token] - scores.logsumexp(-1)).exp())
-            return [tree.add(node, token, value=tree.values[node] * chance, source="draft")]
-        q = sampler.law(row, output)
-        keys = range(draws + 1, draws + 1 + count)
-        tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
-        return add_drawn(tree, node, Law(q), tokens, "draft")
+        return chains(ctx, reader, "draft", self.length, self.drafts, budget, self.confidence)

@@ -3,14 +3,16 @@
 Any wrong mask, position, kept or lost row changes the answer, which a transformer would blur.
 
     Toy            sees tokens and positions; cache rows hold both
+    ToyLayers      can run its layers one by one
     ToyHead        a head on a target's hidden states: sees a feature (2 numbers) a token as well
     ToyRecurrent   has a state in place of rows, which it cannot take back
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -98,6 +100,15 @@ class Toy(Model):
         self.device = torch.device("cpu")
 
     @property
+    def recipe(self) -> Mapping[str, Any] | None:  # type: ignore[override]
+        """Of the classes of this file: what others need is not known here."""
+        if type(self).__module__ != __name__:
+            return None
+        fields = inspect.signature(type(self).__init__).parameters
+        arguments = {name: getattr(self, name) for name in fields if name != "self"}
+        return {"make": f"{__name__}:{type(self).__name__}", "arguments": arguments}
+
+    @property
     def stored(self) -> list[int]:
         """The layers that keep rows."""
         return [layer for layer, shape in enumerate(self.layout) if shape is not None]
@@ -134,7 +145,7 @@ class Toy(Model):
             high = low + len(job.tokens)
             keys = ids[:, low:high, None].double()
             values = self._values(job, positions[:, low:high, None].double())
-            for layer in self.stored:
+            for layer in self._layers_of(job):
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             if job.cache.segments:
@@ -147,7 +158,7 @@ class Toy(Model):
                 seen_tokens = all_keys[0, seen, 0].numpy()
                 seen_values = all_values[0, seen].numpy()
                 if low + node in computed:
-                    logits[low + node] = self._row(seen_tokens, seen_values)
+                    logits[low + node] = self._answer(job, node, seen_tokens, seen_values)
                 for tap in taps:
                     key = self._key(seen_tokens, seen_values)
                     states[tap].append(hidden_state(key, self.seed + TAP * (tap + 1)))
@@ -183,6 +194,45 @@ class Toy(Model):
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         return self.row(tokens, values[:, 0])
+
+    # --- what depends on which part of a forward it is (ToyLayers)
+
+    def _layers_of(self, job: Job) -> Sequence[int]:
+        """The layers that run and keep rows."""
+        return self.stored
+
+    def _answer(self, job: Job, node: int, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """The logits (V,) of the job's new node."""
+        return self._row(tokens, values)
+
+
+class ToyLayers(Toy):
+    """A Toy whose forward can stop behind its first layer and go on from there, for laws.
+
+    Logits behind the first layer agree with the last one's in part (`early`: their noise). The
+    second layer's are the Toy's own if it is entered with the states that the first one gave, and
+    anything else if it is entered otherwise.
+    """
+
+    caps = Toy.caps | {"layers"}
+    early = 0.5
+
+    def _layers_of(self, job: Job) -> Sequence[int]:
+        return [i for i in self.stored if job.layers is None or i in job.layers]
+
+    def _answer(self, job: Job, node: int, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        row = self._row(tokens, values)
+        if job.layers is None:
+            return row
+        key = self._key(tokens, values)
+        first, last = job.layers[0], job.layers[-1]
+        given = None if job.states is None else job.states[node].numpy()
+        entered = hidden_state(key, self.seed + TAP * (first + 1))
+        right = first == 0 if given is None else np.array_equal(given, entered)
+        if right and last == self.layers - 1:
+            return row
+        other = spread(key, self.seed + (RELATIVE if right else TAP), self.vocab)
+        return row + (self.early if right else 10.0) * self.sharpness * other
 
 
 class ToyHead(Toy):

@@ -139,6 +139,8 @@ class Lease:
 class FixedCache(Cache):
     """A cache whose rows lie in a memory of its executor's."""
 
+    own_memory = False  # ops/lanes.py reads it
+
     def __init__(self, owner: GraphsExecutor, capacity: int):
         self.owner = owner
         super().__init__(owner.layout, owner.dtype, owner.device, capacity)

@@ -55,6 +55,8 @@ class SequenceId:
 class Branch(Cache):
     """A cache whose rows lie in llama.cpp's memory. Its first id always has all committed rows."""
 
+    own_memory = False  # ops/lanes.py reads it
+
     def __init__(self, memory: SequenceMemory):
         super().__init__((), memory.dtype, memory.device)
         self.memory = memory

@@ -109,6 +109,7 @@ class PooledCache(Cache):
     """A cache whose rows lie in a pool. Its capacity is a multiple of BLOCK."""
 
     pool: Pool
+    own_memory = False  # ops/lanes.py reads it
 
     def _allocate(self) -> None:
         self.lease = self.pool.lease(self.capacity)
