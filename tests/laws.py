@@ -38,7 +38,7 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig
-from foretell.families.toy import Toy
+from foretell.families.toy import Toy, ToyLayers
 from foretell.measure.outcomes import Enumerator
 from foretell.ops.tenants import Stores
 from foretell.spec import pieces, resolve
@@ -285,10 +285,17 @@ def world(
     With this seed second and third tries of a node have chances other than 0 and 1, which most
     seeds do not give.
     """
-    models: dict[str, Model] = {"target": Toy(vocab, seed, copy=copy, **toy)}
+    kind = ToyLayers if "layers" in strategy.needs else Toy
+    models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
     return models
+
+
+def worlds(strategies: Sequence[Strategy], vocab: int, **toy: Any) -> dict[str, Model]:
+    """One for all of these: its target can do what any of them needs."""
+    by_needs = sorted(strategies, key=lambda strategy: len({*strategy.needs} - {"tree"}))
+    return {k: m for s in by_needs for k, m in world(s, vocab, **toy).items()}
 
 
 def finish(engine: Engine, *lives: Live) -> None:
@@ -445,7 +452,7 @@ def _greedy(
     strategies: Sequence[Strategy], count: int, seed: int, free: bool
 ) -> tuple[list[list[int]], int, int]:
     settings = [setting for setting in GREEDY if not (free and setting.form)]
-    models = {k: m for s in strategies for k, m in world(s, 16, seed, copy=2.0).items()}
+    models = worlds(strategies, 16, seed=seed, copy=2.0)
     engine = Engine(models, (7,))
     lives = []
     for i, prompt in enumerate(prompts(count, 16)):
@@ -486,7 +493,7 @@ def check_batch(strategies: Sequence[Strategy], vocab: int = 8, tenants: bool = 
     `tenants`: each has its own; else they share what is learnt from them, and start together: what
     a store holds when a request starts may be what it sees.
     """
-    models = {k: m for s in strategies for k, m in world(s, vocab, copy=1.5).items()}
+    models = worlds(strategies, vocab, copy=1.5)
     samplings = [
         Sampling(temperature=1.0, max_new_tokens=11, seed=3),
         Sampling(temperature=0.0, max_new_tokens=17),

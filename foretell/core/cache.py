@@ -82,6 +82,11 @@ class Cache(SharedRows):
         twin.states = None if self.states is None else self.states.fork()
         return twin
 
+    @property
+    def halfway(self) -> bool:
+        """Whether a forward stopped between two layers, and may go on from its states."""
+        return bool(self.done) and self.done != self.all_layers
+
     def forget(self) -> None:
         """Gives up all rows of its own; they are computed again when they are asked for."""
         assert self.recomputable, "these rows cannot be computed again"

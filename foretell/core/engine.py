@@ -96,7 +96,7 @@ class Engine:
 
         False: it has rows that cannot be.
         """
-        if not all(cache.recomputable for cache in live.caches.values()):
+        if not all(cache.recomputable and not cache.halfway for cache in live.caches.values()):
             return False
         if self.reuse is not None:
             self.reuse.ended(live)

@@ -31,8 +31,11 @@ class OpenAsk:
 
     @property
     def for_target(self) -> bool:
-        """Whether it is answered by a whole forward of the target."""
-        return self.ask.model == "target" and self.ask.layers is None
+        """Whether a forward of the target ends with it: a whole one, or one that went on."""
+        ask = self.ask
+        last = len(self.model.layout) - 1
+        ends = ask.layers is None or (ask.states is not None and ask.layers[-1] == last)
+        return ask.model == "target" and ends
 
     @property
     def size(self) -> int:

@@ -88,7 +88,9 @@ class FairPlan:
     def group(entry: OpenAsk) -> Any:
         """What asks that share a forward have in common."""
         ask = entry.ask
-        return id(entry.model), ask.layers, ask.states is None
+        # Pieces of a text run all layers, whatever the ask behind them does.
+        text = ask.layers is not None and entry.pending > STEP
+        return id(entry.model), ask.layers, ask.states is None, text
 
     @staticmethod
     def oldest(groups: Sequence[list[OpenAsk]]) -> list[OpenAsk]:
@@ -105,7 +107,7 @@ class FairPlan:
         """All steps of the group, and of its texts, in order, about `room` tokens."""
         planned: Planned = [(entry, entry.size) for entry in group if entry.pending <= STEP]
         for entry in FairPlan.in_turn([entry for entry in group if entry.pending > STEP]):
-            if room < LEAST and planned:
+            if planned and (room < LEAST or entry.ask.layers is not None):
                 break
             tokens = min(entry.pending, max(room, LEAST))
             planned.append((entry, tokens))

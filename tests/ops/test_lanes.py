@@ -13,9 +13,10 @@ from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, RequestFailed, Unsupported
-from foretell.families.toy import Toy
+from foretell.families.toy import Toy, ToyLayers
 from foretell.ops import lanes
 from foretell.ops.threads import one_at_a_time
+from foretell.strategies.mirror import Mirror
 from foretell.strategies.pearl import Pearl
 from tests import laws
 
@@ -24,7 +25,7 @@ RUNS = 500
 
 def models() -> dict[str, Any]:
     draft = Toy(8, 3, noise=0.4, copy=1.5, name="draft")
-    return {"target": Toy(8, 3, copy=1.5), "draft": draft}
+    return {"target": ToyLayers(8, 3, copy=1.5), "draft": draft}
 
 
 def requests(lane: str, count: int) -> list[Request]:
@@ -40,7 +41,8 @@ def requests(lane: str, count: int) -> list[Request]:
             repetition_penalty=draw.choice([1.0, 1.3]),
             seed=seed,
         )
-        made.append(Request(prompt, Pearl(draw.choice([1, 2, 4]), lane), sampling))
+        methods = [Pearl(1, lane), Pearl(4, lane), Mirror(2, 2, lane=lane), Mirror(1, 8, lane=lane)]
+        made.append(Request(prompt, draw.choice(methods), sampling))
     return made
 
 
