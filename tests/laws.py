@@ -289,7 +289,7 @@ def world(
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
-    return models
+    return {**strategy.bring(models), **models}
 
 
 def worlds(strategies: Sequence[Strategy], vocab: int, **toy: Any) -> dict[str, Model]:

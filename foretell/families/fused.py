@@ -139,8 +139,8 @@ class Fused:
         out: torch.Tensor = self.act(gate)
         return out
 
-    def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        h = hidden[0]
+    def attention(self, h: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        """What attention adds to h (P, E)."""
         count = positions.shape[1]
         padding = len(h) - count
         x = self.qkv(self.norm(self.before, h))[:count].view(count, -1, self.width)
@@ -156,7 +156,15 @@ class Fused:
         q = qk[:, :heads].transpose(0, 1)
         k = qk[:, heads:].transpose(0, 1)
         out = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(count, -1)
-        h = h + self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
+        return self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
+
+    def mlp(self, h: torch.Tensor) -> torch.Tensor:
+        """What the MLP adds to h (P, E)."""
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
-        h = h + self.down(self.activate(gate) * up)
+        return self.down(self.activate(gate) * up)
+
+    def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        h = hidden[0]
+        h = h + self.attention(h, rotary, positions)
+        h = h + self.mlp(h)
         return h[None]

@@ -8,7 +8,8 @@ Where that token is one of those continued at its slot, its continuation is the 
 drafting took no time of its own; else the next window is drafted when all is known. The laws that
 tokens were drawn from go with their branch. Nothing of the text hangs on the guesses.
 
-Paper: Bhendawade et al., Mirror Speculative Decoding: Breaking the Serial Barrier in LLM Inference, arXiv:2510.13161
+Paper: Bhendawade et al., Mirror Speculative Decoding: Breaking the Serial Barrier in LLM
+Inference, arXiv:2510.13161
 Guarantee: exact
 Cost: target 2, draft 6 at most
 Needs: a target whose layers can be run in two parts (each counts as a forward), a draft model with
