@@ -25,6 +25,7 @@ from foretell.fetching import resolve
 from foretell.folders import check_files
 from foretell.native import library
 from foretell.ops.memory import trim
+from foretell.ops.remote import recipe
 from foretell.runtimes import registry
 from foretell.wrapping import ends, named_models, pair, trim_draft
 
@@ -148,6 +149,9 @@ def load(
         target.eos,
         {key: other.tokenizer for key, other in others.items()},
     )
+    for key, place in {"target": found, **named}.items():
+        first = revision if key == "target" else None
+        lm.models[key].recipe = recipe(place, revision=first, **vars(options))
     lm.refusals = {key: loaded.refusals for key, loaded in {"target": target, **others}.items()}
     notice_refusals(lm, name)
     return lm
@@ -339,12 +343,8 @@ def _check_gguf(name: str, device: str | None, dtype: str) -> None:
     """Refuses by name what has no meaning for a file that is run in its own formats."""
     cure = "leave it out, or name an executor (torch, openvino), for which the weights are unpacked"
     if device not in (None, "cpu"):
-        raise Unsupported.missing(
-            f"device={device!r}",
-            name,
-            "another runtime: those for its formats are on the CPU",
-            cure,
-        )
+        need = "another runtime: those for its formats are on the CPU"
+        raise Unsupported.missing(f"device={device!r}", name, need, cure)
     if dtype != "auto":
         raise Unsupported.missing(
             f"dtype={dtype!r}", name, "weights in that format, and the file has its own", cure

@@ -289,12 +289,12 @@ def world(
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
-    return models
+    return {**strategy.bring(models), **models}
 
 
 def joint_world(strategies: Sequence[Strategy], vocab: int, **options: Any) -> dict[str, Model]:
     """One world for all of them: its target can do what any of them needs."""
-    ordered = sorted(strategies, key=lambda strategy: "layers" in strategy.needs)
+    ordered = sorted(strategies, key=lambda strategy: len({*strategy.needs} - {"tree"}))
     worlds = [world(strategy, vocab, **options) for strategy in ordered]
     return {name: model for models in worlds for name, model in models.items()}
 

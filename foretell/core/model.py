@@ -15,7 +15,7 @@ cache's rows under the job's mask. What a model can do is asked of `caps`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from foretell.core.types import Ask, Reply
 from foretell.memory.buffers import Shape, row_bytes
 from foretell.memory.job import Job
 from foretell.ops.attention import Bias
+from foretell.ops.threads import one_at_a_time
 
 if TYPE_CHECKING:
     from foretell.core.request import Request
@@ -94,6 +95,7 @@ class Model:
     mask_copies = 1  # masks of a forward that are kept, those of heads that share keys together
     state_bytes = 0  # of what its caches hold of a text besides rows
     threads_wanted = 0  # to compute with; 0: as many as torch has
+    recipe: Mapping[str, Any] | None = None  # by which a worker makes the same: ops/remote.py
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
     computed_by = "torch"  # the last one
@@ -164,6 +166,7 @@ class Model:
             STEP.reset(previous)
         return Computed(logits, hidden, "torch", len(ids))
 
+    @one_at_a_time
     def forward(self, jobs: Sequence[Job]) -> list[Reply]:
         """One forward of these jobs; a Reply each. Writes their cache rows."""
         taps = sorted({tap for job in jobs for tap in job.taps})

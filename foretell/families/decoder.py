@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
+from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
@@ -415,6 +417,20 @@ class Decoder(Model):
         mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         return self._stock_rows(ids, rows, position_ids=positions, attention_mask=mask)
 
+    def layer_parallel(self, size: int) -> LayerParallel:
+        """This decoder as a rough draft model with layers in groups of `size`, see parallel.py.
+
+        Raises Unsupported.
+        """
+        try:
+            if self.loop is None:
+                raise LookupError(self.loop_refused)
+            return LayerParallel(self, self.loop, size, partial(run_layers, self))
+        except LookupError as error:
+            need = f"layers whose attention can be computed by itself ({error})"
+            cure = "use the method draft"
+            raise Unsupported.missing("easyspec", self.name, need, cure) from error
+
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))
 
@@ -454,17 +470,19 @@ def run_layers(
     rows: torch.Tensor,
     first: Job,
     taps: Sequence[int],
+    loop: Loop | None = None,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """What Model.run promises, by the loop over layers."""
-    assert model.loop is not None
+    """What Model.run promises, by the loop over layers; `loop`: another than the model's own."""
+    loop = loop or model.loop
+    assert loop is not None
     jobs = STEP.get()
     hidden: dict[int, torch.Tensor] = {}
-    with nullcontext() if model.fused else attending(model.loop.config):
+    with nullcontext() if model.fused else attending(loop.config):
         if first.states is None:
             h = model.embedded(ids)
         else:
             h = torch.cat([job.states for job in jobs if job.states is not None])[None]
-        h = model.loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
+        h = loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
     if not len(rows):
         return h.new_zeros(0, model.row_size), hidden
     every = all(job.rows == [*range(len(job.tokens))] for job in jobs)

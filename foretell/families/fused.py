@@ -145,6 +145,10 @@ class Fused:
     def attention(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         """The layer's first half, the residual stream included."""
         h = hidden[0]
+        return (h + self.attended(h, rotary, positions))[None]
+
+    def attended(self, h: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        """What attention adds to h (P, E)."""
         count = positions.shape[1]
         padding = len(h) - count
         x = self.qkv(self.norm(self.before, h))[:count].view(count, -1, self.width)
@@ -160,11 +164,10 @@ class Fused:
         q = qk[:, :heads].transpose(0, 1)
         k = qk[:, heads:].transpose(0, 1)
         out = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(count, -1)
-        return (h + self.out(F.pad(out, (0, 0, 0, padding)) if padding else out))[None]
+        return self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
 
     def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Its second half."""
+        """The layer's second half."""
         h = hidden[0]
         gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
-        h = h + self.down(self.activate(gate) * up)
-        return h[None]
+        return (h + self.down(self.activate(gate) * up))[None]

@@ -4,22 +4,25 @@ Any wrong mask, position, kept or lost row changes the answer, which a transform
 
     Toy            sees tokens and positions; cache rows hold both
     ToyLayers      has layers, and halves of layers, that can be run one by one
+    ToyParallel    is rough in drafts, as a model with parallel layers
     ToyHead        a head on a target's hidden states: sees a feature (2 numbers) a token as well
     ToyRecurrent   has a state in place of rows, which it cannot take back
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from foretell.core.cache import NO_STATES, Cache
 from foretell.core.model import STEP, Model
-from foretell.core.types import Ask
+from foretell.core.types import Ask, Reply
 from foretell.errors import Unsupported
+from foretell.families.parallel import distrust_drafts
 from foretell.memory.job import Job
 from foretell.ops.words import letters
 
@@ -31,6 +34,7 @@ FEATURES = 2  # numbers of a hidden state
 RELATIVE = 977  # what a relative's noise adds to the seed
 TAP = 7919  # what each tap adds to it
 Seen = tuple[np.ndarray, np.ndarray]  # keys and positions of rows, (m,) each
+ROUGH = 2.0**20  # what a rough node's position in the cache is moved by
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -108,6 +112,15 @@ class Toy(Model):
     def mask_token(self) -> int:
         """The id that stands for a masked token where a block is to be filled in."""
         return self.vocab - 1
+
+    @property
+    def recipe(self) -> Mapping[str, Any] | None:  # type: ignore[override]
+        """Of the classes of this file: what others need is not known here."""
+        if type(self).__module__ != __name__:
+            return None
+        fields = inspect.signature(type(self).__init__).parameters
+        arguments = {name: getattr(self, name) for name in fields if name != "self"}
+        return {"make": f"{__name__}:{type(self).__name__}", "arguments": arguments}
 
     @property
     def stored(self) -> list[int]:
@@ -189,6 +202,9 @@ class Toy(Model):
             mask = torch.cat([before, mask], 1)
         return keys, values, mask
 
+    def layer_parallel(self, size: int) -> ToyParallel:
+        return ToyParallel(self, size)
+
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
     def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
@@ -201,6 +217,38 @@ class Toy(Model):
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         return self.row(tokens, values[:, 0])
+
+
+class ToyParallel(Toy):
+    """A Toy that is rough below the root of a tree, for laws (families/parallel.py has real ones).
+
+    What a rough node writes to the cache says so, and every row that sees it is another.
+    """
+
+    rough = 0.2  # noise of rows that see rough nodes
+    recipe = None  # type: ignore[assignment]
+
+    def __init__(self, toy: Toy, size: int):
+        vars(self).update(vars(toy))
+        self.name = f"{toy.name}[groups of {size}]"
+        self.size = size
+        self.caps = toy.caps - {"taps", "layers"}
+
+    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+        return positions + ROUGH if self.size > 1 and job.first > 0 else positions
+
+    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        row = self.row(tokens, values[:, 0] % ROUGH)
+        if self.size == 1 or values.max() < ROUGH:
+            return row
+        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
+        return row + self.rough * self.sharpness * other
+
+    def forward(self, jobs: Sequence[Job]) -> list[Reply]:
+        replies = super().forward(jobs)
+        for job in jobs if self.size > 1 else ():
+            distrust_drafts(job)
+        return replies
 
 
 class ToyLayers(Toy):

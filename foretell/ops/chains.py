@@ -1,4 +1,4 @@
-"""A draft model's independent chains, merged by their beginnings: drawn with replacement."""
+"""Chains of a draft model: drawn independently and merged by their beginnings, or taken apart."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def draw_chains(
         for (node, count), row in zip(level.items(), reader.rows(reply), strict=True):
             if confidence and float(row.softmax(-1).max()) < confidence:
                 continue
-            for child in _children(ctx, tree, node, row, count, draws, source):
+            for child in children(ctx, tree, node, row, count, draws, source):
                 if not ctx.ends(tree, child):
                     below[child] = below.get(child, 0) + 1
             draws += count
         level = below
 
 
-def _children(
+def children(
     ctx: Context,
     tree: TokenTree,
     node: int,
     row: torch.Tensor,
-    count: int,
-    draws: int,
-    source: str,
+    count: int = 1,
+    draws: int = 0,
+    source: str = "draft",
 ) -> list[int]:
     """Continues `count` chains from `node` by row (V,); `draws` were made in this step before.
 
@@ -75,3 +75,25 @@ def _children(
     keys = range(draws + 1, draws + 1 + count)
     tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
     return add_drawn(tree, node, Law(q), tokens, source)
+
+
+def chain_below(tree: TokenTree, node: int) -> TokenTree:
+    """The chain that hangs below `node`, as a tree of its own with this node as its root."""
+    chain = TokenTree(tree.tokens[node])
+    end = 0
+    while tree.tries[node]:
+        node = tree.tries[node][0]
+        law, value, source = tree.laws[node], tree.values[node], tree.sources[node]
+        end = chain.add(end, tree.tokens[node], law=law, value=value, source=source)
+    return chain
+
+
+def cut(chain: TokenTree, depth: int) -> TokenTree:
+    """The chain's first `depth` tokens. Only where no draw decides `depth` it keeps its law."""
+    if len(chain) <= depth + 1:
+        return chain
+    short = TokenTree(chain.tokens[0])
+    for node in range(1, depth + 1):
+        law, value, source = chain.laws[node], chain.values[node], chain.sources[node]
+        short.add(node - 1, chain.tokens[node], law=law, value=value, source=source)
+    return short

@@ -6,10 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+_turns: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()  # of each model
+_making = threading.Lock()
 _lowered: dict[int, int] = {}  # of each thread inside `torch_threads` the count it had before
 _checked = threading.local()
 _checked.count = True  # the main thread has its count before anybody can lower theirs
@@ -71,3 +76,27 @@ def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return step(engine)
 
     return quiet
+
+
+def one_at_a_time(forward: F) -> F:
+    """A model's forward for which a second thread waits until the first is through.
+
+    Models that share weights (a view and its `base`) take turns with one another as well.
+    """
+
+    @wraps(forward)
+    def in_turn(model: Any, *args: Any) -> Any:
+        with _turn_of(model):
+            return forward(model, *args)
+
+    return in_turn  # type: ignore[return-value]
+
+
+def _turn_of(model: Any) -> threading.RLock:
+    while (base := getattr(model, "base", None)) is not None:
+        model = base
+    turn = _turns.get(model)
+    if turn is None:
+        with _making:
+            turn = _turns.setdefault(model, threading.RLock())
+    return turn

@@ -140,6 +140,7 @@ class FixedCache(Cache):
     """A cache whose rows lie in a memory of its executor's."""
 
     any_length = False
+    own_memory = False  # ops/lanes.py reads it
 
     def __init__(self, owner: GraphsExecutor, capacity: int):
         self.owner = owner

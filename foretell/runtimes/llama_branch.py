@@ -56,6 +56,7 @@ class Branch(Cache):
     """A cache whose rows lie in llama.cpp's memory. Its first id always has all committed rows."""
 
     any_length = False
+    own_memory = False  # ops/lanes.py reads it
 
     def __init__(self, memory: SequenceMemory):
         super().__init__((), memory.dtype, memory.device)

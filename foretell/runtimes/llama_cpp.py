@@ -24,6 +24,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import BadModel, PromptTooLong, RequestFailed, Unsupported
 from foretell.memory.job import Job
+from foretell.ops.threads import one_at_a_time
 from foretell.runtimes.llama_branch import Branch
 from foretell.runtimes.llama_library import Log, check, library, open_model
 from foretell.runtimes.vocabulary import Vocabulary
@@ -253,6 +254,7 @@ class GGUF(Model):
 
     # --- the forward
 
+    @one_at_a_time
     def forward(self, jobs: Sequence[Job]) -> list[Reply]:
         """One call for all jobs where memory and ids suffice, else as few as it takes."""
         self.calls += 1

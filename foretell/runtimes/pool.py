@@ -110,6 +110,7 @@ class PooledCache(Cache):
 
     any_length = False
     pool: Pool
+    own_memory = False  # ops/lanes.py reads it
 
     def _allocate(self) -> None:
         self.lease = self.pool.lease(self.capacity)
