@@ -19,8 +19,8 @@ token, also when sampling, where the reference looks at the token drawn: then th
 would depend on what they are
 - when sampling, siblings are drawn without replacement, and every branch of verification has the
 request's sampling options; the reference leaves them out at its last one
-- sets are tried on a branch of the request that holds the last `context` tokens of the prompt,
-where the reference copies the cache for every try and for every draft
+- sets are tried on a branch that holds the last `context` tokens of the prompt, then the window;
+the reference copies the cache for every try and for every draft
 - a request begins with the best set that an earlier one of the same tenant found, else with every
 odd layer's halves as in the reference; that set is tried first, and the search is the request's own
 - no search is made under a cache policy
