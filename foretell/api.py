@@ -120,8 +120,9 @@ class LM:
 
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes
-        are shared within one), `priority` (higher ones first) and `timeout` (seconds). A failed
-        request of a list has its `error` set; a single one raises it.
+        are shared within one), `priority` (higher ones first), `timeout` (seconds) and `pictures`
+        (what a model's processor gives beside the token ids). A failed request of a list has its
+        `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
         lives: list[Live] = []

@@ -20,6 +20,7 @@ from foretell.core.types import Ask, Reply, Sampling
 from foretell.drafters.gad import Gad
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.seq2seq import EncoderDecoder
+from foretell.families.source import BlockCache, SourceCache
 from foretell.families.toy import Toy
 from foretell.rules.relaxed import Relaxed
 from foretell.spec import resolve
@@ -107,7 +108,7 @@ def by_hand(hf: Any, text: Sequence[int], block: Sequence[int]) -> torch.Tensor:
 
 def request(method: Any = "plain", source: Sequence[int] = SOURCE, **more: Any) -> Request:
     strategy = laws.build(method) if isinstance(method, str) else method
-    sampling = Sampling(**{"max_new_tokens": 20, **more})
+    sampling = Sampling(**{"max_new_tokens": 12, **more})
     return Request([1], strategy, sampling, inputs={"source": tuple(source)})
 
 
@@ -129,6 +130,13 @@ def test_a_block_sees_itself_and_the_text_before_it() -> None:
     assert held.length == 4, "rows of the text are kept"
 
 
+def test_kept_rows_of_a_block_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slip: rows that depend on the masks serve the text that follows."""
+    monkeypatch.setattr(BlockCache, "finish", SourceCache.finish)
+    with pytest.raises(AssertionError):
+        test_a_block_sees_itself_and_the_text_before_it()
+
+
 def test_one_that_writes_from_left_to_right_is_told_from_it() -> None:
     """The slip: the block's tokens see what stands before them alone."""
     hf = seq2seq("t5", dtype=torch.float64)
@@ -142,7 +150,7 @@ def test_one_that_writes_from_left_to_right_is_told_from_it() -> None:
 
 def test_a_filler_drafts_and_the_text_stays() -> None:
     models = {"target": EncoderDecoder(seq2seq("t5"), "t5"), "draft": filler(noise=0.02)}
-    sources = (SOURCE, (9,), (30, 31, 32, 33))
+    sources = (SOURCE, (9,))
     outputs = []
     for method in ("plain", "gad:k=6,nodes=6", "gad:k=6,nodes=6,rule=relaxed,beta=1,tau=0"):
         engine = Engine(models)

@@ -4,6 +4,7 @@ batches; the encoder runs once a request; what cannot be right is refused by nam
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 from transformers import PreTrainedModel
 
 import foretell
@@ -30,6 +32,7 @@ from foretell.families.source import SourceRows
 from foretell.measure.outcomes import Enumerator
 from foretell.memory.job import Job
 from foretell.memory.policy import Segment
+from foretell.prompting import Text
 from foretell.spec import resolve
 from tests import laws, tiny
 from tests.families.seq2seq import CONTEXT, FAMILIES, HALVES, VOCAB, seq2seq
@@ -418,6 +421,17 @@ def test_what_the_models_own_settings_forbid_and_force() -> None:
     )
     out = forced.generate(SOURCES[3], "plain", max_new_tokens=NEW - 1)
     assert [17, *out.tokens] == want[0, 1:].tolist()
+
+
+def test_banned_words_are_read_without_the_end_of_a_source() -> None:
+    """Tokenizers of such models put an end behind every text, also one that is only banned."""
+    words = copy.deepcopy(tiny.tokenizer())
+    ends = processors.TemplateProcessing(single=f"$A {tiny.EOS}", special_tokens=[(tiny.EOS, 0)])
+    words.backend_tokenizer.post_processor = ends
+    text = Text(words, VOCAB, (0,))
+    assert text.encode("no")[-1] == 0
+    banned = text.sampling({"bad_words": ["no"]}).bad_words
+    assert banned and all(0 not in word for word in banned)
 
 
 # --- folders and the command line
