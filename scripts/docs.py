@@ -109,9 +109,10 @@ def above(lines: Sequence[str]) -> str:
 
 
 def draws(card: Card) -> bool:
-    """Whether the drafter makes nodes that carry a law, which its file then names."""
+    """Whether the drafter makes nodes that carry a law: its file names it, or says `draws`."""
     tree = ast.parse(card.file.read_text("utf-8"))
-    return any(isinstance(node, ast.Name) and node.id == "Law" for node in ast.walk(tree))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return bool(names & {"Law", "draws"})
 
 
 def suits(rule: Card, drawn: bool) -> str:
