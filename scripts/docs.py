@@ -119,7 +119,7 @@ def attribute(card: Card, name: str) -> Any:
 
 
 def draws(card: Card) -> bool:
-    """Whether the drafter makes nodes that carry a law, which its file then says or names."""
+    """Whether the drafter makes nodes that carry a law: its file names it, or says `draws`."""
     tree = ast.parse(card.file.read_text("utf-8"))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return bool(names & {"Law", "draws"})
