@@ -38,7 +38,8 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.measure.outcomes import Enumerator
 from foretell.ops.tenants import Stores
 from foretell.spec import pieces, resolve

@@ -19,7 +19,8 @@ from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.families.views import Skipped
 from foretell.strategies.plain import Plain
 from tests import laws

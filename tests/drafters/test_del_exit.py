@@ -21,7 +21,7 @@ from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.del_exit import DelExit, Records
 from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
-from foretell.families.toy import ToyLayers
+from foretell.families.toy_layers import ToyLayers
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.drafters.test_every import drafted

@@ -20,7 +20,8 @@ from foretell.core.types import Ask, Sampling
 from foretell.drafters.layerskip import Layerskip
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.memory import plan
 from foretell.memory.job import Job
 from foretell.rules.walk import Walk

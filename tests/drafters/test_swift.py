@@ -23,7 +23,8 @@ from foretell.drafters import swift
 from foretell.drafters.swift import State, Swift, width
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.ops.gaussian import Surrogate
 from foretell.ops.unreplaced import Urn, widen
 from foretell.strategies.plain import Plain

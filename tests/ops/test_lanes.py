@@ -13,7 +13,8 @@ from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, RequestFailed, Unsupported
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.ops import lanes
 from foretell.ops.threads import one_at_a_time
 from foretell.strategies.mirror import Mirror

@@ -19,7 +19,8 @@ from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.ops import chains
 from foretell.strategies import mirror
 from foretell.strategies.mirror import Mirror

@@ -19,7 +19,8 @@ from foretell.core.source import Direct
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy, ToyLayers
+from foretell.families.toy import Toy
+from foretell.families.toy_layers import ToyLayers
 from foretell.memory.plan import resumed
 from foretell.strategies.plain import Plain
 from foretell.strategies.skipdecode import Skipdecode
