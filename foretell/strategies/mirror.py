@@ -11,9 +11,9 @@ tokens were drawn from go with their branch. Nothing of the text hangs on the gu
 Paper: Bhendawade et al., Mirror Speculative Decoding: Breaking the Serial Barrier in LLM
 Inference, arXiv:2510.13161
 Guarantee: exact
-Cost: target 2, draft 6 at most
-Needs: a target whose layers can be run in two parts (each counts as a forward), a draft model with
-its tokenizer that can read trees, a lane other than inline to win time by it
+Cost: target 1, layers 1, draft 6 at most
+Needs: a target whose layers can be run in two parts (the first counts as layers), a draft model
+with its tokenizer that can read trees, a lane other than inline to win time by it
 Trains: the draft model, best distilled from the target
 Differs:
 - the window's own next token is not continued a second time; the next likeliest takes its place

@@ -94,12 +94,12 @@ def test_the_law_is_the_targets_for_any_kept_tokens(spec: str) -> None:
 def test_a_law_that_is_not_the_declared_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Power: drafts drawn from the kept tokens, but declared with the whole model's law."""
     from foretell.core.tree import Law
-    from foretell.drafters import draft
+    from foretell.ops import chains
 
     models = trimmed_world("draft", [0, 2], 3)
     whole = laws.world(laws.build("draft"), 3)["draft"]
     law = whole.score(list(laws.PROMPT))[0].softmax(-1)
-    monkeypatch.setattr(draft, "Law", lambda q: Law(law))
+    monkeypatch.setattr(chains, "Law", lambda q: Law(law))
     setting = laws.Setting(Sampling(temperature=1.0, max_new_tokens=2))
     found = laws.enumerate_law(laws.build("draft:length=1"), laws.PROMPT, setting, models)
     assert found.distance(laws.reference(models["target"], laws.PROMPT, setting)) > 1e-3

@@ -24,7 +24,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Call, Outcome, Sampling, Together
 from foretell.core.verify import sequential, walk
 from foretell.drafters.cascade import Cascade
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.policy import nested
 from tests import laws
@@ -177,7 +177,7 @@ def test_every_drafter_may_be_the_inner_one_or_says_why_not() -> None:
         try:
             strategy = laws.build(f"cascade:inner=({spec}),model=middle,size=4", nodes=4)
             live = laws.generate(strategy, PROMPT * 2, setting, models)
-        except BadConfig as error:
+        except (BadConfig, Unsupported) as error:
             assert "cascade:" in str(error)
             continue
         assert live.ctx.output == want and live.ctx.stats.accepted, spec
