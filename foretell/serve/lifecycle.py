@@ -12,6 +12,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from foretell.ops.memory import trim
+
 if TYPE_CHECKING:
     from foretell.api import LM
     from foretell.serve.limits import Gate
@@ -41,9 +43,10 @@ class Health:
             await self.check()
 
     async def check(self) -> None:
-        """Checks now, unless something is in flight."""
+        """Checks now, unless something is in flight, and gives freed memory back."""
         if self.gate.requests:
             return
+        await asyncio.to_thread(trim)
         found = await asyncio.to_thread(self.lm.check_integrity)
         if self.gate.requests:  # one came meanwhile, which the check may have met
             return

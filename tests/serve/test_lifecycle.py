@@ -224,6 +224,14 @@ def test_caches_are_checked_while_nothing_runs(
         assert "a row is not its text's" in caplog.text
 
 
+def test_freed_memory_is_given_back_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(lifecycle, "trim", lambda: calls.append(1))
+    with running(settings=Settings(check_every=0.05)) as live:
+        until(lambda: live.service.health.checked is not None)
+        assert calls
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nA:"])
 def test_a_request_that_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
