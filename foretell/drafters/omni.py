@@ -32,18 +32,8 @@ from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.tree import Law, TokenTree
 from foretell.errors import BadConfig
-from foretell.ops.mirror import Mirror
-from foretell.ops.ngram_pairs import Pairs, Seen, Sequence, Stream, learn_from
+from foretell.ops.ngram_pairs import Sequence, State, Stream
 from foretell.ops.words import Shared
-
-
-@dataclass
-class State:
-    """Of one request: its text in the draft model's tokens, and the tokens of both."""
-
-    mirror: Mirror
-    shared: Shared
-    seen: Seen  # what it sees of the cache
 
 
 @dataclass(frozen=True)
@@ -63,17 +53,10 @@ class Omni(Drafter):
                 raise BadConfig.field(f"omni:{name}", value, f"between 1 and {high}")
 
     def start(self, ctx: Context) -> State:
-        mirror = Mirror(ctx)
-        vocab = ctx.models["target"].vocab
-
-        def pairs() -> Shared:
-            return Shared(mirror.ours, mirror.theirs, vocab, mirror.model.vocab)
-
-        cache: Pairs = ctx.shared(lambda: Pairs(self.capacity), "sequences")
-        return State(mirror, ctx.shared(pairs, "pairs"), cache.snapshot())
+        return State.of(ctx, self.capacity)
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
-        learn_from(state.seen, step.tokens, state.mirror, state.shared)
+        state.observe(step.tokens)
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])

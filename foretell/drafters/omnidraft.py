@@ -38,8 +38,7 @@ from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Message
 from foretell.errors import BadConfig
-from foretell.ops.mirror import Mirror
-from foretell.ops.ngram_pairs import Pairs, Reading, Seen, Sequence, Stream, learn_from
+from foretell.ops.ngram_pairs import Reading, Seen, Sequence, State, Stream
 from foretell.ops.trees import add_drawn
 from foretell.ops.words import Shared
 
@@ -51,15 +50,6 @@ RANGES = {
     "merged": (0, 256),
     "capacity": (1, 1 << 24),
 }
-
-
-@dataclass
-class State:
-    """Of one request: its text in the draft model's tokens, and the tokens of both."""
-
-    mirror: Mirror
-    shared: Shared
-    seen: Seen  # what it sees of the cache
 
 
 @dataclass(frozen=True)
@@ -89,17 +79,10 @@ class Omnidraft(Drafter):
                 raise BadConfig.field(f"omnidraft:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> State:
-        mirror = Mirror(ctx)
-        vocab = ctx.models["target"].vocab
-
-        def pairs() -> Shared:
-            return Shared(mirror.ours, mirror.theirs, vocab, mirror.model.vocab)
-
-        cache: Pairs = ctx.shared(lambda: Pairs(self.capacity), "sequences")
-        return State(mirror, ctx.shared(pairs, "pairs"), cache.snapshot())
+        return State.of(ctx, self.capacity)
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
-        learn_from(state.seen, step.tokens, state.mirror, state.shared)
+        state.observe(step.tokens)
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])

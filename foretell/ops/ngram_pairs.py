@@ -10,7 +10,8 @@ and what follows it is none of their rests. `Reading` takes both into account.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,12 +22,40 @@ from foretell.ops.mirror import Mirror
 from foretell.ops.versions import Snapshot, Table
 from foretell.ops.words import Shared
 
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
 Sequence = tuple[int, ...]  # their tokens
 Group = tuple[tuple[Sequence, int], ...]  # sequences with their tokens, the newest last
 Pairs = Table[int, Group]  # by a sequence's first token
 Seen = Snapshot[int, Group]
 
 EACH = 32  # sequences with one first token, at most
+
+
+@dataclass
+class State:
+    """Of one request: its text in the draft model's tokens, and the tokens of both."""
+
+    mirror: Mirror
+    shared: Shared
+    seen: Seen  # what it sees of the cache
+
+    @classmethod
+    def of(cls, ctx: Context, capacity: int) -> State:
+        """`capacity`: first tokens of sequences that the tenant's cache knows."""
+        mirror = Mirror(ctx)
+        vocab = ctx.models["target"].vocab
+
+        def pairs() -> Shared:
+            return Shared(mirror.ours, mirror.theirs, vocab, mirror.model.vocab)
+
+        cache: Pairs = ctx.shared(lambda: Pairs(capacity), "sequences")
+        return cls(mirror, ctx.shared(pairs, "pairs"), cache.snapshot())
+
+    def observe(self, tokens: Iterable[int]) -> None:
+        """Learns from what was committed."""
+        learn_from(self.seen, tokens, self.mirror, self.shared)
 
 
 def learn(seen: Seen, sequence: Sequence, token: int) -> None:

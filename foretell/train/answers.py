@@ -14,6 +14,7 @@ continued: what is on disk is not written again.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def write_answers(
         path = folder / f"{first // A_FILE:05}.safetensors"
         files.append(path)
         if not path.exists():
-            part = list(enumerate(prompts))[first : first + A_FILE]
+            part = [*enumerate(prompts)][first : first + A_FILE]
             options = [
                 {
                     "seed": seed + number,
@@ -76,6 +77,12 @@ def write_answers(
             for (_, prompt), output in zip(part, outputs, strict=True):
                 if output is not None and output.tokens:
                     texts.append(text_of(lm.prompt_ids(prompt), output))
+            if len(texts) < len(part):
+                warnings.warn(
+                    f"{len(part) - len(texts)} of the prompts from number {first} on got no answer "
+                    "(too long, or it ended at once) and are left out",
+                    stacklevel=2,
+                )
             save(path, texts)
         if tell is not None:
             tell("answers", min(first + A_FILE, len(prompts)), len(prompts))

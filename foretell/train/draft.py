@@ -16,7 +16,6 @@ Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,14 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.train.answers import Text, read
-from foretell.train.lm import Run, begin_with, interrupts
+from foretell.train.lm import Run, begin_with, check_heads
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -64,11 +61,7 @@ class TrainDraft:
     seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise BadConfig(
-                f"hidden={self.hidden} must be a multiple of heads={self.heads}, "
-                f"and that of kv_heads={self.kv_heads}"
-            )
+        check_heads(self.hidden, self.heads, self.kv_heads)
         if self.batch % self.micro or self.micro < self.window:
             raise BadConfig("batch must be a multiple of micro, and micro at least window")
 
@@ -240,6 +233,11 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
 class DraftRun(Run):
     """A run folder whose batches are blocks of answers."""
 
+    def __init__(self, folder: Path, config: TrainDraft, model: LlamaForCausalLM):
+        super().__init__(folder, config, model)
+        self.groups: list[list[int]] = []  # of texts' numbers, a group a forward
+        self.rounds = 0  # over all texts that these make
+
     def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
         """One optimiser step; returns its mean divergence."""
         config: Any = self.config
@@ -248,28 +246,22 @@ class DraftRun(Run):
         for part in range(parts):
             number = self.step * parts + part
             seed = config.seed * 1_000_003 + number
-            groups = self._groups(texts, number, config)
-            batch = block([texts.train[index] for index in groups])
+            batch = block([texts.train[index] for index in self._group(texts, number)])
             loss = loss_of(self.model, batch, common, config.sampled, seed) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
         return total
 
-    def _groups(self, texts: Texts, number: int, config: TrainDraft) -> list[int]:
+    def _group(self, texts: Texts, number: int) -> list[int]:
         """The texts of the forward of this number; each round over all of them is in another
         order.
         """
-        if not hasattr(self, "rounds"):
-            self.rounds: list[list[list[int]]] = []
-        while sum(map(len, self.rounds)) <= number:
-            seed = config.seed * 1_000 + len(self.rounds)
-            self.rounds.append(blocks(texts.train, config.micro, seed))
-        for groups in self.rounds:
-            if number < len(groups):
-                return groups[number]
-            number -= len(groups)
-        raise AssertionError("no such group")
+        while len(self.groups) <= number:
+            seed = self.config.seed * 1_000 + self.rounds
+            self.groups += blocks(texts.train, self.config.micro, seed)
+            self.rounds += 1
+        return self.groups[number]
 
 
 def train(
@@ -295,38 +287,10 @@ def train(
     if init is not None:
         begin_with(model, init)
     run = DraftRun(out, config, model)
-    size = sum(p.numel() for p in run.model.parameters())
-    saved = start = time.monotonic()
-    first = run.step
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
-    with bars as progress, (out / "log.jsonl").open("a") as log, interrupts() as stop:
-        bar = progress.add_task(
-            f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step
-        )
-        while run.step < config.steps:
-            if stop:
-                run.save()
-                raise KeyboardInterrupt
-            loss = run.advance_on(texts, common)
-            speed = (run.step - first) * config.batch / (time.monotonic() - start)
-            told = f"loss {loss:.3f}  {speed:,.0f} tok/s"
-            progress.update(bar, completed=run.step, description=told)
-            line = {"step": run.step, "loss": round(loss, 4), "tokens_per_s": round(speed)}
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            if time.monotonic() - saved > save_every:
-                run.save()
-                saved = time.monotonic()
-    run.save()
+    run.through(lambda: run.advance_on(texts, common), save_every, quiet)
     export(lm, run.model, out / "model")
     report: dict[str, Any] = {
-        "parameters": size,
+        "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
         "answers": len(texts.train),
         "held_back": agreement(run.model, texts.held_back, config.micro),

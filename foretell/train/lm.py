@@ -39,6 +39,14 @@ from foretell.ops.files import whole, write_text
 from foretell.train.corpus import END, prepare
 
 
+def check_heads(hidden: int, heads: int, kv_heads: int) -> None:
+    """Raises BadConfig for heads that do not divide the width."""
+    if hidden % heads or heads % kv_heads:
+        raise BadConfig(
+            f"hidden={hidden} must be a multiple of heads={heads}, and that of kv_heads={kv_heads}"
+        )
+
+
 @dataclass(frozen=True)
 class TrainLM:
     """Shape of the model and of the run. Lengths are in tokens."""
@@ -62,11 +70,7 @@ class TrainLM:
     seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads or self.heads % self.kv_heads:
-            raise BadConfig(
-                f"hidden={self.hidden} must be a multiple of heads={self.heads}, "
-                f"and that of kv_heads={self.kv_heads}"
-            )
+        check_heads(self.hidden, self.heads, self.kv_heads)
         if (
             self.batch % self.micro
             or self.micro % self.context
@@ -225,6 +229,44 @@ class Run:
                     state.setdefault(int(index), {})[name] = value
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
+    def through(self, advance: Callable[[], float], save_every: float, quiet: bool) -> None:
+        """Calls `advance` for every step that is left, with a bar and a log. The run is saved every
+        `save_every` seconds, when it is interrupted and at the end.
+        """
+        config = self.config
+        saved = start = time.monotonic()
+        first = self.step
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
+        with bars as progress, (self.folder / "log.jsonl").open("a") as log, interrupts() as stop:
+            title = f"{self.size / 1e6:.1f} M parameters"
+            bar = progress.add_task(title, total=config.steps, completed=first)
+            while self.step < config.steps:
+                if stop:
+                    self.save()
+                    raise KeyboardInterrupt
+                loss = advance()
+                speed = (self.step - first) * config.batch / (time.monotonic() - start)
+                told = f"loss {loss:.3f}  {speed:,.0f} tok/s"
+                progress.update(bar, completed=self.step, description=told)
+                line = {"step": self.step, "loss": round(loss, 4), "tokens_per_s": round(speed)}
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                if time.monotonic() - saved > save_every:
+                    self.save()
+                    saved = time.monotonic()
+        self.save()
+
+    @property
+    def size(self) -> int:
+        """Parameters of the model."""
+        return sum(p.numel() for p in self.model.parameters())
+
     def advance(
         self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of
     ) -> float:
@@ -335,43 +377,11 @@ def train(
     run = Run(out, config, build(config, end=0))
     if init and not run.step:
         begin_with(run.model, init)
-    size = sum(p.numel() for p in run.model.parameters())
-    saved = start = time.monotonic()
-    first = run.step
     objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    bars = Progress(*columns, console=console, disable=quiet)
-    with bars as progress, (out / "log.jsonl").open("a") as log, interrupts() as stop:
-        bar = progress.add_task(
-            f"{size / 1e6:.1f} M parameters", total=config.steps, completed=run.step
-        )
-        while run.step < config.steps:
-            if stop:
-                run.save()
-                raise KeyboardInterrupt
-            loss = run.advance(data, master, objective)
-            speed = (run.step - first) * config.batch / (time.monotonic() - start)
-            progress.update(
-                bar, completed=run.step, description=f"loss {loss:.3f}  {speed:,.0f} tok/s"
-            )
-            log.write(
-                json.dumps({"step": run.step, "loss": round(loss, 4), "tokens_per_s": round(speed)})
-                + "\n"
-            )
-            log.flush()
-            if time.monotonic() - saved > save_every:
-                run.save()
-                saved = time.monotonic()
-    run.save()
+    run.through(lambda: run.advance(data, master, objective), save_every, quiet)
     export(run.model, corpus, out / "model")
     report: dict[str, object] = {
-        "parameters": size,
+        "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
         "heldout_bits_per_byte": evaluate(run.model, corpus),
         "corpus": info,

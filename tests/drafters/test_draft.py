@@ -4,21 +4,16 @@ test_laws.py.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 import pytest
 
 from foretell.core.context import Context
-from foretell.core.engine import Engine
-from foretell.core.request import Request
-from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.drafters.draft import Draft
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws
+from tests.drafters.driving import drive_step
 
 SPECS = ["draft:drafts=2,length=2", "draft:confidence=0.4", "draft:length=1"]
 
@@ -26,22 +21,7 @@ SPECS = ["draft:drafts=2,length=2", "draft:confidence=0.4", "draft:length=1"]
 def drive(
     drafter: Draft, sampling: Sampling, budget: int = 64
 ) -> tuple[TokenTree, list[Ask], Context]:
-    """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    toy = Toy(5, seed=2, sharpness=6.0)
-    strategy = Speculative(drafter)
-    ctx = Context(Engine({"target": toy, "draft": toy}), Request([1, 2, 3], strategy, sampling))
-    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks, ctx
-        asks.append(ask)
-        rows = toy.score([1, 2, 3], ask.tree)
-        value = Reply(rows[list(ask.rows)], {}, list(ask.rows))
+    return drive_step(drafter, sampling, Toy(5, seed=2, sharpness=6.0), [1, 2, 3], budget)
 
 
 def test_a_greedy_chain_is_the_draft_models_own_text() -> None:

@@ -14,16 +14,15 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafting
-from foretell.core.engine import Engine
-from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.drafters.dyspec import Dyspec
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
 from tests import laws
+from tests.drafters.driving import drive_step
 
 SPECS = ["dyspec:levels=no", "dyspec:threshold=0.05,size=4"]
 PROMPT = [1, 2, 3]
@@ -39,23 +38,7 @@ def toy() -> Toy:
 def drive(
     drafter: Dyspec, sampling: Sampling, budget: int = 1025, rng: Any = None
 ) -> tuple[TokenTree, list[Ask], Context]:
-    """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    draft = toy()
-    engine = Engine({"target": draft, "draft": draft})
-    ctx = Context(engine, Request(PROMPT, Speculative(drafter), sampling, rng=rng))
-    steps = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks, ctx
-        assert isinstance(ask, Ask) and ask.rows
-        asks.append(ask)
-        rows = draft.score(PROMPT, ask.tree)
-        value = Reply(rows[list(ask.rows)], {}, list(ask.rows))
+    return drive_step(drafter, sampling, toy(), PROMPT, budget, rng)
 
 
 # --- the algorithms

@@ -72,7 +72,7 @@ def test_the_longest_known_sequence_is_merged() -> None:
     state = strategy.drafter.start(ctx.scoped(strategy.drafter))
     word = strategy.drafter._word
     assert word(state, (0, 1, 1)) == (1, 0)
-    omni.learn_from(state.seen, [1, 3], state.mirror, state.shared)
+    state.observe([1, 3])
     assert word(state, (0, 1, 1)) == (3, 3) and word(state, (0, 1, 0)) == (2, 1)
     assert word(state, (0, 0, 1)) == (1, 0) and word(state, (1, 0)) == (1, 2)
 

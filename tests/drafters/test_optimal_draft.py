@@ -4,7 +4,7 @@ that the laws catch; its exactness in general is in test_laws.py.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,12 +14,10 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafting
-from foretell.core.engine import Engine
-from foretell.core.request import Request
 from foretell.core.rng import Door
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.core.verify import sequential
 from foretell.drafters import optimal_draft
 from foretell.drafters.optimal_draft import OptimalDraft
@@ -27,6 +25,7 @@ from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
 from tests import laws
+from tests.drafters.driving import drive_step
 from tests.rules.tables import enumerate_rule, over_drafts, plain
 
 SPECS = ["optimal-draft:length=2,branches=1 2", "optimal-draft:length=1,branches=3"]
@@ -43,21 +42,7 @@ def drive(
     toy: Toy = TOY,
     prompt: Sequence[int] = PROMPT,
 ) -> tuple[TokenTree, list[Ask], Context]:
-    """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    request = Request(prompt, Speculative(drafter), sampling, rng=rng)
-    ctx = Context(Engine({"target": toy, "draft": toy}), request)
-    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks, ctx
-        asks.append(ask)
-        nodes = list(ask.rows or ())
-        value = Reply(toy.score(prompt, ask.tree)[nodes], {}, nodes)
+    return drive_step(drafter, sampling, toy, prompt, budget, rng)
 
 
 def widths(tree: TokenTree) -> list[int]:

@@ -4,7 +4,6 @@ exactness in general is in test_laws.py.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -12,18 +11,17 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafting
-from foretell.core.engine import Engine
-from foretell.core.request import Request
 from foretell.core.rng import Door
 from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.drafters import rsd_c
 from foretell.drafters.rsd_c import RsdC
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
 from tests import laws
+from tests.drafters.driving import drive_step
 
 SPECS = ["rsd-c:length=2,branches=1 2", "rsd-c:length=1,branches=3"]
 PROMPT = [1, 2, 3]
@@ -33,21 +31,7 @@ TOY = Toy(5, seed=2, sharpness=6.0)
 def drive(
     drafter: RsdC, sampling: Sampling, budget: int = 64, rng: Door | None = None, toy: Toy = TOY
 ) -> tuple[TokenTree, list[Ask], Context]:
-    """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    request = Request(PROMPT, Speculative(drafter), sampling, rng=rng)
-    ctx = Context(Engine({"target": toy, "draft": toy}), request)
-    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks, ctx
-        asks.append(ask)
-        nodes = list(ask.rows or ())
-        value = Reply(toy.score(PROMPT, ask.tree)[nodes], {}, nodes)
+    return drive_step(drafter, sampling, toy, PROMPT, budget, rng)
 
 
 def widths(tree: TokenTree) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,16 @@ import pytest
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafting
-from foretell.core.engine import Engine
-from foretell.core.request import Request
 from foretell.core.rng import Door
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.drafters.rsd_s import Race, RsdS
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.measure.outcomes import Enumerator
 from tests import laws
+from tests.drafters.driving import drive_step
 
 SPECS = ["rsd-s:length=1,width=3"]
 PROMPT = [1, 1, 0]
@@ -36,21 +35,7 @@ Levels = tuple[tuple[Text, ...], ...]  # the texts that are new on each level, i
 def drive(
     drafter: RsdS, sampling: Sampling, toy: Toy, budget: int = 64, rng: Door | None = None
 ) -> tuple[TokenTree, list[Ask]]:
-    """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    request = Request(PROMPT, Speculative(drafter), sampling, rng=rng)
-    ctx = Context(Engine({"target": toy, "draft": toy}), request)
-    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks
-        asks.append(ask)
-        nodes = list(ask.rows or ())
-        value = Reply(toy.score(PROMPT, ask.tree)[nodes], {}, nodes)
+    return drive_step(drafter, sampling, toy, PROMPT, budget, rng)[:2]
 
 
 def levels(tree: TokenTree) -> Levels:

@@ -4,7 +4,7 @@ that the laws catch; its exactness in general is in test_laws.py.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,10 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafting
-from foretell.core.engine import Engine
-from foretell.core.request import Request
 from foretell.core.rng import Door
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.drafters.spectr import Spectr
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
@@ -27,6 +25,7 @@ from foretell.rules.kseq import Kseq, overlap, threshold
 from foretell.rules.sequential import Sequential
 from foretell.spec import resolve
 from tests import laws
+from tests.drafters.driving import drive_step
 from tests.rules.tables import over_drafts, plain
 
 SPECS = ["spectr:drafts=2,length=1"]
@@ -42,21 +41,7 @@ def drive(
     toy: Toy = TOY,
     prompt: Sequence[int] = PROMPT,
 ) -> tuple[TokenTree, list[Ask], Context]:
-    """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    request = Request(prompt, Speculative(drafter), sampling, rng=rng)
-    ctx = Context(Engine({"target": toy, "draft": toy}), request)
-    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks, ctx
-        asks.append(ask)
-        nodes = list(ask.rows or ())
-        value = Reply(toy.score(prompt, ask.tree)[nodes], {}, nodes)
+    return drive_step(drafter, sampling, toy, prompt, budget, rng)
 
 
 # --- its rule

@@ -57,6 +57,12 @@ def test_what_is_written_are_the_texts_and_laws_of_the_target(lm: LM, tmp_path: 
             assert (text.best[:, 0] == text.tokens[text.prompt :]).all()
 
 
+def test_prompts_without_an_answer_are_told_of(lm: LM, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="1 of the prompts from number 0 on got no answer"):
+        (path,) = answers.write_answers(lm, ["the dog", "dog " * 400], tmp_path, tokens=4, seed=0)
+    assert len(list(answers.read(path))) == 1
+
+
 def test_a_run_goes_on_with_the_files_that_are_missing(
     lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

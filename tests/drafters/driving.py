@@ -1,0 +1,45 @@
+"""One step's drafting without an engine's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter
+from foretell.core.engine import Engine
+from foretell.core.request import Request
+from foretell.core.rng import Door
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Reply, Sampling
+from foretell.families.toy import Toy
+
+
+def drive_step(
+    drafter: Drafter,
+    sampling: Sampling,
+    toy: Toy,
+    prompt: Sequence[int],
+    budget: int,
+    rng: Door | None = None,
+) -> tuple[TokenTree, list[Ask], Context]:
+    """Runs the drafting of one step, answering each ask with rows worked out by hand.
+
+    `toy` is the target and the draft model.
+    """
+    request = Request(prompt, Speculative(drafter), sampling, rng=rng)
+    ctx = Context(Engine({"target": toy, "draft": toy}), request)
+    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
+    asks: list[Ask] = []
+    value = None
+    while True:
+        try:
+            ask = steps.send(value)
+        except StopIteration as end:
+            end.value.check()
+            return end.value, asks, ctx
+        assert isinstance(ask, Ask) and ask.rows
+        asks.append(ask)
+        nodes = list(ask.rows)
+        value = Reply(toy.score(prompt, ask.tree)[nodes], {}, nodes)
