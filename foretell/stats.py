@@ -49,9 +49,11 @@ class Stats:
     ttft_s: float = 0.0
     total_s: float = 0.0
 
-    def called(self, model: str, seconds: float, step: bool, elapsed: float) -> None:
-        """A forward this request took part in; `step`: a whole one of the target on its text."""
-        self.calls[model] = self.calls.get(model, 0) + 1
+    def called(
+        self, model: str, seconds: float, step: bool, elapsed: float, forwards: int = 1
+    ) -> None:
+        """Forwards this request took part in; `step`: a whole one of the target on its text."""
+        self.calls[model] = self.calls.get(model, 0) + forwards
         if model == "target":
             self.target_s += seconds
         else:

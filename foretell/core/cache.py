@@ -200,7 +200,7 @@ class Cache(SharedRows):
             plan.shared = reusable(plan, ask, self)
         job = self._job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
-        self.reserve(self.base + len(plan.tokens))
+        self.reserve(self.base + len(plan.tokens) + max(0, job.follow - 1))
         # Until `finish` new rows are nobody's: an interrupted forward loses them.
         self.tokens = plan.tokens[: plan.kept]
         self.parents = plan.parents[: plan.kept]
@@ -226,6 +226,8 @@ class Cache(SharedRows):
             job.rows = [row - job.first for row in wanted]
             job.taps = tuple(sorted({*job.taps, *ask.taps}))
             job.layers, job.states = ask.layers, ask.states
+            if job.rows == [len(job.tokens) - 1] and not (job.taps or self.beside or self.policy):
+                job.follow = ask.follow if tree.is_chain else 0
             if plan.goes_on:
                 below = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}
                 job.known = {tap: self.tapped[tap][: len(plan.tokens)] for tap in below}
@@ -250,6 +252,13 @@ class Cache(SharedRows):
         features = torch.cat([part.to(exact) for part in parts])
         assert len(features) == new, "drafted nodes below the root need `features`"
         return features
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The forward that is finished went on by these tokens, a chain below its last node."""
+        for token in tokens:
+            self.parents.append(len(self.tokens) - 1)
+            self.tokens.append(token)
+            self.trusted = len(self.tokens)
 
     def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
         """The forward of the last job is through: its rows are what they claim to be.

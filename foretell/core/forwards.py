@@ -43,7 +43,8 @@ def answer(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
         return
     seconds = time.perf_counter() - start
     engine.forwards += 1
-    note(engine, prepared, seconds)
+    forwards = max(1, *(len(reply.followed) for reply in replies))
+    note(engine, prepared, seconds, forwards)
     total = sum(len(part.job.tokens) for part in prepared)
     for part, reply in zip(prepared, replies, strict=True):
         count = len(part.job.tokens)
@@ -80,8 +81,10 @@ def prepare(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepar
     return [part for part in prepared if first and part.job.entry == first.job.entry]
 
 
-def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
-    """Takes note of a forward's time, for its model's costs and the requests' statistics."""
+def note(engine: Host, prepared: Sequence[Prepared], seconds: float, forwards: int) -> None:
+    """Takes note of the time of so many forwards, each of what follows the one before it, for the
+    model's costs and the requests' statistics.
+    """
     first = prepared[0].entry
     rows = sum(part.job.start for part in prepared) // len(prepared)
     if first.for_target:
@@ -90,7 +93,7 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
         engine.texts = texts if unfinished else 0
     layers = prepared[0].job.layers
     costs = engine.costs_of(first.model, first.model.computed_by, layers)
-    costs.note(first.model.width, seconds, rows)
+    costs.note(first.model.width, seconds / forwards, rows)
     own = first.ask.model != "target" or first.for_target or layers is None
     name = first.ask.model if own else "layers"
     stepped: dict[Live, bool] = {}  # whether it was a whole forward over a text of the request
@@ -101,7 +104,7 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float) -> None:
         stepped[live] = stepped.get(live, False) or step
     for live, step in stepped.items():
         elapsed = time.perf_counter() - live.started
-        live.ctx.stats.called(name, seconds, step, elapsed)
+        live.ctx.stats.called(name, seconds, step, elapsed, forwards)
 
 
 def deliver(entry: OpenAsk, reply: Reply) -> None:

@@ -75,6 +75,8 @@ class Computed:
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     computed_by: str = "torch"
     width: int = 0  # tokens computed, with those that only fill a forward up
+    # Of each job its Reply's `followed`; empty: nothing followed.
+    followed: Sequence[list[tuple[int, float]]] = ()
 
 
 class Model:
@@ -180,15 +182,18 @@ class Model:
         replies = []
         row = 0
         start = 0
-        for job in jobs:
+        for number, job in enumerate(jobs):
             end = start + len(job.tokens)
             hidden = {tap: computed.hidden[tap][start:end] for tap in job.taps} | dict(job.known)
             job.cache.finish(hidden)
+            followed = computed.followed[number] if computed.followed else []
+            job.cache.extend([token for token, _ in followed[:-1]])
             reply = Reply(
                 logits=logits[row : row + len(job.rows)],
                 hidden=hidden,
                 nodes=[r + job.first for r in job.rows],
                 new=list(range(job.first, job.first + len(job.tokens))),
+                followed=followed,
                 computed_by=computed.computed_by,
             )
             replies.append(reply)

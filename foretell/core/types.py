@@ -47,6 +47,8 @@ class Ask:
     # Run only these, in order; (i, "attention") and (i, "mlp") are the halves of layer i.
     layers: tuple[int | tuple[int, str], ...] | None = None
     lasting: bool = False  # later asks run no other layers either: accepted rows of these are kept
+    # Tokens of a chain that the model may go on by, each its own best one: see Reply.followed.
+    follow: int = 0
     # (n, E): the last n nodes enter layers[0] with these instead of their embeddings. A node whose
     # state is no token's has token -1, so that its cache rows are never taken for a token's.
     states: torch.Tensor | None = None
@@ -64,6 +66,9 @@ class Reply:
     nodes: list[int]  # the tree's nodes whose rows these are
     # the tree's nodes whose hidden states these are; below 0: the text before it
     new: list[int] = field(default_factory=list)
+    # The best tokens that follow the last node, with their chances: as many as `follow` allows, or
+    # none, where who computes the model takes one forward a token.
+    followed: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0  # this ask's share of the forward's time
     computed_by: str = "torch"
 

@@ -126,6 +126,7 @@ class Loop:
         self.layers: Sequence[nn.Module] = layers
         self.norm = norm
         self.head: Any = head
+        self.kept: torch.Tensor | None = None  # tokens that the head's outputs are; None: all
         own_head = head is hf.get_output_embeddings()
         self.logit_factor = getattr(self.config, "logit_scale", None) if own_head else None
         self.logit_divisor = getattr(self.config, "logits_scaling", None) if own_head else None

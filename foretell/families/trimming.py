@@ -115,6 +115,7 @@ def trim(decoder: Decoder, kept: Sequence[int]) -> Trimmed:
     decoder.vocab = decoder.row_size = len(kept)
     if decoder.loop is not None:
         decoder.loop.head = head
+        decoder.loop.kept = trimmed.kept
     executors = registry.lineage(decoder.executor)
     decoder.executor = None
     try:

@@ -36,6 +36,7 @@ class Job:
     # Hidden states of the new nodes that an earlier forward of their first layers found, by tap.
     known: Mapping[int, torch.Tensor] = field(default_factory=dict)
     features: torch.Tensor | None = None  # (n, E) of a model that feeds on the target's states
+    follow: int = 0  # tokens that the model may go on by, see types.Ask
     masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property
@@ -45,8 +46,9 @@ class Job:
 
     @property
     def entry(self) -> Any:
-        """What the jobs of one forward have in common: the layers, and how they are entered."""
-        return self.layers, self.states is None
+        """What the jobs of one forward have in common: the layers, how they are entered, and how
+        far they go on."""
+        return self.layers, self.states is None, self.follow
 
     @property
     def compacted(self) -> bool:

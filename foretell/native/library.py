@@ -14,7 +14,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 3  # of the structures, as of FT_VERSION
+VERSION = 4  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -91,6 +91,18 @@ class Step(ctypes.Structure):
     ]
 
 
+class Following(ctypes.Structure):
+    """ft_following."""
+
+    _fields_ = [
+        ("embeddings", POINTER(Matrix)),
+        ("scale", c_float),
+        ("names", c_void_p),
+        ("count", c_int32),
+        *((name, c_void_p) for name in ("tokens", "chances")),
+    ]
+
+
 def library() -> Any:
     """The library with the quickest kernels that this processor runs.
 
@@ -126,6 +138,7 @@ def _open() -> Any:
     lib.ft_choose.argtypes = [c_char_p]
     lib.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
     lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
+    lib.ft_follow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Following), c_int32]
     lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
     lib.ft_peaks.restype = None
     lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]

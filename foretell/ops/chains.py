@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,11 +35,18 @@ def draw_chains(
     """
     level = {0: chains}  # node -> chains that go on from it
     draws = 0
-    for _ in range(min(length, reader.depth(ctx))):
+    length = min(length, reader.depth(ctx))
+    # At temperature 0 a chain may come from one forward, where the row alone decides its tokens.
+    follow = min(length, budget - 1) if ctx.sampler.greedy and ctx.sampler.plain else 0
+    for _ in range(length):
         # Decided before anything of the level is drawn, so that no draw can sway it.
         if not any(level.values()) or len(tree) + sum(level.values()) > budget:
             return
-        reply = yield Ask(tree, reader.name, ctx.branch, rows=list(level))
+        reply = yield Ask(tree, reader.name, ctx.branch, rows=list(level), follow=follow)
+        if reply.followed:
+            add_followed(ctx, tree, reply.followed, source, confidence)
+            return
+        follow = 0
         below: dict[int, int] = {}
         for (node, count), row in zip(level.items(), reader.rows(reply), strict=True):
             if confidence and float(row.softmax(-1).max()) < confidence:
@@ -49,6 +56,23 @@ def draw_chains(
                     below[child] = below.get(child, 0) + 1
             draws += count
         level = below
+
+
+def add_followed(
+    ctx: Context,
+    tree: TokenTree,
+    followed: Sequence[tuple[int, float]],
+    source: str,
+    confidence: float,
+) -> None:
+    """Adds the tokens with these chances below the last node, up to an end or an unlikely one."""
+    node = len(tree) - 1
+    for token, chance in followed:
+        if chance < confidence:
+            return
+        node = tree.add(node, token, value=tree.values[node] * chance, source=source)
+        if ctx.ends(tree, node):
+            return
 
 
 def children(

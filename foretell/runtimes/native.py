@@ -6,6 +6,7 @@ requests, trees, windows, parts of the layers. Caches are the ordinary ones, in 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -224,11 +225,51 @@ class NativeExecutor(Executor):
             tap_count=len(taps),
             tapped=hidden.data_ptr(),
         )
-        if not self.library.ft_forward(self.model, step, threads):
-            raise MemoryError("no memory for a step")
+        count = self._follows(jobs)
+        if count:
+            followed = self._follow(step, count, threads)
+        else:
+            followed = []
+            if not self.library.ft_forward(self.model, step, threads):
+                raise MemoryError("no memory for a step")
         self.size = nodes
         found = {tap: hidden[i].to(self.dtype) for i, tap in enumerate(taps)}
-        return Computed(logits, found)
+        return Computed(logits, found, followed=followed)
+
+    def _follows(self, jobs: Sequence[Job]) -> int:
+        """How many tokens the jobs go on by in the same call."""
+        count = min(job.follow for job in jobs)
+        embed = self.loop.embed
+        if not count or not isinstance(embed, PackedEmbedding):
+            return 0
+        end = max(max(job.positions) for job in jobs) + count
+        padded = embed.head[0].packed.inputs != self.hidden
+        if padded or 0 < self.least_window < end or end > self.loop.context:
+            return 0
+        self._rotations(end)
+        return count
+
+    def _follow(
+        self, step: library.Step, count: int, threads: int
+    ) -> list[list[tuple[int, float]]]:
+        """Computes a step and what follows it; returns of each job its tokens and their chances."""
+        jobs = step.job_count
+        tokens = torch.empty(count, jobs, dtype=torch.long)
+        chances = torch.empty(count, jobs)
+        matrix = self.loop.embed.head[0].matrix
+        following = library.Following(
+            embeddings=ctypes.pointer(matrix),
+            scale=self.loop.scale,
+            names=library.address(self.loop.kept),
+            count=count,
+            tokens=tokens.data_ptr(),
+            chances=chances.data_ptr(),
+        )
+        step.cosines, step.sines = self.cosines.data_ptr(), self.sines.data_ptr()
+        if not self.library.ft_follow(self.model, step, following, threads):
+            raise MemoryError("no memory for a step")
+        pairs = zip(tokens.T.tolist(), chances.T.tolist(), strict=True)
+        return [list(zip(*pair, strict=True)) for pair in pairs]
 
     def _states(self, jobs: Sequence[Job]) -> torch.Tensor:
         """What enters the first layer (T, E), float32."""

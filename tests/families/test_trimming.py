@@ -17,7 +17,7 @@ import foretell
 from foretell.core.model import Computed
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
-from foretell.core.types import Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.packed import PackedLinear, pack
@@ -205,6 +205,19 @@ def test_a_packed_matrix_gives_up_rows(format: str, count: int) -> None:
     assert torch.equal(layer.take(rows)(x), layer(x)[:, rows])
 
 
+@torch.inference_mode()
+def goes_on_by_kept_tokens(view: Trimmed, kept: list[int], tied: bool) -> None:
+    """A chain of one call names tokens, and what enters for them is what entered before."""
+    text, found = [5, 9, 3], []
+    for _ in range(4):
+        job, _ = view.cache().prepare(Ask(TokenTree([*text, *found][-1])), [*text, *found], 99)
+        found.append(int(view.forward([job])[0].logits[0].argmax()))
+    job, _ = view.cache().prepare(Ask(TokenTree(3), rows=[0], follow=4), text, 99)
+    followed = [token for token, _ in view.forward([job])[0].followed]
+    assert followed == (found if tied else [])
+    assert set(followed) <= set(kept)
+
+
 @pytest.mark.parametrize("format", ["int8", "bfloat16"])
 def test_a_packed_head_on_the_c_library(format: str) -> None:
     """Its executor computes the rows that are left, to the last bit those it computed before."""
@@ -225,6 +238,7 @@ def test_a_packed_head_on_the_c_library(format: str) -> None:
     rows = rows_of(view)
     assert torch.equal(rows[:, kept], want[:, kept])
     assert view.usual_executor == "native" and view.computed_by == "native" and view.exact_bits
+    goes_on_by_kept_tokens(view, kept, tied=format == "int8")
     computed: Any = model.executor
     assert computed.vocab == len(kept) and computed.loop.head.packed.outputs == len(kept)
     assert identity(view) != before

@@ -5,6 +5,7 @@ in trees, batches and pieces.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import foretell
+from foretell.core.cache import Cache
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
@@ -168,6 +170,117 @@ def test_windows_count_positions() -> None:
     theirs = answer(reference, reference.cache(), Ask(tree), text)
     assert ours.computed_by == "native"
     assert agree(ours.logits, theirs.logits, 0.03)
+
+
+# --- a chain in one call
+
+
+@cache
+def tied(family: str, format: str) -> Decoder:
+    """A model whose head holds its embeddings: then one call knows what enters for a token."""
+    hf = families.tiny(family, dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
+    pack(hf, format)
+    model = Decoder(hf, family, blocks)
+    model.use(NativeExecutor)
+    return model
+
+
+def one_by_one(
+    model: Decoder, text: Sequence[int], count: int
+) -> tuple[list[tuple[int, float]], Cache]:
+    """The best tokens after a text with their chances, by a forward each."""
+    cache, tree, found = model.cache(), TokenTree(text[-1]), []
+    for node in range(count):
+        row = answer(model, cache, Ask(tree, rows=[node]), text).logits[0]
+        token = int(row.argmax())
+        found.append((token, float(row.softmax(-1)[token])))
+        tree.add(node, token)
+    return found, cache
+
+
+def following(model: Decoder, cache: Cache, text: Sequence[int], count: int, **more: Any) -> Any:
+    return answer(model, cache, Ask(TokenTree(text[-1]), rows=[0], follow=count, **more), text)
+
+
+def same_rows(one: Cache, other: Cache) -> bool:
+    """Whether both hold the same numbers of the same tokens."""
+    if (one.tokens, one.parents, one.base) != (other.tokens, other.parents, other.base):
+        return False
+    end = one.base + len(one.tokens)
+    pairs = zip((*one.k, *one.v), (*other.k, *other.v), strict=True)
+    return all(torch.equal(a[:, :end], b[:, :end]) for a, b in pairs)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@torch.inference_mode()
+def test_what_follows_is_what_a_forward_a_token_gives(family: str, format: str) -> None:
+    model = tied(family, format)
+    for text in (PROMPTS[0], PROMPTS[1], PROMPTS[1] * 3):
+        for count in (1, 2, 7):
+            wanted, slow_cache = one_by_one(model, text, count)
+            cache = model.cache()
+            followed = following(model, cache, text, count).followed
+            assert [token for token, _ in followed] == [token for token, _ in wanted]
+            for (_, chance), (_, known) in zip(followed, wanted, strict=True):
+                assert chance == pytest.approx(known, rel=1e-4)
+            assert same_rows(cache, slow_cache)
+            # What was accepted of it is kept, and goes on as from an empty cache.
+            longer = [*text, *(token for token, _ in followed[:2]), 5]
+            again = following(model, cache, longer, 3)
+            assert torch.equal(
+                again.logits, answer(model, model.cache(), last(longer), longer).logits
+            )
+            assert len(again.new) == (2 if count <= 2 else 1)  # the last one was not computed
+
+
+def last(text: Sequence[int]) -> Ask:
+    return Ask(TokenTree(text[-1]), rows=[0])
+
+
+@torch.inference_mode()
+def test_several_texts_go_on_side_by_side() -> None:
+    model = tied("llama", "int8")
+    texts = PROMPTS[0], PROMPTS[1]
+    caches = [model.cache() for _ in texts]
+    jobs = []
+    for held, text in zip(caches, texts, strict=True):
+        ask = Ask(TokenTree(text[-1]), rows=[0], follow=4)
+        jobs.append(held.prepare(ask, text, 512)[0])
+    for reply, held, text in zip(model.forward(jobs), caches, texts, strict=True):
+        wanted, slow_cache = one_by_one(model, text, 4)
+        assert [token for token, _ in reply.followed] == [token for token, _ in wanted]
+        assert same_rows(held, slow_cache)
+
+
+@torch.inference_mode()
+def test_nothing_follows_where_one_call_cannot_do_it() -> None:
+    model, text = tied("llama", "int8"), PROMPTS[1]
+    assert not following(model, model.cache(), text, 3, taps=(1,)).followed
+    branching = Ask(TokenTree(text[-1]).chain([3]).chain([4]), rows=[2], follow=3)
+    assert not answer(model, model.cache(), branching, text).followed
+    inner = Ask(TokenTree(text[-1]).chain([3]), rows=[0], follow=3)
+    assert not answer(model, model.cache(), inner, text).followed
+    assert not following(
+        tied("mistral", "int8"), tied("mistral", "int8").cache(), text, 99
+    ).followed
+    by_torch = slow("llama", "int8")
+    assert not following(by_torch, by_torch.cache(), text, 3).followed
+
+
+@pytest.mark.parametrize(
+    "spec", ["draft:length=5,nodes=5", "draft:length=5,confidence=0.3,nodes=5"]
+)
+def test_a_greedy_chain_is_the_same_in_one_call(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = foretell.load("demo", dtype="int8")
+    prompts = ["def add(a, b):\n    return", "import os\n\nfor name in os"]
+    quickly = lm.generate(prompts, spec, max_new_tokens=40)
+    monkeypatch.setattr(NativeExecutor, "_follows", lambda self, jobs: 0)
+    slowly = lm.generate(prompts, spec, max_new_tokens=40)
+    for one, other in zip(quickly, slowly, strict=True):
+        assert (one.tokens, one.draft) == (other.tokens, other.draft)
+        assert one.stats.calls["target"] == other.stats.calls["target"]
+        assert one.stats.accepted == other.stats.accepted
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 3
+#define FT_VERSION 4
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -84,6 +84,17 @@ typedef struct {
     float *tapped;                 /* (tap_count, nodes, hidden) */
 } ft_step;
 
+/* How a step goes on: each job by the best token of its one row, `count` tokens in all. What enters
+   for a token is its row of `embeddings` times `scale`. */
+typedef struct {
+    const ft_matrix *embeddings;
+    float scale;
+    const int64_t *names;          /* tokens that the head's outputs stand for, or NULL: as counted */
+    int32_t count;
+    int64_t *tokens;               /* (count, jobs) */
+    float *chances;                /* (count, jobs) of these tokens */
+} ft_following;
+
 /* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
     int32_t width, group;          /* of a head; query heads that share keys */
@@ -148,6 +159,7 @@ typedef struct {
     void (*score)(ft_attention *call, int32_t from, int32_t to, float *memory);
     void (*soften)(ft_attention *call);
     void (*mix)(ft_attention *call, int32_t first, int32_t last);
+    int32_t (*best)(const float *logits, int32_t count, float *chance);
 } ft_kernels;
 
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only
@@ -177,6 +189,9 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
                           int32_t threads);
 /* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads);
+/* A forward, and those of the tokens that follow it. 0: no memory. */
+EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_following *following,
+                         int32_t threads);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);

@@ -741,3 +741,37 @@ static void mix(ft_attention *call, int32_t first, int32_t last) {
             v_store(mixed + d, v_div(v_load(mixed + d), sum));
     }
 }
+
+/* The first of the largest of some logits, and its chance under their softmax. */
+static int32_t best(const float *logits, int32_t count, float *chance) {
+    enum { PART = 1024 };
+    float highest = -INFINITY;
+    int32_t part = 0, place = 0;
+    for (int32_t from = 0; from < count; from += PART) {
+        int32_t end = from + PART < count ? from + PART : count, i = from;
+        float most = -INFINITY;
+        if (end - from >= 16) {
+            vec top = v_load(logits + from);
+            for (i = from + 16; i + 16 <= end; i += 16)
+                top = v_max(top, v_load(logits + i));
+            most = v_top(top);
+        }
+        for (; i < end; i++)
+            most = logits[i] > most ? logits[i] : most;
+        if (most > highest) {
+            highest = most;
+            part = from;
+        }
+    }
+    for (place = part; place + 1 < count && logits[place] != highest;)
+        place++;
+    vec from = v_set(highest), sums = v_set(0.0f);
+    int32_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        sums = v_add(sums, v_exp(v_sub(v_load(logits + i), from)));
+    float sum = v_sum(sums);
+    for (; i < count; i++)
+        sum += expf(logits[i] - highest);
+    *chance = 1.0f / sum;
+    return place;
+}

@@ -2,5 +2,5 @@
 
 const ft_kernels ft_portable = {
     "portable", prepare, prepare_twice, choose_peaks, choose_ranges, product, deliver, norm,
-    rotate, gate, store, attention_floats, set_up, score, soften, mix,
+    rotate, gate, store, attention_floats, set_up, score, soften, mix, best,
 };

@@ -633,6 +633,63 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     return 1;
 }
 
+/* The jobs of a step whose nodes are the tokens that follow: one each, behind those before. */
+static void go_on(ft_job *jobs, int32_t count, int32_t *positions) {
+    for (int32_t j = 0; j < count; j++) {
+        positions[j] = jobs[j].positions[jobs[j].nodes - 1] + 1;
+        jobs[j].positions = positions + j;
+        jobs[j].start += jobs[j].nodes;
+        jobs[j].nodes = 1;
+    }
+}
+
+/* A forward, and those of the tokens that follow it. 0: no memory. */
+EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_following *following,
+                         int32_t threads) {
+    const int32_t count = step->job_count, outputs = model->head.outputs, hidden = model->hidden;
+    if (!ft_forward(model, step, threads))
+        return 0;
+    int64_t jobs = aligned(count * (int64_t)sizeof(ft_job));
+    int64_t states = aligned(4 * (int64_t)count * hidden), numbers = aligned(4 * (int64_t)count);
+    char *memory = memory_of(jobs + states + 2 * numbers + 4 * (int64_t)count * outputs);
+    if (!memory)
+        return 0;
+    ft_step next = *step;
+    ft_job *parts = (ft_job *)memory;
+    float *entering = (float *)(memory + jobs);
+    int32_t *positions = (int32_t *)(memory + jobs + states);
+    int32_t *rows = (int32_t *)(memory + jobs + states + numbers);
+    float *logits = (float *)(memory + jobs + states + 2 * numbers);
+    memcpy(parts, step->jobs, (size_t)count * sizeof(ft_job));
+    for (int32_t j = 0; j < count; j++)
+        rows[j] = j;
+    next.jobs = parts;
+    next.nodes = next.row_count = count;
+    next.states = entering;
+    next.rows = rows;
+    const float *found = step->logits;
+    int32_t done = 1;
+    for (int32_t i = 0; done && i < following->count; i++) {
+        int64_t *tokens = following->tokens + (int64_t)i * count;
+        float *chances = following->chances + (int64_t)i * count;
+        for (int32_t j = 0; j < count; j++) {
+            int32_t token = kernels->best(found + (int64_t)j * outputs, outputs, chances + j);
+            tokens[j] = following->names ? following->names[token] : token;
+        }
+        if (i + 1 == following->count)
+            break;
+        ft_rows_of(following->embeddings, tokens, count, entering);
+        for (int64_t k = 0; k < (int64_t)count * hidden; k++)
+            entering[k] *= following->scale;
+        go_on(parts, count, positions);
+        next.logits = logits;
+        found = logits;
+        done = ft_forward(model, &next, threads);
+    }
+    free(memory);
+    return done;
+}
+
 /* --- the memory's rate */
 
 typedef struct {
