@@ -5,7 +5,8 @@ when the running ones outgrow the memory: then the latest of the lowest priority
 which are computed again (or found among shared prefixes) when its turn comes. Of equal priority
 the tenant goes first that has been served the fewest tokens (Sheng et al., Fairness in Serving
 Large Language Models, algorithm 2, with a prompt's tokens charged on admission and output as it
-comes); within a tenant the first to come.
+comes); within a tenant the first to come. Nobody waits for ever: AGE seconds count as one priority
+more, up to the highest one that there is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from foretell.policy.budget import reserved
 if TYPE_CHECKING:
     from foretell.core.live import Live
 
+AGE = 15.0  # seconds since a request came that count as one priority more
 RESERVE = 64  # tokens beyond its text that a request must have room for to begin
 
 
@@ -36,6 +38,7 @@ class Admission:
     requests: int | None = None
     budget: int | None = None
     preempted: int = 0  # how often a request had to give up its rows
+    highest: int = 0  # priority of all requests now
     served: Counter[str] = field(default_factory=Counter)  # tokens, by tenant
 
     def arrive(self, tenant: str, others: Sequence[Live]) -> None:
@@ -48,6 +51,7 @@ class Admission:
     def __call__(self, engine: Any) -> None:
         """Decides before a step of `engine` who takes part in it. Who is late ends."""
         self._end_late(engine)
+        self.highest = max((live.ctx.request.priority for live in engine.live), default=0)
         running = [live for live in engine.live if not live.paused]
         waiting = [live for live in engine.live if live.paused]
         used = 0
@@ -90,7 +94,9 @@ class Admission:
     def turn(self, live: Live) -> tuple[int, int, int]:
         """Who is smaller comes first."""
         request = live.ctx.request
-        return -request.priority, self.served[request.tenant], live.index
+        aged = request.priority + int((time.perf_counter() - live.started) / AGE)
+        priority = max(request.priority, min(aged, self.highest))
+        return -priority, self.served[request.tenant], live.index
 
     def _make_room(self, engine: Any, running: list[Live], waiting: list[Live]) -> int:
         """Pauses requests until the others fit; returns the bytes that these hold."""

@@ -110,6 +110,19 @@ def test_higher_priorities_come_first_and_equal_ones_in_order() -> None:
     assert order(engine, lives) == [1, 3, 2, 0]
 
 
+def test_nobody_waits_for_ever_behind_higher_priorities() -> None:
+    engine = engine_with(requests=1)
+    now = time.perf_counter()
+    lives = [engine.add(request(3, priority=p)) for p in (0, 2, 1)]
+    lives[0].started = now - 2.1 * admission.AGE
+    assert order(engine, lives) == [0, 1, 2]
+    # Among equals age is no priority: a tenant's many old requests do not hold up another's.
+    lives = [engine.add(request(3, tenant=name)) for name in ("many", "many", "many", "one")]
+    for live in lives[:3]:
+        live.started = now - 9 * admission.AGE
+    assert order(engine, lives) == [3, 6, 4, 5]
+
+
 def test_a_tenant_with_many_requests_does_not_hold_up_another() -> None:
     engine = engine_with(requests=1)
     lives = [engine.add(request(8, tenant="many")) for _ in range(6)]
