@@ -31,6 +31,7 @@ from foretell.errors import BadConfig, ForetellError
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
+from foretell.ops.words import related
 from foretell.outputs import Output, Piece, Stream, outputs
 from foretell.policy.budget import least
 from foretell.policy.checks import models_for
@@ -45,7 +46,7 @@ from foretell.prompting import (
     split_prompts,
     split_terms,
 )
-from foretell.spec import AUTO, QUICK, STEP, resolve
+from foretell.spec import AUTO, CHEAP, DRAFT, QUICK, STEP, resolve
 from foretell.stats import Stats
 from foretell.status import troubles
 from foretell.tracing import Steps, TraceStep
@@ -340,7 +341,8 @@ class LM:
     @property
     def default(self) -> str:
         """What `auto` stands for without a profile: spec.AUTO, or spec.QUICK where a plain step is
-        so quick that asking more drafters would take too much of it.
+        so quick that asking more drafters would take too much of it; and with it spec.DRAFT, where
+        there is a draft model that is small enough.
         """
         self._measure_once()
         return self._default
@@ -401,12 +403,20 @@ class LM:
                 self.engine.take_costs(target, costs)
                 # Decided once: what steps turn out to take later must not change it.
                 self._default = QUICK if costs.single() < STEP else AUTO
+                if self._has_cheap_draft():
+                    self._default += f"+{DRAFT}"
                 self.measured = True
                 seconds = {}
                 for rows in ROWS:
                     curve = costs.curve(SIZES[-1], rows)
                     seconds[rows] = {size: float(curve[size - 1]) for size in SIZES}
         return {"about": identity(target), "file": str(file), "seconds": seconds}
+
+    def _has_cheap_draft(self) -> bool:
+        target, draft = self.models["target"], self.models.get("draft")
+        if draft is None or not related(draft.tokenizer, target.tokenizer):
+            return False
+        return 0 < draft.weight_bytes <= CHEAP * target.weight_bytes
 
     # --- many requests
 

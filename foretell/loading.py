@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.aliases import aliases, suggestion
+from foretell.aliases import EMBEDDED, aliases, suggestion
 from foretell.api import LM
 from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+OWN_VOCAB = "draft_vocab.json"
 LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
 Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
 
@@ -84,7 +85,8 @@ def load(
     `models`: other models that methods ask, by name, loaded in the same way; they are in
     `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
     a smaller relative with the target's tokens; `demo` brings its own. `draft_vocab`: a file that
-    `foretell trim` wrote; the draft model then computes the rows of its tokens only.
+    `foretell trim` wrote; the draft model then computes the rows of its tokens only. So it does
+    where its own folder holds such a file, OWN_VOCAB.
 
     `dtype`: float32, bfloat16, float16, float64, int8 or int4 (weights of linear layers, in groups
     of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as
@@ -136,10 +138,11 @@ def load(
         key: _gguf(place) if _is_gguf(place) else _loaded(place, f"{name} ({key})", options)
         for key, place in named.items()
     }
-    if draft_vocab is not None:
-        small = others["draft"]
+    small = others.get("draft")
+    kept = draft_vocab or _own_vocab(small)
+    if kept is not None and small is not None:
         words = small.tokenizer or target.tokenizer
-        small.model = trim_draft(small.model, words, draft_vocab, target.eos)
+        small.model = trim_draft(small.model, words, kept, target.eos)
     trim()
     lm = pair(
         target.model,
@@ -155,6 +158,12 @@ def load(
     lm.refusals = {key: loaded.refusals for key, loaded in {"target": target, **others}.items()}
     notice_refusals(lm, name)
     return lm
+
+
+def _own_vocab(draft: _Loaded | None) -> Path | None:
+    """The file in a draft model's folder that says which tokens its head is to keep."""
+    path = None if draft is None or draft.path is None else Path(draft.path) / OWN_VOCAB
+    return path if path is not None and path.is_file() else None
 
 
 def _checked(
@@ -379,7 +388,7 @@ def load_tokenizer(
 
 def _folder(name: str) -> Path | None:
     """The local folder a name means, checked; None: it is a hub id."""
-    if name in ("demo", "demo-draft"):
+    if name in EMBEDDED:
         return ASSETS / name
     path = Path(name).expanduser()
     if path.is_file():

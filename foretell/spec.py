@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 AUTO = "suffix+approx+token-recycling"
 QUICK = "suffix"  # and where a plain step takes less than STEP: others would cost too much of it
 STEP = 8e-3  # seconds
+# Beside these, where the draft model's weights are at most this share of the target's, so that a
+# chain takes less than half a step. It is paused where it wins less than it takes.
+DRAFT = "draft:best=yes"
+CHEAP = 1 / 8
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
 Encode = Callable[[str], list[int]]

@@ -122,6 +122,7 @@ def draws(card: Card) -> bool:
     """Whether the drafter makes nodes that carry a law: its file names it, or says `draws`."""
     tree = ast.parse(card.file.read_text("utf-8"))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     return bool(names & {"Law", "draws"})
 
 

@@ -252,3 +252,20 @@ def test_a_damaged_profile_of_other_conditions_is_passed_over() -> None:
     path = profile_of(tiny.lm())
     path.write_text("{")
     assert tiny.lm(torch.bfloat16).auto == AUTO
+
+
+def test_auto_drafts_with_a_small_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = foretell.load("demo", dtype="int8")
+    assert lm.default == AUTO, "its draft model is a seventh of it"
+    monkeypatch.setattr("foretell.api.CHEAP", 1 / 4)
+    lm.measure()
+    assert lm.default == f"{AUTO}+draft:best=yes" and profiles.objection(lm.default) is None
+    for more in ({}, {"temperature": 1.0, "seed": 5}):
+        plain = lm.generate("import os\n\ndef", "plain", max_new_tokens=40, **more)
+        assert lm.generate("import os\n\ndef", max_new_tokens=40, **more).tokens == plain.tokens
+    monkeypatch.setattr("foretell.api.related", lambda first, second: False)
+    lm.measure()
+    assert lm.default == AUTO, "its tokens mean something else"
+    alone = foretell.wrap(tiny.llama(), tiny.tokenizer())
+    alone.measure()
+    assert alone.default == AUTO

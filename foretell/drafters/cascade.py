@@ -46,7 +46,7 @@ class Cascade(Drafter):
     model: str = "draft"  # the name of the draft model
     size: int = 0  # nodes that the inner drafter may propose at once; 0: as many as pay
 
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Drafter):

@@ -30,7 +30,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.ops.mirror import Mirror
+from foretell.ops.translated import Translated
 
 
 @dataclass(frozen=True)
@@ -48,32 +48,32 @@ class CrossText(Drafter):
         if not 1 <= self.window <= 256:
             raise BadConfig.field("cross-text:window", self.window, "between 1 and 256")
 
-    def start(self, ctx: Context) -> Mirror:
-        return Mirror(ctx, window=self.window)
+    def start(self, ctx: Context) -> Translated:
+        return Translated(ctx, window=self.window)
 
-    def steps(self, ctx: Context, mirror: Mirror, budget: int) -> Drafting:
+    def steps(self, ctx: Context, translated: Translated, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        mirror.update(ctx.tokens)
-        length = min(self.length, mirror.room(ctx))
+        translated.update(ctx.tokens)
+        length = min(self.length, translated.room(ctx))
         if budget < 2 or not length:
             return tree
-        own, node = yield from mirror.tree()
+        own, node = yield from translated.tree()
         drafted: list[int] = []
         chances: list[float] = []  # of all up to each token
         for _ in range(length):
-            reply = yield Ask(own, "draft", mirror.branch, rows=[node])
+            reply = yield Ask(own, "draft", translated.branch, rows=[node])
             row = reply.logits[0]
             token = int(row.argmax())
             chance = float((row[token] - row.logsumexp(-1)).exp())
             drafted.append(token)
             chances.append(chance * (chances[-1] if chances else 1.0))
-            if mirror.theirs.piece(token) is None:
+            if translated.theirs.piece(token) is None:
                 break
             node = own.add(node, token)
-        ends = self._ends(mirror, drafted)
+        ends = self._ends(translated, drafted)
         node = place = 0
-        for token in mirror.proposal(ctx.tokens, drafted)[: min(budget - 1, ctx.depth)]:
-            place += len(mirror.ours.piece(token) or b"")
+        for token in translated.proposal(ctx.tokens, drafted)[: min(budget - 1, ctx.depth)]:
+            place += len(translated.ours.piece(token) or b"")
             value = next((c for end, c in zip(ends, chances, strict=True) if end >= place), None)
             node = tree.add(node, token, value=value or chances[-1], source="cross-text")
             if ctx.ends(tree, node):
@@ -81,11 +81,11 @@ class CrossText(Drafter):
         return tree
 
     @staticmethod
-    def _ends(mirror: Mirror, drafted: Sequence[int]) -> list[int]:
+    def _ends(translated: Translated, drafted: Sequence[int]) -> list[int]:
         """How many bytes behind the text each drafted token ends."""
         ends = []
-        end = -len(mirror.pending)
+        end = -len(translated.pending)
         for token in drafted:
-            end += len(mirror.theirs.piece(token) or b"")
+            end += len(translated.theirs.piece(token) or b"")
             ends.append(end)
         return ends

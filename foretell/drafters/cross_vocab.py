@@ -30,7 +30,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.mirror import Mirror
+from foretell.ops.translated import Translated
 from foretell.ops.trees import add_drawn
 from foretell.ops.words import Shared
 
@@ -39,7 +39,7 @@ from foretell.ops.words import Shared
 class State:
     """Of one request: the text in the draft model's tokens, and the tokens of both."""
 
-    mirror: Mirror
+    translated: Translated
     shared: Shared
 
 
@@ -50,40 +50,40 @@ class CrossVocab(Drafter):
     length: int = 4  # tokens of a chain
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= 256:
             raise BadConfig.field("cross-vocab:length", self.length, "between 1 and 256")
 
     def start(self, ctx: Context) -> State:
-        mirror = Mirror(ctx)
+        translated = Translated(ctx)
         vocab = ctx.models["target"].vocab
 
         def pairs() -> Shared:
-            return Shared(mirror.ours, mirror.theirs, vocab, mirror.model.vocab)
+            return Shared(translated.ours, translated.theirs, vocab, translated.model.vocab)
 
         shared = ctx.shared(pairs, "pairs")
         if not shared.partner:
             raise Unsupported.missing(
                 "cross-vocab",
-                mirror.model.name,
+                translated.model.name,
                 "tokens that the target has as well",
                 "use cross-text",
             )
-        return State(mirror, shared)
+        return State(translated, shared)
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        mirror = state.mirror
-        mirror.update(ctx.tokens)
-        length = min(self.length, budget - 1, ctx.depth, mirror.room(ctx))
-        if length < 1 or mirror.pending:
+        translated = state.translated
+        translated.update(ctx.tokens)
+        length = min(self.length, budget - 1, ctx.depth, translated.room(ctx))
+        if length < 1 or translated.pending:
             return tree
-        own, place = yield from mirror.tree()
+        own, place = yield from translated.tree()
         node = 0
         for draw in range(1, length + 1):
-            reply = yield Ask(own, "draft", mirror.branch, rows=[place])
+            reply = yield Ask(own, "draft", translated.branch, rows=[place])
             row = state.shared.row(reply.logits[0])
             child = self._child(ctx, tree, node, row, draw)
             if child < 0 or ctx.ends(tree, child):

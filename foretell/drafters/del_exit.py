@@ -102,7 +102,7 @@ class DelExit(Drafter):
     stride: int = 1  # every so many layers is an exit
 
     needs = ("layers",)
-    draws = whole = True
+    draws = True
     taps = tuple(range(1, DEEPEST + 1))
 
     def __post_init__(self) -> None:

@@ -4,7 +4,9 @@ The draft model continues the text for `length` tokens, each drawn from its own 
 request's sampling options (at temperature 0: its best token). With `drafts` above 1, that many
 chains are drawn independently and merged by prefix, which is a tree drawn with replacement; one
 draft forward grows all of them by one level. A chain stops at a token that ends the text, and no
-level is begun that could exceed the budget.
+level is begun that could exceed the budget. With `best` it is the draft model's best tokens at any
+temperature: then nothing is drawn, the C library computes a chain in one call, how much is drafted
+follows what it costs, and a seed gives the tokens that plain decoding gives.
 
 Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts:
 Miao et al. (SpecInfer), arXiv:2305.09781
@@ -15,6 +17,7 @@ Trains: the draft model, best distilled from the target
 Differs:
 - `confidence` may end a chain early, before a token is drawn: the decision sees the law, not the
 draw
+- `best` is ours: a token is accepted with the target's own chance of it
 """
 
 from __future__ import annotations
@@ -37,9 +40,13 @@ class Draft(Drafter):
     drafts: int = 1  # independent chains
     # a chain ends where the draft model's best token is less likely than this
     confidence: float = 0.0
+    best: bool = False  # the draft model's best tokens at any temperature
 
     models = ("draft",)
-    draws = whole = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return not self.best
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -52,6 +59,8 @@ class Draft(Drafter):
             raise BadConfig.field("draft:drafts", self.drafts, "between 1 and 64")
         if not 0 <= self.confidence < 1:
             raise BadConfig.field("draft:confidence", self.confidence, "at least 0 and below 1")
+        if self.best and self.drafts > 1:
+            raise BadConfig(f"draft:drafts={self.drafts},best=yes: there is one best chain")
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx)
@@ -61,8 +70,7 @@ class Draft(Drafter):
         if not reader.can_read(ctx.tokens):
             return tree
         chains = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
-        drawing = draw_chains(
-            ctx, reader, tree, chains, self.length, budget, "draft", self.confidence
+        yield from draw_chains(
+            ctx, reader, tree, chains, self.length, budget, "draft", self.confidence, self.best
         )
-        yield from drawing
         return tree

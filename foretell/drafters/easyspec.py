@@ -44,7 +44,7 @@ class Easyspec(Drafter):
     group: int = 4  # layers whose attentions are computed side by side; 1: the ordinary draft
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -38,7 +38,7 @@ class Layerskip(Drafter):
     length: int = 6  # tokens drafted
 
     needs = ("layers",)
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.exit_layer <= 4096:

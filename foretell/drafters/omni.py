@@ -44,7 +44,7 @@ class Omni(Drafter):
     capacity: int = 32768  # first tokens of sequences that the cache knows
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         for name, high in (("length", 256), ("capacity", 1 << 24)):
@@ -60,13 +60,13 @@ class Omni(Drafter):
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        mirror = state.mirror
-        mirror.update(ctx.tokens)
-        length = min(self.length, mirror.room(ctx))
-        if budget < 2 or not length or mirror.pending:
+        translated = state.translated
+        translated.update(ctx.tokens)
+        length = min(self.length, translated.room(ctx))
+        if budget < 2 or not length or translated.pending:
             return tree
-        own, last = yield from mirror.tree()
-        stream = Stream(mirror, ctx.sampler, own, last, length)
+        own, last = yield from translated.tree()
+        stream = Stream(translated, ctx.sampler, own, last, length)
         path: Sequence = ()
         for draw in range(1, length + 1):
             yield from stream.know([path])
@@ -76,7 +76,7 @@ class Omni(Drafter):
             else:
                 token = ctx.rng.sample(law, "draft", len(ctx.output), draw)
             path += (token,)
-            if mirror.theirs.piece(token) is None:
+            if translated.theirs.piece(token) is None:
                 break
         self._merge(ctx, state, stream, path, tree, budget)
         return tree

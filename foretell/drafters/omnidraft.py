@@ -86,14 +86,14 @@ class Omnidraft(Drafter):
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        mirror = state.mirror
-        mirror.update(ctx.tokens)
+        translated = state.translated
+        translated.update(ctx.tokens)
         length = min(self.length, budget - 1, ctx.depth)
-        forwards = min(self.forwards, mirror.room(ctx))
-        if length < 1 or not forwards or mirror.pending:
+        forwards = min(self.forwards, translated.room(ctx))
+        if length < 1 or not forwards or translated.pending:
             return tree
-        own, last = yield from mirror.tree()
-        stream = Stream(mirror, ctx.sampler, own, last, forwards)
+        own, last = yield from translated.tree()
+        stream = Stream(translated, ctx.sampler, own, last, forwards)
         path: Sequence = ()
         barred: frozenset[Sequence] = frozenset()
         node = 0

@@ -48,7 +48,7 @@ class OptimalDraft(Drafter):
     branches: tuple[int, ...] = (2,)
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -64,7 +64,7 @@ class Rapid(Drafter):
     chunk: int = 128  # that are retrieved together
     query: int = 128  # at the prompt's end, by which chunks are chosen
 
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         ranges = {"length": 256, "context": 1 << 24, "chunk": 1 << 16, "query": 1 << 16}

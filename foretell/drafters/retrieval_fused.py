@@ -69,7 +69,7 @@ class RetrievalFused(Drafter):
 
     models = ("draft",)
     needs = ("tree",)
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -45,7 +45,7 @@ class RsdC(Drafter):
     branches: tuple[int, ...] = (2,)
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]

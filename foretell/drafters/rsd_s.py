@@ -44,7 +44,7 @@ class RsdS(Drafter):
     width: int = 4  # continuations kept on each level
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]

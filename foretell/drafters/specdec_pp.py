@@ -61,7 +61,7 @@ class SpecdecPp(Drafter):
     longest: int = 20  # tokens of a chain at most
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
 
     def __post_init__(self) -> None:
         if self.estimate not in ESTIMATES:

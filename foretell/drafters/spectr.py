@@ -40,7 +40,7 @@ class Spectr(Drafter):
     drafts: int = 8  # independent chains
 
     models = ("draft",)
-    draws = whole = True
+    draws = True
     rule = "kseq"
 
     @property

@@ -74,6 +74,10 @@ class Trimmed(Model):
         return str(self.base.usual_executor)
 
     @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        return int(self.base.weight_bytes)
+
+    @property
     def reads_segments(self) -> bool:  # type: ignore[override]
         return bool(self.base.reads_segments)
 

@@ -25,19 +25,21 @@ def draw_chains(
     budget: int,
     source: str,
     confidence: float = 0.0,
+    best: bool = False,
 ) -> Generator[Ask, Any, None]:
     """Draws `chains` chains of `length` tokens below the root of an empty tree.
 
     Each token is drawn from the draft model's law under the request's sampling options; at
-    temperature 0 it is the best one. One draft forward grows all chains by one level. A chain ends
-    with a token that ends the text, and where the best token is less likely than `confidence`. No
-    level is begun that could exceed the budget.
+    temperature 0, and with `best` at any, it is the best one. One draft forward grows all chains by
+    one level. A chain ends with a token that ends the text, and where the best token is less likely
+    than `confidence`. No level is begun that could exceed the budget.
     """
+    best = best or ctx.sampler.greedy
     level = {0: chains}  # node -> chains that go on from it
     draws = 0
     length = min(length, reader.depth(ctx))
-    # At temperature 0 a chain may come from one forward, where the row alone decides its tokens.
-    follow = min(length, budget - 1) if ctx.sampler.greedy and ctx.sampler.plain else 0
+    # The best tokens may come from one forward, where a row alone decides which these are.
+    follow = min(length, budget - 1) if best and ctx.sampler.plain else 0
     for _ in range(length):
         # Decided before anything of the level is drawn, so that no draw can sway it.
         if not any(level.values()) or len(tree) + sum(level.values()) > budget:
@@ -51,7 +53,7 @@ def draw_chains(
         for (node, count), row in zip(level.items(), reader.rows(reply), strict=True):
             if confidence and float(row.softmax(-1).max()) < confidence:
                 continue
-            for child in children(ctx, tree, node, row, count, draws, source):
+            for child in children(ctx, tree, node, row, count, draws, source, best):
                 if not ctx.ends(tree, child):
                     below[child] = below.get(child, 0) + 1
             draws += count
@@ -83,14 +85,16 @@ def children(
     count: int = 1,
     draws: int = 0,
     source: str = "draft",
+    best: bool = False,
 ) -> list[int]:
     """Continues `count` chains from `node` by row (V,); `draws` were made in this step before.
 
-    Returns the node of each, the same one for those that drew the same token.
+    Returns the node of each, the same one for those that drew the same token. At temperature 0, and
+    with `best` at any, nothing is drawn.
     """
     sampler = ctx.sampler
     output = [*ctx.output, *tree.tokens_to(node)]
-    if sampler.greedy:
+    if best or sampler.greedy:
         scores = sampler.scores(row, output)
         token = int(scores.argmax())
         chance = float((scores[token] - scores.logsumexp(-1)).exp())

@@ -18,7 +18,7 @@ import torch
 from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message
-from foretell.ops.mirror import Mirror
+from foretell.ops.translated import Translated
 from foretell.ops.versions import Snapshot, Table
 from foretell.ops.words import Shared
 
@@ -37,25 +37,25 @@ EACH = 32  # sequences with one first token, at most
 class State:
     """Of one request: its text in the draft model's tokens, and the tokens of both."""
 
-    mirror: Mirror
+    translated: Translated
     shared: Shared
     seen: Seen  # what it sees of the cache
 
     @classmethod
     def of(cls, ctx: Context, capacity: int) -> State:
         """`capacity`: first tokens of sequences that the tenant's cache knows."""
-        mirror = Mirror(ctx)
+        translated = Translated(ctx)
         vocab = ctx.models["target"].vocab
 
         def pairs() -> Shared:
-            return Shared(mirror.ours, mirror.theirs, vocab, mirror.model.vocab)
+            return Shared(translated.ours, translated.theirs, vocab, translated.model.vocab)
 
         cache: Pairs = ctx.shared(lambda: Pairs(capacity), "sequences")
-        return cls(mirror, ctx.shared(pairs, "pairs"), cache.snapshot())
+        return cls(translated, ctx.shared(pairs, "pairs"), cache.snapshot())
 
     def observe(self, tokens: Iterable[int]) -> None:
         """Learns from what was committed."""
-        learn_from(self.seen, tokens, self.mirror, self.shared)
+        learn_from(self.seen, tokens, self.translated, self.shared)
 
 
 def learn(seen: Seen, sequence: Sequence, token: int) -> None:
@@ -68,13 +68,13 @@ def learn(seen: Seen, sequence: Sequence, token: int) -> None:
     seen.update(sequence[0], change)
 
 
-def learn_from(seen: Seen, tokens: Iterable[int], mirror: Mirror, shared: Shared) -> None:
+def learn_from(seen: Seen, tokens: Iterable[int], translated: Translated, shared: Shared) -> None:
     """Notes those of our tokens that the other model writes with several of its own."""
     for token in tokens:
-        piece = mirror.ours.piece(token)
+        piece = translated.ours.piece(token)
         if piece and token not in shared.partner:
-            sequence = tuple(mirror.theirs.encode(piece))
-            if len(sequence) > 1 and mirror.theirs.text(sequence) == piece:
+            sequence = tuple(translated.theirs.encode(piece))
+            if len(sequence) > 1 and translated.theirs.text(sequence) == piece:
                 learn(seen, sequence, token)
 
 
@@ -86,8 +86,10 @@ class Stream:
     are about our ids.
     """
 
-    def __init__(self, mirror: Mirror, sampler: Sampler, own: TokenTree, last: int, left: int):
-        self.mirror = mirror
+    def __init__(
+        self, translated: Translated, sampler: Sampler, own: TokenTree, last: int, left: int
+    ):
+        self.translated = translated
         self.sampler = sampler
         self.own = own
         self.left = left
@@ -108,7 +110,7 @@ class Stream:
                 if part not in self.nodes:
                     self.nodes[part] = self.own.add(self.nodes[part[:-1]], part[-1])
         rows = [self.nodes[path] for path in new]
-        reply = yield Ask(self.own, self.mirror.name, self.mirror.branch, rows=rows)
+        reply = yield Ask(self.own, self.translated.name, self.translated.branch, rows=rows)
         self.laws |= dict(zip(new, self.sampler.laws(reply.logits), strict=True))
         return True
 

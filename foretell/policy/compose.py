@@ -3,8 +3,9 @@
 Every part proposes its own tree; the trees are merged by prefix, a drawn one first, and the policy
 keeps the nodes most likely to be accepted under one budget, whoever proposed them: what two parts
 agree on is a kind of node of its own. A part whose tokens take longer, by its drafting, learning
-and nodes, than tokens take on average is asked more rarely. Each keeps its stores and its state as
-if it were alone.
+and nodes, than tokens take on average is asked more rarely. One that asks a model comes last where
+nothing is drawn, so that it counts by what the others had not. Each keeps its stores and its state
+as if it were alone.
 """
 
 from __future__ import annotations
@@ -65,6 +66,12 @@ class Pace:
         return self.seconds / self.tokens
 
 
+def order(drafter: Drafter, greedy: bool) -> tuple[bool, bool]:
+    """Who proposes first: what is drawn, as it cannot be joined to a tree; then what is cheap."""
+    drawn = drafter.draws and not greedy
+    return not drawn, bool(drafter.models)
+
+
 @dataclass(frozen=True)
 class Composition(Drafter):
     """Built by spec.resolve from `a+b`."""
@@ -110,7 +117,7 @@ class Composition(Drafter):
         # Before the policy makes one that would pause all parts at once.
         joint = ctx.shared(JointPayoff, "worth")
         parts = []
-        for drafter in sorted(self.parts, key=lambda d: not d.draws):
+        for drafter in sorted(self.parts, key=lambda d: order(d, ctx.sampler.greedy)):
             scope = ctx.scoped(drafter)
             payoff = ctx.scoped((self, drafter)).shared(Payoff, "worth")
             parts.append(Part(drafter, scope, drafter.start(scope), payoff))
@@ -119,7 +126,9 @@ class Composition(Drafter):
 
     def steps(self, ctx: Context, state: list[Part], budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        uncut = self.whole or self.draws  # what is not cut afterwards has to fit now
+        uncut = self.whole or (
+            self.draws and not ctx.sampler.greedy
+        )  # what is not cut afterwards has to fit now
         for part in state:
             room = budget - (len(tree) - 1 if uncut else 0)
             part.seconds = -1.0

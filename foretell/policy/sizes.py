@@ -39,7 +39,8 @@ KEEP = 1 - 1 / 64  # what a trial leaves of the weight of earlier ones
 DRAWN_SIZES = (0, 4, 8, 16, 32, 64, LIMIT)  # nodes that drawn trees may have
 DRAWN_START = 16  # nodes of the first drawn tree
 PAUSE = 32  # steps without a draft after which one is tried again
-Kind = tuple[str, int, int]  # of a node: source, rank, depth or length of its copy
+# Of a node: source, rank, and the length of its copy, or its depth and the drafter's own chance.
+Kind = tuple[str, int, int]
 
 
 class Sizes(Protocol):
@@ -101,16 +102,19 @@ class Policy:
             for node in tries:
                 source, depth = tree.sources[node], tree.depths[node]
                 rank = ranks[source] = ranks.get(source, -1) + 1
-                # Along a copy what counts is how long it has held: before the draft and in it.
+                # Along a copy what counts is how long it has held, before the draft and in it;
+                # elsewhere how deep the node is, and how sure of it its drafter is.
                 match = tree.matches[node]
                 held = match + depth - 1 if match else 0
-                kind = source, rank, held.bit_length() if held else -min(depth, 8)
+                own = tree.values[node] / max(tree.values[parent], 1e-9)
+                place = held.bit_length() if held else -min(depth, 8) - 8 * int(4 * min(own, 0.99))
+                kind = source, rank, place
                 self.kinds[node] = kind
                 trials, accepted = self.chances.get(kind, (0.0, 0.0))
                 # Copies that have held for n tokens were seen to go on with 1 - 4 / (5 n), and what
                 # else stood there once with OTHERS of that for each one before it.
                 cap = (1 - 4 / (5 * held)) * OTHERS**rank if held else 1.0
-                prior = min(cap, tree.values[node] / max(tree.values[parent], 1e-9))
+                prior = min(cap, own)
                 chance = (PRIOR * prior + accepted) / (PRIOR + trials)
                 values[node] = values[parent] * min(1.0, chance)
         return values

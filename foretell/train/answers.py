@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 from foretell.errors import BadConfig, BadFile, ForetellError
 from foretell.ops.files import whole
+from foretell.train.corpus import documents
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 BEST = 20  # tokens of a law that are kept
 A_FILE = 256  # answers in one
+A_TEXT_FILE = 2048  # pieces of plain texts in one
+PIECE, LEAST_PIECE = 384, 64  # tokens of a piece of a plain text
 AT_ONCE = 48  # answers that are written side by side
 TEMPERATURES = (0.0, 1.0, 0.0, 0.7)  # in turns
 OWN_TEMPERATURE = 1.0  # of questions that the model asks itself
@@ -201,6 +204,32 @@ def save(path: Path, texts: Sequence[Text]) -> None:
     }
     with whole(path) as part:
         save_file(arrays, part)
+
+
+def write_texts(
+    encode: Callable[[str], list[int]], sources: Sequence[str], folder: Path, tokens: int, seed: int
+) -> list[Path]:
+    """Plain texts in pieces of PIECE tokens, in random order, about `tokens` in all; returns the
+    files. Sources are those of `corpus.documents`. Raises BadConfig.
+    """
+    if folder.is_dir():
+        return sorted(folder.glob("*.safetensors"))
+    pieces = []
+    for source in sources:
+        for _, text in documents(source):
+            ids = encode(text)
+            pieces += [ids[start : start + PIECE] for start in range(0, len(ids), PIECE)]
+    np.random.default_rng(seed).shuffle(pieces)  # type: ignore[arg-type]
+    pieces = [piece for piece in pieces if len(piece) >= LEAST_PIECE][: -(-tokens // PIECE)]
+    if not pieces:
+        raise BadConfig(f"--text: nothing in it has {LEAST_PIECE} tokens; give longer texts")
+    part = folder.with_name(f"{folder.name}.part")  # all of them are there, or none
+    part.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(pieces), A_TEXT_FILE):
+        texts = [plain_text(piece) for piece in pieces[first : first + A_TEXT_FILE]]
+        save(part / f"{first // A_TEXT_FILE:05}.safetensors", texts)
+    part.rename(folder)
+    return sorted(folder.glob("*.safetensors"))
 
 
 def plain_text(tokens: Sequence[int]) -> Text:

@@ -119,9 +119,9 @@ def test_drafted_tokens_are_coloured_on_a_terminal_only(
         lambda **options: Console(force_terminal=True, color_system="standard", **options),
     )
     code, out, _ = run(
-        "generate", "--model", folder, "--draft", small, "--method", "draft", *SHORT, CODE
+        "generate", "--model", folder, "--draft", small, "--method", "draft:nodes=4", *SHORT, CODE
     )
-    draft = tiny.lm().generate(CODE, "draft", max_new_tokens=12).draft
+    draft = tiny.lm().generate(CODE, "draft:nodes=4", max_new_tokens=12).draft
     assert code == 0 and "draft" in draft and out.startswith("\x1b[2m" + CODE)
     assert 1 <= out.count("\x1b[32m") <= draft.count("draft")
 

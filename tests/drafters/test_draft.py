@@ -15,7 +15,7 @@ from foretell.families.toy import Toy
 from tests import laws
 from tests.drafters.driving import drive_step
 
-SPECS = ["draft:drafts=2,length=2", "draft:confidence=0.4", "draft:length=1"]
+SPECS = ["draft:drafts=2,length=2", "draft:confidence=0.4", "draft:length=1", "draft:best=yes"]
 
 
 def drive(
@@ -34,6 +34,20 @@ def test_a_greedy_chain_is_the_draft_models_own_text() -> None:
     )
     assert tree.tokens[1:] == plain.ctx.output and not tree.drawn and len(asks) == 4
     assert drive(Draft(length=4, drafts=5), Sampling())[0].tokens == tree.tokens
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_chain_is_the_greedy_one_at_any_temperature_and_draws_nothing(seed: int) -> None:
+    greedy = drive(Draft(length=4), Sampling())[0]
+    sampling = Sampling(temperature=1.0, seed=seed)
+    tree = drive(Draft(length=4, best=True), sampling)[0]
+    assert (tree.tokens, tree.drawn) == (greedy.tokens, False)
+    models = {"target": Toy(5, seed=3), "draft": Toy(5, seed=2, sharpness=6.0, name="draft")}
+    setting = laws.Setting(Sampling(max_new_tokens=12, temperature=1.0, seed=seed))
+    texts = []
+    for spec in ("plain", "draft:best=yes"):
+        texts.append(laws.generate(laws.build(spec), [1, 2], setting, models).ctx.output)
+    assert texts[0] == texts[1], "a seed gives the tokens of plain decoding"
 
 
 def test_several_drafts_share_their_beginnings_and_one_forward_a_level() -> None:
@@ -88,6 +102,11 @@ def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float
         BadConfig, match=f"draft:{field}={value}.*between|draft:{field}={value}.*at least"
     ):
         Draft(**{field: value})
+
+
+def test_there_is_one_best_chain() -> None:
+    with pytest.raises(BadConfig, match="one best chain"):
+        Draft(drafts=2, best=True)
 
 
 @pytest.mark.parametrize("size", [2, 4])

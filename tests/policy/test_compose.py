@@ -18,6 +18,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.copyspec import Copyspec
 from foretell.drafters.draft import Draft
+from foretell.drafters.lookahead import Lookahead
 from foretell.drafters.ngram import Ngram
 from foretell.drafters.token_recycling import Store, TokenRecycling
 from foretell.errors import BadConfig
@@ -65,12 +66,12 @@ class Fixed(Drafter):
 
 
 def propose(
-    drafter: Composition, budget: int, nodes: int = 6, new: int = 20
+    drafter: Composition, budget: int, nodes: int = 6, new: int = 20, temperature: float = 0.0
 ) -> tuple[TokenTree, Context, Any]:
     strategy = Speculative(drafter, nodes=nodes)
-    ctx = Context(
-        Engine({"target": Toy(8)}), Request([1, 2, 3], strategy, Sampling(max_new_tokens=new))
-    )
+    sampling = Sampling(max_new_tokens=new, temperature=temperature)
+    engine = Engine({"target": Toy(8), "draft": Toy(8)})
+    ctx = Context(engine, Request([1, 2, 3], strategy, sampling))
     state = drafter.start(ctx)
     steps = drafter.steps(ctx, state, budget)
     with pytest.raises(StopIteration) as done:
@@ -101,7 +102,8 @@ def test_the_budget_is_for_all_of_them() -> None:
 
 def test_a_drawn_part_comes_first_and_the_others_get_what_it_leaves() -> None:
     drawn = Fixed(((1, 2), (3,)), "drawn", drawn=True)
-    tree, _, _ = propose(Composition((Fixed(((5, 6, 7, 1), (1, 3)), "fixed"), drawn)), 6)
+    parts = Fixed(((5, 6, 7, 1), (1, 3)), "fixed"), drawn
+    tree, _, _ = propose(Composition(parts), 6, temperature=1.0)
     tree.check()
     assert [law is not None for law in tree.laws] == [
         False,
@@ -112,6 +114,20 @@ def test_a_drawn_part_comes_first_and_the_others_get_what_it_leaves() -> None:
         False,
     ] and len(tree) == 6
     assert tree.sources[1:4] == ["drawn"] * 3
+
+
+@dataclass(frozen=True)
+class Asking(Fixed):
+    """One that asks a model, or would."""
+
+    models = ("draft",)
+
+
+def test_who_asks_a_model_comes_last_where_nothing_is_drawn() -> None:
+    asking, sure = Asking(((7, 6), (1, 2)), "model"), Fixed(((1, 2, 3),), "sure")
+    tree, _, state = propose(Composition((asking, sure)), 9)
+    assert [part.drafter for part in state] == [sure, asking]
+    assert tree.sources[1:] == ["sure+model", "sure+model", "sure", "model", "model"]
 
 
 def test_every_part_has_stores_and_observations_of_its_own() -> None:
@@ -195,9 +211,10 @@ def test_what_a_composition_needs_is_what_its_parts_need() -> None:
     assert (
         joined.models == ("draft",)
         and set(joined.needs) == {"tree", "rows"}
-        and joined.whole
         and joined.draws
+        and not joined.whole
     )
+    assert Composition((Ngram(), Lookahead())).whole
     assert not Composition((Ngram(), Copyspec())).draws
 
 

@@ -125,7 +125,7 @@ def test_rounding_puts_no_child_before_its_parent() -> None:
         assert values == sorted(values, reverse=True)
 
 
-def test_kinds_are_told_apart_by_source_rank_depth_and_match() -> None:
+def test_kinds_are_told_apart_by_source_rank_depth_match_and_the_drafters_own_chance() -> None:
     tree = TokenTree(0).chain([1, 2, 3], "copy", match=3)
     tree.chain([4, 5], "other")
     tree.add(0, 6, source="other")
@@ -135,9 +135,11 @@ def test_kinds_are_told_apart_by_source_rank_depth_and_match() -> None:
     assert keys[1] == ("copy", 0, 2) and keys[2] == keys[3] == ("copy", 0, 3), (
         "3 tokens matched, then 4 and 5"
     )
-    assert (
-        keys[4] == ("other", 0, -1) and keys[5] == ("other", 0, -2) and keys[6] == ("other", 1, -1)
-    )
+    assert keys[4] == ("other", 0, -25) and keys[5] == ("other", 0, -26)
+    assert keys[6] == ("other", 1, -25)
+    tree.values[4:6] = [0.3, 0.3 * 0.1]
+    policy.estimate(tree)
+    assert policy.kinds[4:6] == [("other", 0, -9), ("other", 0, -2)]
 
 
 def test_estimates_start_from_the_drafters_and_go_to_what_happens() -> None:

@@ -57,6 +57,30 @@ def test_what_is_written_are_the_texts_and_laws_of_the_target(lm: LM, tmp_path: 
             assert (text.best[:, 0] == text.tokens[text.prompt :]).all()
 
 
+def test_plain_texts_are_written_in_pieces_once(tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    (source / "long.txt").write_text("a" * 1000, "utf-8")
+    (source / "short.md").write_text("b" * 70 + "c" * 10, "utf-8")
+
+    def encode(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    out = tmp_path / "out" / "text"
+    (path,) = answers.write_texts(encode, [str(source)], out, 2000, 1)
+    texts = list(answers.read(path))
+    found = sorted("".join(map(chr, text.tokens)) for text in texts)
+    assert found == sorted(["a" * 384, "a" * 384, "a" * 232, "b" * 70 + "c" * 10])
+    for text in texts:
+        assert text.prompt == 1 and text.best[:, 0].tolist() == text.tokens[1:].tolist()
+        assert not text.logprobs.any()
+    assert answers.write_texts(encode, ["no such place"], out, 2000, 1) == [path]
+    (path,) = answers.write_texts(encode, [str(source)], tmp_path / "fewer", 400, 1)
+    assert len(list(answers.read(path))) == 2
+    with pytest.raises(BadConfig, match="64 tokens"):
+        answers.write_texts(lambda text: [1], [str(source)], tmp_path / "none", 400, 1)
+
+
 def test_prompts_without_an_answer_are_told_of(lm: LM, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="1 of the prompts from number 0 on got no answer"):
         (path,) = answers.write_answers(lm, ["the dog", "dog " * 400], tmp_path, tokens=4, seed=0)

@@ -33,6 +33,15 @@ def draft(
     ] = None,
     own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
     answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Plain text to learn from before the answers: `stdlib`, a folder, a .jsonl or a "
+            "text file. Repeatable.",
+        ),
+    ] = None,
+    text_tokens: Annotated[int, typer.Option(help="Tokens of plain text in all.")] = 4_000_000,
     dtype: Annotated[str, typer.Option(help="Number format of the target.")] = "int8",
     init: Annotated[
         str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
@@ -44,15 +53,16 @@ def draft(
     import foretell
     from foretell.fetching import resolve
     from foretell.measure.prompts import read_prompts
-    from foretell.train.answers import write_all
+    from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
 
     config = TrainDraft(**dataclasses.asdict(settings))
     asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
     if not asked and own < 1:
         raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
-    if answer_tokens < 1:
-        raise BadConfig.field("--answer-tokens", answer_tokens, "at least 1")
+    for option, value in (("--answer-tokens", answer_tokens), ("--text-tokens", text_tokens)):
+        if value < 1:
+            raise BadConfig.field(option, value, "at least 1")
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}"):
         lm = foretell.load(target, dtype=dtype)
@@ -63,6 +73,14 @@ def draft(
                 progress.update(bar, description=what, completed=done, total=total)
 
             files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+            if text:
+                progress.update(bar, description="plain texts", total=None)
+                known = lm.encode
+                plain = write_texts(known, text, answers / "text", text_tokens, config.seed)
+        if text:
+            first = dataclasses.replace(config, tokens=text_tokens)
+            train(lm, plain, out / "text", first, save_every, init=init)
+            init = str(out / "text" / "model")
         report = train(lm, files, out, config, save_every, init=init)
     emit(
         f"{out / 'model'}: {report['parameters']:,} parameters, "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from foretell.aliases import EMBEDDED
 from foretell.api import LM
 from foretell.core.model import Model
 from foretell.errors import ForetellError
@@ -206,7 +207,7 @@ def open_peers(
     draft = settings.draft
     if draft is None and model == "demo":
         draft = "demo-draft"
-    if draft == "demo-draft":
+    if draft in EMBEDDED:
         draft = str(ASSETS / draft)
     target = lm.models["target"]
     place = Place(

@@ -37,9 +37,12 @@ def test_distilling_is_a_command(run: Any, tmp_path: Path) -> None:
     ]
     args = ["train", "draft", "--target", "demo", "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
-    args += ["--answer-tokens", "12", *options]
+    plain = tmp_path / "plain.txt"
+    plain.write_text("The quick brown fox jumps over the lazy dog again and again. " * 400)
+    args += ["--answer-tokens", "12", "--text", str(plain), "--text-tokens", "512", *options]
     code, out, _ = run(*args)
     assert code == 0 and "256 tokens seen" in out and out.count("\n") == 1
+    assert json.loads((tmp_path / "run" / "text" / "report.json").read_text())["tokens_seen"] == 512
     model = str(tmp_path / "run" / "model")
     code, out, _ = run(
         "generate", "def", "--draft", model, "--method", "draft", "--max-new-tokens", "4", "--json"
@@ -54,6 +57,7 @@ def test_distilling_is_a_command(run: Any, tmp_path: Path) -> None:
         (["--own", "1", "--answer-tokens", "0"], "--answer-tokens=0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--own", "1", "--hidden", "100"], "hidden=100"),
+        (["--own", "1", "--text-tokens", "0"], "--text-tokens=0"),
         (["--own", "2"], "chat template"),
     ],
 )

@@ -14,22 +14,22 @@ from foretell.core.messages import handle
 from foretell.core.request import Request
 from foretell.core.types import Commit, Open
 from foretell.families.toy import Toy
-from foretell.ops.mirror import Mirror
+from foretell.ops.translated import Translated
 from foretell.ops.words import TokenizerWords, Words
 from foretell.strategies.plain import Plain
 from tests import tiny
 from tests.ops.test_words import TEXTS, spaced
 
 
-def mirror(ours: Words, theirs: Words, window: int = 4) -> tuple[Mirror, Live]:
+def translated(ours: Words, theirs: Words, window: int = 4) -> tuple[Translated, Live]:
     models = {"target": Toy(len(ours.pieces)), "draft": Toy(len(theirs.pieces))}
     models["target"].tokenizer, models["draft"].tokenizer = ours, theirs
     engine = Engine(models, () if ours.end is None else (ours.end,))
     ctx = Context(engine, Request([0], Plain()))
-    return Mirror(ctx, window=window), Live(0, ctx, Task(Plain().run(ctx)), 0.0)
+    return Translated(ctx, window=window), Live(0, ctx, Task(Plain().run(ctx)), 0.0)
 
 
-def brought_up(one: Mirror, live: Live) -> list[Any]:
+def brought_up(one: Translated, live: Live) -> list[Any]:
     """Runs `tree`, and checks that branch and tree hold the text together."""
     steps = one.tree()
     messages = []
@@ -57,7 +57,7 @@ def test_it_has_the_texts_bytes_however_it_comes(window: int, swapped: bool) -> 
         ours, theirs = theirs, ours
     data = "  ".join(TEXTS).encode() * 2
     tokens = ours.encode(data)
-    one, live = mirror(ours, theirs, window)
+    one, live = translated(ours, theirs, window)
     kinds = []
     done = 0
     while done < len(tokens):
@@ -72,7 +72,7 @@ def test_it_has_the_texts_bytes_however_it_comes(window: int, swapped: bool) -> 
 
 
 def test_the_last_tokens_are_divided_anew() -> None:
-    one, _ = mirror(Words([b"a", b"b", b"c"]), Words([b"a", b"b", b"ab", b"c", b"abc"]))
+    one, _ = translated(Words([b"a", b"b", b"c"]), Words([b"a", b"b", b"ab", b"c", b"abc"]))
     for tokens, ids in (([0], [0]), ([0, 1], [2]), ([0, 1, 2], [4]), ([0, 1, 2, 0], [4, 0])):
         one.update(tokens)
         assert one.ids == ids
@@ -83,13 +83,13 @@ def test_special_tokens_keep_their_names() -> None:
     ours = Words([b"a", None, None, None], {"<s>": 1, "<|user|>": 2, "<|odd|>": 3}, (1,), end=3)
     pieces = [None, b"a", None, None, b"<|", b"odd", b"|>"]
     theirs = Words(pieces, {"<s>": 0, "<|user|>": 2, "</s>": 3}, (0,), end=3)
-    one, _ = mirror(ours, theirs)
+    one, _ = translated(ours, theirs)
     one.update([1, 2, 0, 3, 0])  # begins, a mark, the end inside of a text
     assert one.ids == [0, 2, 1, 3, 1]
     assert one.proposal([1, 2, 0, 3, 0], [1, 3, 1]) == [0, 3]
     assert one.proposal([1, 2, 0, 3, 0], [2]) == [2]
     unknown = Words(pieces, {"<s>": 0}, (0,))
-    one, _ = mirror(ours, unknown)
+    one, _ = translated(ours, unknown)
     one.update([1, 0, 3, 0])
     assert one.ids == [0, 1, 4, 5, 6, 1]  # spelled: the text is not lost
     assert one.proposal([1, 0], [2]) == []
@@ -98,7 +98,7 @@ def test_special_tokens_keep_their_names() -> None:
 def test_a_character_that_is_not_whole_waits_for_its_end() -> None:
     ours = Words([b"a", b"\xc3", b"\xa9", b"\xa8"])
     theirs = Words([b"a", "é".encode(), b"\xc3"])
-    one, _ = mirror(ours, theirs)
+    one, _ = translated(ours, theirs)
     one.update([0, 1])
     assert one.ids == [0] and one.pending == b"\xc3"
     assert one.proposal([0, 1], [1, 0]) == [2, 0]  # completes the character, and goes on
@@ -109,7 +109,7 @@ def test_a_character_that_is_not_whole_waits_for_its_end() -> None:
 
 
 def test_what_cannot_be_written_is_left_out() -> None:
-    one, _ = mirror(Words([b"a", b"?", b"b"]), Words([b"b", b"a"]))
+    one, _ = translated(Words([b"a", b"?", b"b"]), Words([b"b", b"a"]))
     one.update([0, 1, 2])
     assert one.ids == [1, 0]
 
@@ -117,11 +117,11 @@ def test_what_cannot_be_written_is_left_out() -> None:
 def test_double_spaces_and_leading_ones_are_kept() -> None:
     ours, theirs = TokenizerWords(tiny.tokenizer()), TokenizerWords(spaced())
     for text in (b" the  dog", b"the dog ", b"   "):
-        one, _ = mirror(ours, theirs)
+        one, _ = translated(ours, theirs)
         one.update(ours.encode(text))
         assert theirs.text(one.ids) == text
     before = ours.encode(b"the")
-    one, _ = mirror(ours, theirs)
+    one, _ = translated(ours, theirs)
     one.update(before)
     drafted = theirs.encode(b"  dog ")
     assert ours.text(one.proposal(before, drafted)) == b"  dog "

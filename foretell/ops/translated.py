@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WINDOW = 10  # tokens that are divided anew with what follows them
 
 
-class Mirror:
+class Translated:
     """One request's. `ours` are the target's words, `theirs` the other model's; `ids` the text in
     their tokens, and `pending` its last bytes, which these lack: a character that is not whole.
 
