@@ -274,7 +274,7 @@ def test_rows_come_in_the_order_they_are_asked_in() -> None:
 def test_the_same_model_can_be_target_and_draft() -> None:
     hf = tiny("qwen3")
     expected = greedy(hf)
-    out = wrap(hf, draft=hf).generate(PROMPT, "draft", max_new_tokens=16)
+    out = wrap(hf, draft=hf).generate(PROMPT, "draft:nodes=4", max_new_tokens=16)
     assert out.tokens == expected and out.stats.accepted == out.stats.drafted > 0
 
 
