@@ -126,9 +126,8 @@ class Composition(Drafter):
 
     def steps(self, ctx: Context, state: list[Part], budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        uncut = self.whole or (
-            self.draws and not ctx.sampler.greedy
-        )  # what is not cut afterwards has to fit now
+        drawn = self.draws and not ctx.sampler.greedy
+        uncut = self.whole or drawn  # what is not cut afterwards has to fit now
         for part in state:
             room = budget - (len(tree) - 1 if uncut else 0)
             part.seconds = -1.0

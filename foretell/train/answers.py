@@ -65,7 +65,7 @@ def write_answers(
         path = folder / f"{first // A_FILE:05}.safetensors"
         files.append(path)
         if not path.exists():
-            part = [*enumerate(prompts)][first : first + A_FILE]
+            part = list(enumerate(prompts))[first : first + A_FILE]
             options = [
                 {
                     "seed": seed + number,

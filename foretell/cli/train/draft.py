@@ -75,8 +75,8 @@ def draft(
             files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
             if text:
                 progress.update(bar, description="plain texts", total=None)
-                known = lm.encode
-                plain = write_texts(known, text, answers / "text", text_tokens, config.seed)
+                place = answers / "text"
+                plain = write_texts(lm.encode, text, place, text_tokens, config.seed)
         if text:
             first = dataclasses.replace(config, tokens=text_tokens)
             train(lm, plain, out / "text", first, save_every, init=init)
