@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("foretell.serve")
 MOST_METHODS = 128  # that clients may name, with their fields
-GRACE = 5.0  # seconds that a request may be late to end itself
+GRACE = 0.5  # seconds that a request may be late to end itself: it can between two steps only
 
 
 class Service:
@@ -147,6 +147,7 @@ class Service:
                 )
                 return outputs
         except TimeoutError:
+            self._aborted(len(call.prompts))
             raise of_ours(_late()) from None
         except ForetellError as error:
             raise self._refusal(error, answer) from error
@@ -191,6 +192,7 @@ class Service:
                         self._ended(answer, key, piece.stats, piece.finish_reason, piece.error)
                     yield piece
         except TimeoutError:
+            self._aborted(unfinished)
             raise of_ours(_late()) from None
         except ForetellError as error:
             raise self._refusal(error, answer) from error

@@ -154,6 +154,19 @@ def test_a_request_that_is_late_ends(stream: bool) -> None:
         assert completion(client, "a", max_tokens=1)["choices"]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_step_that_takes_long_keeps_no_client_beyond_its_deadline(stream: bool) -> None:
+    lm, gate = slow_lm(60)  # the engine ends nothing before its step is done
+    with running(lm) as live, live.client() as client:
+        body = {"prompt": "a", **ENDLESS, "timeout": 0.1, "stream": stream}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 408 and answer.json()["error"]["code"] == "timeout"
+        aborted = 'finished_reason="abort",model_name="tiny"} 1.0'
+        assert aborted in live.service.metrics.text().decode()
+        gate.set()
+        until(lambda: nothing_is_left(live))
+
+
 def test_a_server_bounds_the_time_of_all_requests() -> None:
     lm, gate = slow_lm(0.02)
     with running(lm, Settings(bounds=Bounds(timeout=0.2))) as live, live.client() as client:
