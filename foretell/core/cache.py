@@ -58,8 +58,8 @@ class Cache(SharedRows):
         self.policy: CachePolicy | None = None
         self.changes_at = NEVER  # length at which the policy changes the rows next
         self.states: TappedStates | None = None  # the hidden states it keeps of its tokens
-        self.beside: Cache | None = None  # the target's cache whose states its model feeds on
-        self.feeds: tuple[int, ...] = ()  # taps of that
+        self.beside: Cache | None = None  # the target's cache, where its model reads it
+        self.feeds: tuple[int, ...] = ()  # taps of that which it feeds on
         self.inputs: Mapping[str, Any] = {}  # the request's
         self._clear_scratch()
         self.synced = 0  # tokens of the branch at the last `prepare`; 0: only a part of a text
@@ -146,7 +146,7 @@ class Cache(SharedRows):
         self.length += kept
         self.base += kept
         self._clear_scratch()
-        if self.policy is not None and self.length == self.changes_at:
+        if self.policy is not None and self.length >= self.changes_at:
             self.policy.change(self)
             self._plan_change()
 
@@ -196,7 +196,8 @@ class Cache(SharedRows):
             plan = plan_tree(ask, tokens[self.length : -1], self)
             if self.policy is not None:
                 depth = max(ask.tree.depths)
-                assert pending + depth < room, f"a tree {depth} deep crosses a change of the rows"
+                fits = self.policy.waits or pending + depth < room
+                assert fits, f"a tree {depth} deep crosses a change of the rows"
             plan.shared = reusable(plan, ask, self)
         job = self._job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
@@ -226,7 +227,7 @@ class Cache(SharedRows):
             job.rows = [row - job.first for row in wanted]
             job.taps = tuple(sorted({*job.taps, *ask.taps}))
             job.layers, job.states = ask.layers, ask.states
-            if job.rows == [len(job.tokens) - 1] and not (job.taps or self.beside or self.policy):
+            if job.rows == [len(job.tokens) - 1] and not (job.taps or self.feeds or self.policy):
                 job.follow = ask.follow if tree.is_chain else 0
             if plan.goes_on:
                 below = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}
@@ -234,7 +235,7 @@ class Cache(SharedRows):
             if not tree.is_chain:
                 mask = ancestors if plan.pending < LONG else visible
                 job.seen = mask(tuple(plan.parents))[shared:]
-        if self.beside is not None:
+        if self.feeds:
             job.features = self._features(job, None if plan.part else ask.features)
         return job
 
@@ -274,5 +275,5 @@ class Cache(SharedRows):
         self.tapped = {} if whole else joined(self.tapped, hidden, plan.shared, plan.goes_on)
         # Rows below the root that were fed by estimates must be computed again from true states.
         self.trusted = len(plan.tokens)
-        if self.beside is not None and not plan.part:
+        if self.feeds and not plan.part:
             self.trusted = plan.pending + 1

@@ -246,7 +246,7 @@ class Engine:
         key = (name, branch)
         if key not in live.caches:
             ctx, model = live.ctx, live.ctx.models[name]
-            beside = self.cache_of(live, "target", branch) if model.feeds else None
+            beside = self.cache_of(live, "target", branch) if model.reads_target else None
             cache = model.cache(ctx.request, beside)
             if name == "target":
                 if ctx.kept_taps:

@@ -59,12 +59,12 @@ def on_asks(engine: Host, live: Live, task: Task, asks: list[Ask]) -> None:
 
 
 def states_first(engine: Host, live: Live, branch: int) -> OpenAsk | None:
-    """An ask that makes the target take in the text whose states another model feeds on."""
+    """An ask that makes the target take in the text whose states or rows another model reads."""
     tokens = live.ctx.branches[branch].tokens
     cache = engine.cache_of(live, "target", branch)
     cache.commit(tokens)
     lacking = len(tokens) - 1 - cache.length
-    if not lacking and cache.states is not None and cache.states.none:
+    if not lacking and (cache.states is None or cache.states.none):
         return None
     ask = Ask(TokenTree(tokens[-1]), "target", branch, rows=())
     model = live.ctx.models["target"]
@@ -144,7 +144,7 @@ def on_fork(engine: Host, live: Live, task: Task, message: Fork) -> None:
             if branch == message.branch:
                 twins[model, handle] = cache.fork()
         live.caches |= twins
-        for twin in twins.values():  # what feeds on the target's states reads its own branch's
+        for twin in twins.values():  # what reads the target's cache reads its own branch's
             if twin.beside is not None:
                 twin.beside = twins["target", handle]
     task.wake(handles)

@@ -90,6 +90,7 @@ class Model:
     device: torch.device
     caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
+    copies_rows = False  # whether its caches take their rows from the target's
     tokenizer: Any = None  # what its texts are made with, where that is known
     usual_executor = "torch"  # who computes its plain jobs
     reads_segments = True  # whether these may begin with rows that others share
@@ -101,6 +102,11 @@ class Model:
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
     computed_by = "torch"  # the last one
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether its caches need the target's cache of the same branch beside them."""
+        return bool(self.feeds) or self.copies_rows
 
     @property
     def row_bytes(self) -> int:
@@ -132,7 +138,7 @@ class Model:
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         """An empty cache for one branch of `request`.
 
-        `beside`: the target's cache of that branch, whose hidden states this model feeds on.
+        `beside`: the target's cache of that branch, where this model reads it.
         """
         return self.prepared(Cache(self.layout, self.dtype, self.device), request, beside)
 
@@ -142,7 +148,7 @@ class Model:
             cache.inputs = request.inputs
             if request.room is not None:
                 cache.begin(request.room.rows)
-        if self.feeds:
+        if self.reads_target and beside is not None:
             cache.beside, cache.feeds = beside, self.feeds
         return cache
 

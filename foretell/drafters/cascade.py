@@ -77,8 +77,8 @@ class Cascade(Drafter):
         if self.model not in models:
             return {}  # it is refused for that by name
         brought = self.drafter.bring({**models, "target": models[self.model]})
-        if any(model.feeds for model in brought.values()):
-            reads = "a drafter that reads no hidden states of the target"
+        if any(model.reads_target for model in brought.values()):
+            reads = "a drafter that reads neither hidden states nor rows of the target"
             raise BadConfig.field("cascade:inner", self.inner, reads)
         return brought
 

@@ -29,6 +29,7 @@ from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
+from foretell.families.retrieving import Retrieving
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -430,6 +431,10 @@ class Decoder(Model):
             need = f"layers whose attention can be computed by itself ({error})"
             cure = "use the method draft"
             raise Unsupported.missing("easyspec", self.name, need, cure) from error
+
+    def retrieving(self, budget: int, chunk: int) -> Retrieving:
+        """This decoder over `budget` retrieved rows, see retrieving.py. Raises Unsupported."""
+        return Retrieving(self, budget, chunk)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))

@@ -4,6 +4,7 @@ Any wrong mask, position, kept or lost row changes the answer, which a transform
 
     Toy            sees tokens and positions; cache rows hold both
     ToyParallel    is rough in drafts, as a model with parallel layers
+    ToyRetrieving  reads a part of a target's rows
     ToyHead        a head on a target's hidden states: sees a feature (2 numbers) a token as well
     ToyRecurrent   has a state in place of rows, which it cannot take back
 
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 
 from foretell.core.cache import NO_STATES, Cache
-from foretell.core.model import STEP, Model
+from foretell.core.model import STEP, Computed, Model
 from foretell.core.types import Ask, Reply
 from foretell.errors import Unsupported
 from foretell.families.parallel import distrust_drafts
+from foretell.families.retrieved import RetrievedCache, Selecting
 from foretell.memory.job import Job
 from foretell.ops.words import letters
 
@@ -205,6 +207,9 @@ class Toy(Model):
     def layer_parallel(self, size: int) -> ToyParallel:
         return ToyParallel(self, size)
 
+    def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
+        return ToyRetrieving(self, budget, chunk)
+
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
     def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
@@ -249,6 +254,48 @@ class ToyParallel(Toy):
         for job in jobs if self.size > 1 else ():
             distrust_drafts(job)
         return replies
+
+
+class ToyRetrieving(Toy):
+    """A Toy over retrieved rows of its own, for laws (families/retrieving.py has real ones).
+
+    A hash of a chunk's tokens and of the last one says how near they are.
+    """
+
+    copies_rows = True
+    recipe = None  # type: ignore[assignment]
+
+    def __init__(self, toy: Toy, budget: int, chunk: int):
+        vars(self).update(vars(toy))
+        self.base = toy
+        self.name = f"{toy.name}[{budget} retrieved rows]"
+        self.budget, self.chunk = budget, chunk
+        self.caps = toy.caps - {"taps", "layers", "parts"}
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        cache = RetrievedCache(self.layout, self.dtype, self.device, self.budget, self.chunk)
+        return self.prepared(cache, request, beside)
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        for job in jobs:
+            if isinstance(job, Selecting):
+                for layer in self.stored:
+                    self._select(job, layer)
+        others = [job for job in jobs if not isinstance(job, Selecting)]
+        if others:
+            return super().compute(others, taps)
+        return Computed(torch.zeros(0, self.vocab, dtype=self.dtype), width=len(jobs))
+
+    def _select(self, job: Selecting, layer: int) -> None:
+        keys, _ = job.cache.rows_beside(layer)
+        chunks = job.cache.chunks
+        size = chunks.size
+        scores = []
+        for start in range(0, chunks.whole * size, size):
+            tokens = keys[0, start : start + size, 0].numpy()
+            key = path_key(np.append(tokens, job.tokens[-1]), np.arange(len(tokens) + 1.0))
+            scores.append(spread(key, self.seed + layer, 1)[0])
+        job.select(layer, torch.tensor([scores]))
 
 
 class ToyHead(Toy):

@@ -185,7 +185,7 @@ def open_lane(lane: str, ctx: Context, name: str) -> Lane:
             "lane=stream", model.name, "a CUDA GPU, where models have streams", "use lane=thread"
         )
     seat = OwnRows(model, ctx)
-    if model.feeds or not getattr(seat.cache, "own_memory", True):
+    if model.reads_target or not getattr(seat.cache, "own_memory", True):
         need = "cache rows in a memory of their own"
         cure = "load it with executor='torch', or use lane=inline or process"
         raise Unsupported.missing(f"lane={lane}", model.name, need, cure)

@@ -156,9 +156,10 @@ class Remote:
     """
 
     feeds = ()
+    reads_target = False
 
     def __init__(self, model: Model):
-        if model.recipe is None or model.feeds:
+        if model.recipe is None or model.reads_target:
             raise Unsupported.missing(
                 "lane=process",
                 model.name,

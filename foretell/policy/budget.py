@@ -8,7 +8,7 @@ a clock have a say in it, so a seed gives its tokens again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.source import Direct
@@ -33,7 +33,8 @@ def room_for(engine: Any, request: Request, models: Mapping[str, Model]) -> Room
     budget = engine.admission.budget
     if budget is None:
         return None
-    names = drafting(request, models)
+    brought = [name for part in request.parts for name in engine.brought.get(part, ())]
+    names = drafting(request, models, brought)
     sizes = {name: sizes_of(models[name]) for name in ("target", *names)}
     drafts = [sizes[name] for name in names]
     fixed = reserved(engine)
@@ -48,19 +49,24 @@ def room_for(engine: Any, request: Request, models: Mapping[str, Model]) -> Room
     )
 
 
-def drafting(request: Request, models: Mapping[str, Model]) -> list[str]:
+def drafting(
+    request: Request, models: Mapping[str, Model], brought: Sequence[str] = ()
+) -> list[str]:
     """The models that a request asks for drafts. Raises Unsupported where its memory is not that of
     one text with rows of its own.
+
+    `brought`: those that its method made of them.
     """
     strategy: Any = request.strategy
     target = models["target"]
-    asked = ["target", *strategy.models]
-    for name in asked:
-        cache = models[name].cache()
-        known = cache.any_length and not models[name].feeds
-        cache.drop()
+    for name in ("target", *strategy.models, *brought):
+        known = not models[name].reads_target
+        if known and name not in brought:
+            cache = models[name].cache()
+            known = cache.any_length
+            cache.drop()
         if not known:
-            what = "caches of any length and no states beside them"
+            what = "caches of any length that stand alone"
             cure = "load it with executor='torch', use another method, or leave the budget out"
             raise Unsupported.missing("a budget", models[name].name, what, cure)
     direct = request.source is None or isinstance(request.source, Direct)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.live import Live, Task
@@ -16,11 +17,21 @@ from foretell.core.messages import handle
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Sampling
+from foretell.core.types import Ask, Reply, Sampling
 from tests import laws
 
 DRAFTERS = laws.claiming("exact", "greedy", "bounded", "lossy")
 MANY = ["draft:drafts=7,length=5", "retrieval-fused:drafts=7,threshold=0", "lookahead:window=2,n=3"]
+
+
+def answered(ask: Ask, cache: Cache, tokens: list[int], ctx: Context) -> Reply:
+    """The reply to an ask on the branch `tokens`, as many forwards as it may take."""
+    whole = False
+    while not whole:
+        job, whole = cache.prepare(ask, tokens, len(tokens))
+        with torch.inference_mode():
+            reply = ctx.models[ask.model].forward([job])[0]
+    return reply
 
 
 def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> TokenTree:
@@ -39,9 +50,9 @@ def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> Tok
         if isinstance(message, Ask):
             tokens = ctx.branches[message.branch].tokens
             cache = engine.cache_of(live, message.model, message.branch)
-            job, _ = cache.prepare(message, tokens, len(tokens))
-            with torch.inference_mode():
-                reply = ctx.models[message.model].forward([job])[0]
+            if cache.beside is not None:
+                answered(Ask(TokenTree(tokens[-1]), rows=()), cache.beside, tokens, ctx)
+            reply = answered(message, cache, tokens, ctx)
         else:
             handle(engine, live, live.root, message)
             reply = live.root.answer
