@@ -56,7 +56,7 @@ class Cascade(Drafter):
             other = "another model than the target and those that the inner drafter asks"
             raise BadConfig.field("cascade:model", self.model, other)
         if self.inner.taps:
-            reads = "a drafter that reads no hidden states of the target"
+            reads = "a drafter that reads neither hidden states nor rows of the target"
             raise BadConfig.field("cascade:inner", self.inner, reads)
         if not 1 <= self.length <= 256:
             raise BadConfig.field("cascade:length", self.length, "between 1 and 256")

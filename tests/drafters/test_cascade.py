@@ -149,9 +149,9 @@ class Head(Drafter):
 def test_what_cannot_be_an_inner_drafter_is_refused_in_a_line() -> None:
     with pytest.raises(BadConfig, match=r"cascade:inner: Opens writes a text of its own.*choose"):
         laws.check_greedy([Speculative(Cascade(Opens(), size=2), nodes=2)], 1)
-    with pytest.raises(BadConfig, match=r"cascade:inner=.*reads no hidden states"):
+    with pytest.raises(BadConfig, match=r"cascade:inner=.*reads neither hidden"):
         Cascade(Taps())
-    with pytest.raises(BadConfig, match=r"cascade:inner=.*reads no hidden states"):
+    with pytest.raises(BadConfig, match=r"cascade:inner=.*reads neither hidden"):
         laws.check_greedy([Speculative(Cascade(Head()))], 1)
     for model in ("target", "draft"):
         with pytest.raises(BadConfig, match=f"cascade:model='{model}': must be another model"):
