@@ -73,9 +73,7 @@ def tune(
             def tell(what: str, done: int, total: int) -> None:
                 progress.update(bar, description=what, completed=done, total=total, refresh=True)
 
-            profile = tuning.tune(
-                lm, sets, specs or tuning.CANDIDATES, model=models.model, tell=tell
-            )
+            profile = tuning.tune(lm, sets, specs, model=models.model, tell=tell)
     if html_out is not None:
         write_file("--html", html_out, report.tuned(profile))
     if as_json:

@@ -5,7 +5,8 @@ hidden states that left them, stay in the target's cache: the forward that verif
 the next layer with those states, so that no layer runs twice for a token. A step of g drafted
 tokens computes (g + 1) L layers of one token each, as the verification of any draft of g tokens
 does, and no draft model beside it. The target should be trained for it (layer dropout, a loss at
-every exit): an ordinary model says little behind its first layers.
+every exit): an ordinary model says little behind its first layers. With `best` nothing is drawn at
+any temperature, and how much is drafted follows what it costs.
 
 Paper: Elhoushi et al., LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding,
 arXiv:2404.16710
@@ -17,6 +18,7 @@ Differs:
 - a prompt that fits one forward is read in the same way, by the first layers and then the others
 - where a cache has lost the draft's rows (its request was paused), or another drafter or a
 constraint has added nodes, verification runs all layers
+- `best` is ours: a token is accepted with the target's own chance of it
 """
 
 from __future__ import annotations
@@ -32,13 +34,19 @@ from foretell.ops.exits import exit_chain, layer_count
 
 @dataclass(frozen=True)
 class Layerskip(Drafter):
-    """The authors take 8 layers of 32 and drafts of 6 for Llama 2 7B, 3 and 6 for Llama 3.2 1B."""
+    """A number of layers and a count.
+
+    The authors take 8 layers of 32 and drafts of 6 for Llama 2 7B, 3 and 6 for Llama 3.2 1B."""
 
     exit_layer: int = 0  # layers that draft; 0: a quarter of the target's
     length: int = 6  # tokens drafted
+    best: bool = False  # the layers' best tokens at any temperature
 
     needs = ("layers",)
-    draws = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return not self.best
 
     def __post_init__(self) -> None:
         if not 0 <= self.exit_layer <= 4096:
@@ -57,5 +65,7 @@ class Layerskip(Drafter):
 
     def steps(self, ctx: Context, exit_layer: int, budget: int) -> Drafting:
         length = min(self.length, budget - 1, ctx.depth)
-        tree: TokenTree = yield from exit_chain(ctx, exit_layer, length, "layerskip")
+        tree: TokenTree = yield from exit_chain(
+            ctx, exit_layer, length, "layerskip", best=self.best
+        )
         return tree

@@ -23,7 +23,7 @@ request's sampling options; the reference leaves them out at its last one
 the reference copies the cache for every try and for every draft
 - a request begins with the best set that an earlier one of the same tenant found, else with every
 odd layer's halves as in the reference; that set is tried first, and the search is the request's own
-- no search is made under a cache policy
+- no search is made under a cache policy; `best` is ours, and draws nothing at any temperature
 - the process is asked about 256 random sets, where the reference searches the whole cube
 """
 
@@ -92,9 +92,13 @@ class Swift(Drafter):
     tries: int = 1000  # at most
     patience: int = 300  # tries in a row without a better set that end the search
     enough: float = 0.95  # share of tokens guessed that ends it
+    best: bool = False  # the draft's best tokens at any temperature
 
     needs = ("tree", "layers", "parts")
-    draws = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return not self.best
 
     def __post_init__(self) -> None:
         for name in ("skip", "sure", "enough"):
@@ -144,7 +148,7 @@ class Swift(Drafter):
             first = not (ctx.output or place) and len(ctx.tokens) > 1
             reply = yield from self._read(state, chain, ctx.branch, [place], state.skip, first)
             room = budget - len(tree)
-            nodes, chance = widen(ctx, tree, node, reply.logits[0], width, room, "swift")
+            nodes, chance = widen(ctx, tree, node, reply.logits[0], width, room, "swift", self.best)
             if not nodes:
                 break
             node = nodes[0]
@@ -203,8 +207,7 @@ class Swift(Drafter):
         if branch is None:
             branch = state.branch = yield Open(before)
         tree = TokenTree(before[-1]).chain(said[:-1])
-        rows = range(self.window)
-        reply = yield from self._read(state, tree, branch, rows, skip, first)
+        reply = yield from self._read(state, tree, branch, range(self.window), skip, first)
         guessed = reply.logits.argmax(-1) == torch.tensor(said, device=reply.logits.device)
         return float(guessed.double().mean())
 

@@ -24,6 +24,8 @@ from foretell.ops.files import write_text
 from foretell.spec import AUTO
 
 CANDIDATES = (AUTO, "suffix+token-recycling", "suffix+approx", "suffix", "token-recycling", "ngram")
+# Beside these, where the target's layers can be run one by one: it may draft for itself.
+SELF = ("swift:best=yes", "layerskip:best=yes")
 AHEAD = 1.01  # times the default's mean that another method must reach, twice
 FIRST_SECONDS = 30.0  # that measuring all methods may take, about
 SECOND_SECONDS = 12.0  # and the best one beside the default
@@ -51,18 +53,20 @@ def _silent(what: str, done: int, total: int) -> None:
 def tune(
     lm: LM,
     sets: Sets,
-    methods: Sequence[str] = CANDIDATES,
+    methods: Sequence[str] = (),
     *,
     model: str = "",
     tell: Tell = _silent,
 ) -> dict[str, Any]:
     """Measures costs, memory and methods on `lm`, writes the profile and returns it.
 
-    `auto` follows it at once. `sets`: prompts by kind of text, of which the first few are taken;
+    `auto` follows it at once. `methods`: other ones than `candidates`; `sets`: prompts by kind of
+    text, of which the first few are taken;
     `model`: the name to report. Raises BadConfig or UnknownMethod for a wrong method, BadFile where
     the profile cannot be written, and what a method's run raises if all of them fail.
     """
     began = time.perf_counter()
+    methods = methods or candidates(lm)
     specs = {spec: None for spec in ("plain", *methods) if spec != "auto"}
     for spec in specs:  # so that a wrong one is told before anything takes time
         lm.resolve(spec)
@@ -110,6 +114,11 @@ def tune(
     write_text(path, json.dumps(profile, indent=1) + "\n", FOLDER_CURE)
     lm.forget_profile()
     return profile
+
+
+def candidates(lm: LM) -> tuple[str, ...]:
+    """The methods that are worth measuring on this model."""
+    return CANDIDATES + (SELF if "parts" in lm.models["target"].caps else ())
 
 
 class _Measurement:

@@ -39,10 +39,12 @@ def exit_chain(
     source: str,
     taps: Sequence[int] = (),
     enough: Enough | None = None,
+    best: bool = False,
 ) -> Generator[Message, Any, TokenTree]:
     """A chain of `length` tokens that the layers below `exit_layer` draft.
 
-    Each is drawn from their law under the request's sampling options, at temperature 0 their best.
+    Each is drawn from their law under the request's sampling options; at temperature 0, and with
+    `best` at any, it is their best.
     The chain ends early with a token that ends the text, or behind one of whose chance `enough`
     says so. `taps`: hidden states that verification will want; those below the exit are kept.
     """
@@ -50,9 +52,10 @@ def exit_chain(
     layers = tuple(range(exit_layer))
     wanted = tuple(sorted({exit_layer, *(tap for tap in taps if tap < exit_layer)}))
     node = 0
+    best = best or ctx.sampler.greedy
     for place in range(length):
         reply = yield Ask(tree, branch=ctx.branch, rows=[node], taps=wanted, layers=layers)
-        node, chance = _add(ctx, tree, node, reply.logits[0], source, place + 1)
+        node, chance = _add(ctx, tree, node, reply.logits[0], source, place + 1, best)
         if ctx.ends(tree, node) or (enough is not None and enough(chance)):
             break
     if node:  # the last token's rows, without which all layers would run anew
@@ -61,13 +64,19 @@ def exit_chain(
 
 
 def _add(
-    ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, source: str, key: int
+    ctx: Context,
+    tree: TokenTree,
+    node: int,
+    row: torch.Tensor,
+    source: str,
+    key: int,
+    best: bool,
 ) -> tuple[int, float]:
     """Adds what row (V,) says behind `node`; returns the new node and its chance."""
     sampler = ctx.sampler
     output = [*ctx.output, *tree.tokens_to(node)]
     law: Law | None = None
-    if sampler.greedy:
+    if best:
         scores = sampler.scores(row, output)
         token = int(scores.argmax())
         chance = float((scores[token] - scores.logsumexp(-1)).exp())

@@ -66,15 +66,17 @@ def widen(
     width: Callable[[float], int],
     room: int,
     source: str,
+    best: bool = False,
 ) -> tuple[list[int], float]:
-    """Adds children of `node` by row (V,): draws, or the best tokens at temperature 0.
+    """Adds children of `node` by row (V,): draws, or at temperature 0, and with `best` at any, the
+    best tokens.
 
     Returns them, the first one drawn or the best one first, and the chance of the best token.
     There are `width` of that chance, which no draw can sway, at most `room`, and none where nothing
     is possible. The step must have drawn nothing but the nodes of this tree.
     """
     output = [*ctx.output, *tree.tokens_to(node)]
-    if ctx.sampler.greedy:
+    if best or ctx.sampler.greedy:
         scores = ctx.sampler.scores(row, output)
         chance = float(scores.softmax(-1).max())
         nodes = []

@@ -119,6 +119,7 @@ def swayed(
     width: Callable[[float], int],
     room: int,
     source: str,
+    best: bool,
 ) -> tuple[list[int], float]:
     """`widen`, where the token drawn first decides how many are drawn, as in the reference."""
     urn = Urn(ctx.sampler.law(row, [*ctx.output, *tree.tokens_to(node)]))
@@ -265,3 +266,10 @@ def test_models_with_nothing_to_leave_out_are_refused() -> None:
 def test_a_bad_value_is_told_with_field_value_and_range(name: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"swift:{name}={value}"):
         Swift(**{name: value})
+
+
+def test_best_tokens_draw_nothing_and_leave_a_seed_its_tokens() -> None:
+    strategy = laws.build("swift:window=2,context=3,length=2,skip=0.5,best=yes")
+    assert isinstance(strategy, Speculative) and not strategy.drafter.draws
+    laws.check_seeds(strategy)
+    laws.check_law(strategy, "top-p", 2)

@@ -125,6 +125,14 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
     assert tune()["default"] == QUICK == tiny.lm().auto
 
 
+def test_a_model_may_draft_for_itself_where_its_layers_can_be_run_one_by_one() -> None:
+    lm = tiny.lm()
+    assert {*tuning.candidates(lm)} > {"swift:best=yes", "layerskip:best=yes"}
+    assert all(profiles.objection(spec) is None for spec in tuning.SELF)
+    lm.models["target"].caps -= {"parts"}
+    assert not {*tuning.candidates(lm)} & {*tuning.SELF}
+
+
 def test_plain_decoding_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = invent(monkeypatch, {AUTO: 0.9, OTHER: 0.8}, {AUTO: 0.9})
     assert tune()["chosen"] == "plain" == tiny.lm().auto
