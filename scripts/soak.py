@@ -260,7 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--warm-up", type=float, default=120.0, help="seconds before it")
+    parser.add_argument("--warm-up", type=float, default=300.0, help="seconds before it")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--server", default="", help="more options of foretell serve, as one text")
