@@ -64,6 +64,13 @@ class Narrow(Plain):
             raise LookupError(f"it does not compute in {dtype}")
 
 
+class Exact(Narrow):
+    """One whose rows hang on no other row, in bfloat16 only."""
+
+    name = "exact"
+    exact_bits = True
+
+
 class First(Plain):
     """One that leaves to another executor what it does not compute."""
 
@@ -73,7 +80,7 @@ class First(Plain):
 @pytest.fixture(autouse=True)
 def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry knows these executors."""
-    makers = {kind.name: SimpleNamespace(make=kind) for kind in (Plain, Narrow, First)}
+    makers = {kind.name: SimpleNamespace(make=kind) for kind in (Plain, Narrow, Exact, First)}
     monkeypatch.setattr(registry, "load", makers.__getitem__)
 
 
@@ -118,6 +125,35 @@ def test_an_executor_that_refuses_float32_is_named_with_its_reason() -> None:
     assert copy.executor == (
         "torch; narrow refuses the target model in float32: it does not compute in torch.float32"
     )
+
+
+def test_exact_bits_of_an_executor_are_not_asked_of_torch_in_its_place() -> None:
+    """Its copy is an ordinary decoder: what is exact in torch needs weights of 8 or 4 bits."""
+    lm = served(fallback=False, draft=True)
+    for model in lm.models.values():
+        assert isinstance(model, Decoder)
+        model.use(Exact)
+        assert model.exact_bits
+    copy = in_float32(lm)
+    for model in copy.models.values():
+        assert isinstance(model, Decoder) and model.dtype == torch.float32
+        assert model.executor is None and not model.exact_bits
+    assert copy.executor == (
+        "torch; exact refuses the target model in float32: it does not compute in torch.float32"
+        "; exact refuses the draft model in float32: it does not compute in torch.float32"
+    )
+
+
+def test_a_copy_keeps_name_tokenizer_and_other_models() -> None:
+    second = tiny.relative(tiny.llama()).bfloat16()
+    judge = tiny.llama().bfloat16()
+    lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), second, models={"judge": judge})
+    copy = in_float32(lm)
+    assert copy.models.keys() == lm.models.keys() == {"target", "draft", "judge"}
+    for name, model in lm.models.items():
+        assert copy.models[name].dtype == torch.float32
+        assert copy.models[name].name == model.name
+        assert copy.models[name].tokenizer is model.tokenizer
 
 
 def test_a_model_of_another_runtime_is_named_by_itself() -> None:
