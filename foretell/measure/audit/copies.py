@@ -12,6 +12,7 @@ from foretell.api import LM
 from foretell.core.model import Model
 from foretell.families.decoder import Decoder
 from foretell.families.exact import ExactDecoder
+from foretell.families.packed import widen
 from foretell.runtimes import registry
 from foretell.runtimes.protocol import Executor
 from foretell.wrapping import wrap
@@ -63,7 +64,8 @@ def in_float32(lm: LM) -> Copy:
     for name, model in lm.models.items():
         models[name] = model
         if isinstance(model, Decoder):
-            wide = copy.deepcopy(model.hf).float()
+            wide = copy.deepcopy(model.hf)
+            widen(wide)
             # Where equal bits are an executor's, it brings them along, or refuses.
             exact = isinstance(model, ExactDecoder)
             models[name] = wrap(wide, name=model.name, exact_bits=exact).models["target"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy as copied
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 from foretell.api import LM
 from foretell.core.cache import Cache
+from foretell.core.tree import TokenTree
 from foretell.families.decoder import Decoder
+from foretell.families.packed import PackedLinear, pack
 from foretell.families.toy import Toy
 from foretell.measure.audit.copies import as_served, executor_names, in_float32
 from foretell.memory.job import Job
@@ -142,6 +145,23 @@ def test_exact_bits_of_an_executor_are_not_asked_of_torch_in_its_place() -> None
         "torch; exact refuses the target model in float32: it does not compute in torch.float32"
         "; exact refuses the draft model in float32: it does not compute in torch.float32"
     )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_weights_of_16_bits_are_widened_like_others(tied: bool) -> None:
+    """A packed product rounds what it reads to 16 bits, whatever format the model has."""
+    hf = tiny.llama(tie_word_embeddings=tied, attention_bias=True).bfloat16()
+    wide = wrap(copied(hf).float()).models["target"]
+    pack(hf, "bfloat16")
+    model = in_float32(wrap(hf)).models["target"]
+    tree = TokenTree(5).chain([7, 2]).chain([9])
+    assert torch.equal(model.score([3, 1, 5], tree), wide.score([3, 1, 5], tree))
+    assert isinstance(model, Decoder)
+    assert not [part for part in model.hf.modules() if isinstance(part, PackedLinear)]
+    narrow = tiny.llama().bfloat16()
+    pack(narrow, "int8")
+    model = in_float32(wrap(narrow)).models["target"]
+    assert isinstance(model, Decoder) and model.matrices == "int8"
 
 
 def test_a_copy_keeps_name_tokenizer_and_other_models() -> None:
