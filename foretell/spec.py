@@ -25,7 +25,6 @@ from foretell.text import TokenIds
 if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.strategy import Strategy
-    from foretell.core.verify import Rule
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
@@ -92,7 +91,7 @@ def _inner(field: str, text: str, encode: Encode | None) -> Drafter:
     _, strategy = resolve(unwrapped(text), encode)
     if not isinstance(strategy, Speculative):
         raise BadConfig.field(field, text, "a drafter, such as ngram or (ngram:n=2,k=8)")
-    if strategy.rule != own_rule(strategy.drafter) or strategy.nodes:
+    if strategy != Speculative(strategy.drafter):
         raise BadConfig(f"{field}={text}: rule and nodes are for the whole method; leave them out")
     return strategy.drafter
 
@@ -208,16 +207,7 @@ def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
     drafter = config.drafter if isinstance(config, Speculative) else config
     parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
     names = [type(part).__module__.rpartition(".")[2].replace("_", "-") for part in parts]
-    strategy = Speculative(config) if isinstance(config, Drafter) else config
-    if isinstance(strategy, Speculative) and strategy.rule is None:
-        strategy = dataclasses.replace(strategy, rule=own_rule(strategy.drafter))
-    return "+".join(names), strategy
-
-
-def own_rule(drafter: Drafter) -> Rule | None:
-    """The rule that the drafter names for its trees; None: the default. Raises UnknownMethod."""
-    rule: Rule | None = build(drafter.rule, "rule", {}) if drafter.rule else None
-    return rule
+    return "+".join(names), Speculative(config) if isinstance(config, Drafter) else config
 
 
 def _options(spec: str, fields: str) -> dict[str, str]:
@@ -249,6 +239,6 @@ def _speculative(
         of_rule = {key: options.pop(key) for key in list(options) if key not in fields}
     drafters = [build(name, "drafter", given, encode) for name, _, given in parts]
     drafter = drafters[0] if len(drafters) == 1 else Composition(tuple(drafters))
-    rule = own_rule(drafter) if rule_name == "default" else build(rule_name, "rule", of_rule)
+    rule = None if rule_name == "default" else build(rule_name, "rule", of_rule)
     name = "+".join(name for name, _, _ in parts)
     return name, Speculative(drafter, rule, int(nodes))

@@ -27,7 +27,8 @@ PACKAGE = ROOT / "foretell"
 METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 SUPPORT = {"errors", "ops", "text", "policy"}  # what methods may use besides the heart
-BESIDE_THE_HEART = SUPPORT | {"memory", "stats", "status", "tracing"}  # what the heart itself uses
+# What the heart itself uses. The registry finds methods by name, and imports none by itself.
+BESIDE_THE_HEART = SUPPORT | {"memory", "registry", "stats", "status", "tracing"}
 README_LIMIT = 8192  # bytes
 
 

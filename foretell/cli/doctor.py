@@ -120,10 +120,12 @@ def c_library() -> str:
 
 
 def optional_packages() -> list[Package] | None:
-    """The packages that foretell runs without, as its own metadata lists them; None where there is
-    no metadata, since it runs from a folder that is not installed.
+    """The packages that foretell runs without, each once, as its own metadata lists them; None
+    where there is no metadata, since it runs from a folder that is not installed.
+
+    What several extras contain is installed with the first of them, which has the fewest others.
     """
-    packages = []
+    packages: dict[str, Package] = {}
     try:
         requirements = importlib.metadata.requires("foretell") or []
     except importlib.metadata.PackageNotFoundError:
@@ -131,7 +133,7 @@ def optional_packages() -> list[Package] | None:
     for requirement in requirements:
         extra = re.search(r"""extra\s*==\s*["']([\w-]+)["']""", requirement)
         name = re.match(r"[\w.-]+", requirement)
-        if extra is None or name is None or extra[1] in FOR_DEVELOPMENT:
+        if extra is None or name is None or extra[1] in FOR_DEVELOPMENT or name[0] in packages:
             continue
         wanted = requirement.partition(";")[0][name.end() :].strip()
         try:
@@ -139,8 +141,8 @@ def optional_packages() -> list[Package] | None:
         except importlib.metadata.PackageNotFoundError:
             version = None
         install = f"pip install 'foretell[{extra[1]}]'"
-        packages.append(Package(name[0], wanted, version, install))
-    return packages
+        packages[name[0]] = Package(name[0], wanted, version, install)
+    return list(packages.values())
 
 
 def model_text(report: ModelReport) -> str:

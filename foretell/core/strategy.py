@@ -21,6 +21,7 @@ from foretell.errors import BadConfig
 from foretell.policy.fitting import fitting
 from foretell.policy.sizes import sizes_for
 from foretell.policy.stopwatch import Stopwatch
+from foretell.registry import load
 from foretell.tracing import trace_step
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Speculative(Strategy):
-    """Draft a tree, let the target score all of it in one forward, verify, commit; again."""
+    """Draft a tree, let the target score all of it in one forward, verify, commit; again.
+
+    Without a `rule` it is the one that the drafter names, if any. Raises UnknownMethod for it.
+    """
 
     drafter: Drafter
     rule: Rule | None = None  # None: walk for deterministic trees, sequential for drawn ones
@@ -60,6 +64,8 @@ class Speculative(Strategy):
         if not 0 <= self.nodes <= MOST:
             allowed = f"between 0 (the policy decides) and {MOST}"
             raise BadConfig.field("nodes", self.nodes, allowed)
+        if self.rule is None and self.drafter.rule:
+            object.__setattr__(self, "rule", load(self.drafter.rule, "rule")())
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -116,6 +116,15 @@ class PackedLinear(nn.Module):
         bias = None if self.bias is None else self.bias[outputs]
         return PackedLinear(self.packed.take(outputs), bias, self.in_features)
 
+    def plain(self) -> nn.Linear:
+        """An ordinary layer of float32 with the same weights."""
+        linear = nn.Linear(self.in_features, self.out_features, False, device="meta")
+        weight = unpack(self.packed)[:, : self.in_features].float().contiguous()
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        if self.wide_bias is not None:
+            linear.bias = nn.Parameter(self.wide_bias, requires_grad=False)
+        return linear.eval()
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over: not the structure, which says where this one's weights lie."""
         return {**self.__dict__, "_matrix": None}
@@ -294,6 +303,23 @@ def pack(hf: Any, format: str) -> int:
     release(replaced)
     trim()
     return len(linears)
+
+
+def widen(hf: Any) -> None:
+    """Makes a model one of float32: packed layers of bfloat16 become plain ones, with their weights
+    to the last bit. What has 8 or 4 bits stays packed.
+    """
+    hf.float()
+    plain: dict[PackedLinear, nn.Linear] = {}
+    for parent in list(hf.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear) and child.packed.format == "bfloat16":
+                plain[child] = child.plain()
+                setattr(parent, name, plain[child])
+    embedding = hf.get_input_embeddings()
+    if isinstance(embedding, PackedEmbedding) and embedding.head[0] in plain:
+        weight = plain[embedding.head[0]].weight
+        hf.set_input_embeddings(nn.Embedding.from_pretrained(weight))
 
 
 def weight_count(hf: nn.Module) -> int:

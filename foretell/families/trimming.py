@@ -21,9 +21,11 @@ from torch import nn
 
 from foretell.core.cache import Cache
 from foretell.core.model import Computed, Model
+from foretell.core.types import Reply
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.packed import PackedLinear, weight_count
+from foretell.families.parallel import distrust_drafts
 from foretell.memory.job import Job
 from foretell.runtimes import registry
 
@@ -105,6 +107,27 @@ class Trimmed(Model):
         full = rows.new_full((len(rows), self.vocab), NEVER)
         computed.logits = full.index_copy_(1, self.kept, rows)
         return computed
+
+    def layer_parallel(self, size: int) -> TrimmedParallel:
+        """As Decoder.layer_parallel, of the base. Raises Unsupported."""
+        make = getattr(self.base, "layer_parallel", None)
+        if make is None:
+            need = "layers whose attention can be computed by itself"
+            raise Unsupported.missing("easyspec", self.name, need, "use the method draft")
+        rough = TrimmedParallel(make(size), self.kept.tolist(), self.vocab)
+        rough.tokenizer = self.tokenizer
+        return rough
+
+
+class TrimmedParallel(Trimmed):
+    """A trimmed decoder that is rough below the root of a tree: its `base` is a LayerParallel."""
+
+    def forward(self, jobs: Sequence[Job]) -> list[Reply]:
+        replies = super().forward(jobs)
+        if self.base.size > 1:
+            for job in jobs:
+                distrust_drafts(job)
+        return replies
 
 
 def trim(decoder: Decoder, kept: Sequence[int]) -> Trimmed:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import sys
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from foretell import diagnosis, loading
 from foretell.cli import doctor
 from foretell.cli.doctor import c_library
 from foretell.native.library import available, kind
@@ -47,9 +46,8 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(lm)
         return [REFUSED, Report(name="draft", executor="openvino", fused=True)]
 
-    module = ModuleType("foretell.diagnosis")
-    module.diagnose = diagnose  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "foretell.diagnosis", module)
+    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
+    monkeypatch.setattr(loading, "notice_refusals", lambda *_: None)  # which diagnoses too
     return asked
 
 
@@ -82,9 +80,9 @@ def test_doctor_as_json(run: Any, folder: str, diagnosed: list[Any]) -> None:
     target, draft = document["models"]
     assert target["refusals"] == [list(pair) for pair in REFUSED.refusals]
     assert (draft["name"], draft["executor"], draft["fused"]) == ("draft", "openvino", True)
-    assert {"openvino", "onnxruntime", "llama-cpp-python"} <= {
-        p["name"] for p in document["packages"]
-    }
+    names = [package["name"] for package in document["packages"]]
+    assert {"openvino", "onnxruntime", "llama-cpp-python", "fastapi", "ray"} <= {*names}
+    assert len(names) == len({*names})
     assert json.loads(run("doctor", "--json")[1])["models"] == []
 
 
@@ -108,6 +106,14 @@ def test_a_missing_package_comes_with_its_cure(monkeypatch: pytest.MonkeyPatch) 
         "  fast              2.5 (supported: <3,>=2)",
         "  absent            missing: pip install 'foretell[gguf]'",
     ]
+
+
+def test_a_package_of_several_extras_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = [f'absent>=1; extra == "{extra}"' for extra in ("dev", "serve", "ray")]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: requirements)
+    packages = doctor.optional_packages()
+    assert packages is not None
+    assert [package.install for package in packages] == ["pip install 'foretell[serve]'"]
 
 
 def test_without_metadata_the_packages_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -23,13 +24,15 @@ def drive_step(
     prompt: Sequence[int],
     budget: int,
     rng: Door | None = None,
+    draft: Toy | None = None,
 ) -> tuple[TokenTree, list[Ask], Context]:
     """Runs the drafting of one step, answering each ask with rows worked out by hand.
 
-    `toy` is the target and the draft model.
+    `toy` is the target, and the draft model where `draft` is None.
     """
+    draft = draft or toy
     request = Request(prompt, Speculative(drafter), sampling, rng=rng)
-    ctx = Context(Engine({"target": toy, "draft": toy}), request)
+    ctx = Context(Engine({"target": toy, "draft": draft}), request)
     steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
     asks: list[Ask] = []
     value = None
@@ -40,6 +43,6 @@ def drive_step(
             end.value.check()
             return end.value, asks, ctx
         assert isinstance(ask, Ask) and ask.rows
-        asks.append(ask)
+        asks.append(copy.deepcopy(ask))  # the tree of the ask goes on growing
         nodes = list(ask.rows)
-        value = Reply(toy.score(prompt, ask.tree)[nodes], {}, nodes)
+        value = Reply(draft.score(prompt, ask.tree)[nodes], {}, nodes)

@@ -4,6 +4,7 @@ the law of the output is in test_laws.py.
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from foretell.families import parallel
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.toy import Toy, ToyRecurrent
+from foretell.families.trimming import NEVER, Trimmed, trim
 from tests import laws, tiny
 
 SPECS = ["easyspec:drafts=2,length=2", "easyspec:length=3,group=1"]
@@ -197,6 +199,67 @@ def test_a_law_that_is_not_the_rough_models_is_caught(monkeypatch: pytest.Monkey
     monkeypatch.setattr(chains, "children", exact)
     with pytest.raises(AssertionError, match="off by"):
         laws.check_law(strategy, "plain", tokens=3)
+
+
+# --- a draft model whose head is trimmed
+
+KEPT = [token for token in range(330) if token % 13]
+
+
+@cache
+def trimmed() -> Trimmed:
+    hf = copy.deepcopy(draft().hf)
+    return trim(Decoder(hf, "draft", blocks), KEPT)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_trimmed_head_gives_the_rows_of_what_it_keeps(size: int) -> None:
+    tokens = [7, 30, 7]
+    rough = trimmed().layer_parallel(size)
+    rows, whole = drafted(rough, tokens), drafted(draft().layer_parallel(size), tokens)
+    assert rough.name == f"draft[groups of {size}][{len(KEPT)} of {rough.vocab} tokens]"
+    assert rows.shape == whole.shape
+    assert torch.allclose(rows[:, KEPT], whole[:, KEPT], atol=1e-5)
+    left_out = sorted({*range(rough.vocab)} - {*KEPT})
+    assert bool((rows[:, left_out] == NEVER).all())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trimmed_draft_model_keeps_no_rough_row(temperature: float) -> None:
+    engine = Engine({"target": target(), "draft": trimmed()})
+    sampling = Sampling(max_new_tokens=16, temperature=temperature)
+    live = engine.add(Request(TEXT, laws.build("easyspec:length=3", nodes=8), sampling))
+    checked = 0
+    while engine.live:
+        engine.step()
+        held = live.caches.get(("easyspec", 0))
+        if held is not None and held.length:
+            fresh = exact_rows(live.ctx.tokens[: held.length])
+            for layer, keys in enumerate(held.k):
+                assert torch.allclose(keys[:, : held.length], fresh[layer], atol=1e-4)
+            checked += 1
+    assert checked > 5 and live.ctx.stats.accepted
+
+
+def test_greedy_tokens_do_not_hang_on_a_trimmed_head() -> None:
+    plain = run("plain")
+    made: dict[str, Model] = {"target": target(), "draft": trimmed()}
+    setting = laws.Setting(Sampling(max_new_tokens=24))
+    for size in (1, 2, 4):
+        spec = f"easyspec:length=3,group={size}"
+        live = laws.generate(laws.build(spec, nodes=8), TEXT, setting, made)
+        assert live.ctx.output == plain.ctx.output and live.ctx.stats.accepted
+
+
+def test_a_trimmed_model_whose_layers_cannot_be_taken_apart_is_refused_by_name() -> None:
+    stock = trim(Decoder(copy.deepcopy(draft().hf), "stock"), KEPT)
+    other = ToyRecurrent(330)
+    alone = Trimmed(other, range(330), 330)
+    for model in (stock, alone):
+        with pytest.raises(Unsupported, match=r"easyspec cannot run on .* attention"):
+            Engine({"target": target(), "draft": model}).add(
+                Request(TEXT, laws.build("easyspec"), Sampling())
+            )
 
 
 # --- the whole

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Generator
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.core.context import Context
-from foretell.core.engine import Engine
-from foretell.core.request import Request
-from foretell.core.strategy import Speculative
 from foretell.core.tree import Law, TokenTree
-from foretell.core.types import Ask, Reply, Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.drafters import retrieval_fused
 from foretell.drafters.draft import Draft
 from foretell.drafters.retrieval_fused import HELD, RetrievalFused
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from tests import laws
+from tests.drafters.driving import drive_step
 
 SPECS = [
     "retrieval-fused:drafts=2,length=2,threshold=0",
@@ -42,19 +36,7 @@ def drive(
     draft: Toy = TOY,
 ) -> tuple[TokenTree, list[Ask], Context]:
     """Runs the drafting of one step, answering each ask with rows worked out by hand."""
-    engine = Engine({"target": TOY, "draft": draft})
-    ctx = Context(engine, Request(tokens, Speculative(drafter), sampling))
-    steps: Generator[Any, Any, TokenTree] = drafter.steps(ctx, drafter.start(ctx), budget)
-    asks: list[Ask] = []
-    value = None
-    while True:
-        try:
-            ask = steps.send(value)
-        except StopIteration as end:
-            end.value.check()
-            return end.value, asks, ctx
-        asks.append(copy.deepcopy(ask))  # the tree of the ask goes on growing
-        value = Reply(draft.score(tokens, ask.tree)[list(ask.rows)], {}, list(ask.rows))
+    return drive_step(drafter, sampling, TOY, tokens, budget, draft=draft)
 
 
 def likely(ctx: Context, path: list[int]) -> list[float]:

@@ -17,8 +17,9 @@ from foretell.core.rng import Door
 from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
+from foretell.drafters.draft import Draft
 from foretell.drafters.spectr import Spectr
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, UnknownMethod
 from foretell.families.toy import Toy
 from foretell.rules import kseq
 from foretell.rules.kseq import Kseq, overlap, threshold
@@ -56,6 +57,21 @@ def test_k_sequential_selection_verifies_it_unless_the_user_names_another_rule()
     assert resolve("draft")[1].rule is None  # type: ignore[attr-defined]
     joined = resolve("spectr+ngram")[1]
     assert joined.rule is None  # type: ignore[attr-defined]
+
+
+def test_made_bare_it_has_its_rule_and_one_that_is_named_stays() -> None:
+    assert Speculative(Spectr()).rule == Kseq()
+    assert Speculative(Spectr(), nodes=9) == resolve("spectr:nodes=9")[1]
+    assert Speculative(Spectr(), Sequential()).rule == Sequential()
+    assert Speculative(Draft()).rule is None
+
+
+def test_a_rule_there_is_not_is_told_when_the_method_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Spectr, "rule", "kseg")
+    with pytest.raises(UnknownMethod, match="unknown rule 'kseg'; did you mean kseq"):
+        Speculative(Spectr())
 
 
 # --- its trees

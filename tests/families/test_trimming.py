@@ -21,7 +21,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.packed import PackedLinear, pack
-from foretell.families.toy import Toy
+from foretell.families.toy import Toy, ToyParallel
 from foretell.families.trimming import NEVER, Trimmed, cut, head_share, trim
 from foretell.measure.profiling import identity
 from foretell.native.packing import FORMATS, quantize, unpack
@@ -33,6 +33,7 @@ from tests.families.families import tiny as family
 from tests.native.machines import built
 
 SPECS = ("draft:length=2", "draft:drafts=2,length=2", "rsd-s", "rsd-c", "dyspec")
+PARALLEL = ("easyspec:length=2", "easyspec:drafts=2,length=2")
 PROMPT = [3, 1, 4, 1, 5]
 
 
@@ -44,16 +45,27 @@ class Few(Toy):
         self.kept = list(kept)
 
     def compute(self, jobs: Any, taps: Any) -> Computed:
-        computed = super().compute(jobs, taps)
+        computed = Toy.compute(self, jobs, taps)
         computed.logits = computed.logits[:, self.kept]
         return computed
+
+    def layer_parallel(self, size: int) -> FewParallel:
+        return FewParallel(self, size)
+
+
+class FewParallel(ToyParallel):
+    """The same for a toy that is rough below the root of a tree."""
+
+    kept: list[int]
+    compute: Any = Few.compute
 
 
 def trimmed_world(spec: str, kept: Sequence[int], vocab: int) -> dict[str, Any]:
     models: dict[str, Any] = laws.world(laws.build(spec), vocab)
     whole = models["draft"]
     few = Few(kept, vocab, whole.seed, whole.noise, copy=whole.copy, name="few")
-    return models | {"draft": Trimmed(few, kept, vocab)}
+    models |= {"draft": Trimmed(few, kept, vocab)}
+    return models | dict(laws.build(spec).bring(models))
 
 
 # --- laws
@@ -74,7 +86,7 @@ def test_what_keeps_all_tokens_is_the_model_itself() -> None:
     assert torch.equal(view.score([1, 2, 3], tree), whole.score([1, 2, 3], tree))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS + PARALLEL)
 def test_the_law_is_the_targets_for_any_kept_tokens(spec: str) -> None:
     draw = np.random.default_rng(3)
     settings = ("plain", "top-p", "penalties", "grammar", "form, ends")
@@ -89,6 +101,30 @@ def test_the_law_is_the_targets_for_any_kept_tokens(spec: str) -> None:
         want = laws.reference(models["target"], laws.PROMPT, setting)
         assert law.distance(want) < laws.EXACT, f"{name}, {kept}"
         assert law.drafted
+
+
+def test_rough_rows_of_a_trimmed_model_that_are_kept_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Power: what a rough forward wrote stands in the cache, and other rows follow from it."""
+    models = trimmed_world("easyspec", [0, 1, 2], 3)
+    rough = models["easyspec"]
+    tokens = [1, 2]
+
+    def rows() -> torch.Tensor:
+        cache, tree = rough.cache(), TokenTree(tokens[-1])
+        job, _ = cache.prepare(Ask(tree), tokens, 9)
+        rough.forward([job])
+        tree.add(0, 1)
+        job, _ = cache.prepare(Ask(tree, rows=[1]), tokens, 9)
+        rough.forward([job])
+        job, _ = cache.prepare(Ask(TokenTree(0)), [*tokens, 1, 0], 9)
+        return rough.forward([job])[0].logits
+
+    ordinary = models["draft"].score([*tokens, 1, 0])
+    assert torch.equal(rows(), ordinary)
+    monkeypatch.setattr("foretell.families.trimming.distrust_drafts", lambda job: None)
+    assert not torch.equal(rows(), ordinary)
 
 
 def test_a_law_that_is_not_the_declared_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,18 @@ static void alone(const network *net, cache *of, const int32_t *tokens, int32_t 
     }
 }
 
+/* The first largest of a row, and its share of the row's law. */
+static int32_t best_of(const float *logits, float *chance) {
+    int32_t best = 0;
+    double sum = 0;
+    for (int32_t i = 1; i < VOCAB; i++)
+        best = logits[i] > logits[best] ? i : best;
+    for (int32_t i = 0; i < VOCAB; i++)
+        sum += exp((double)logits[i] - logits[best]);
+    *chance = (float)(1 / sum);
+    return best;
+}
+
 static void compare(const float *ours, const float *wanted, int32_t rows, const char *where) {
     if (memcmp(ours, wanted, (size_t)rows * VOCAB * 4))
         fail("a node has other logits than alone", where);
@@ -284,6 +296,74 @@ static void check_layers(const network *net, int32_t threads) {
     free(one);
 }
 
+/* Two texts go on by their best tokens, in one call and token by token on one thread. What enters
+   for a token is its row of the head; `names` turns the outputs round. */
+static void check_following(const network *net, int32_t threads) {
+    enum { MORE = 5, TEXTS = 2 };
+    static const int32_t lengths[TEXTS] = {9, 4};
+    static const int32_t layers[] = {0, 1, 2};
+    const int32_t hidden = net->model.hidden;
+    const float scale = 1.5f;
+    cache own[TEXTS], other[TEXTS];
+    int64_t names[VOCAB], tokens[MORE * TEXTS], alone_tokens[MORE];
+    float chances[MORE * TEXTS], logits[TEXTS * VOCAB], logit[VOCAB], chance;
+    for (int32_t i = 0; i < VOCAB; i++)
+        names[i] = VOCAB - 1 - i;
+    int32_t nodes = 0, rows[TEXTS], one = 0;
+    ft_job jobs[TEXTS];
+    for (int32_t j = 0; j < TEXTS; j++) {
+        own[j] = make_cache(net, lengths[j] + MORE);
+        other[j] = make_cache(net, lengths[j] + MORE);
+        jobs[j] = job_of(net, own + j, 0, 0, lengths[j], places, NULL);
+        for (int32_t i = 0; i < own[j].capacity; i++)
+            own[j].positions[i] = places[i];
+        nodes += lengths[j];
+        rows[j] = nodes - 1;
+    }
+    float *states = random_floats((int64_t)nodes * hidden, 1);
+    float *entering = room((size_t)hidden * 4);
+    ft_step step = {
+        .jobs = jobs, .job_count = TEXTS, .nodes = nodes, .states = states,
+        .cosines = net->cosines, .sines = net->sines, .layers = layers, .layer_count = LAYERS,
+        .rows = rows, .row_count = TEXTS, .logits = logits};
+    ft_following following = {&net->model.head, scale, names, MORE, tokens, chances};
+    if (!ft_follow(&net->model, &step, &following, threads))
+        fail("no memory", "ft_follow");
+    for (int32_t j = 0, from = 0; j < TEXTS; from += lengths[j++]) {
+        ft_job job = job_of(net, other + j, 0, 0, lengths[j], places, NULL);
+        int32_t last = lengths[j] - 1;
+        step.jobs = &job;
+        step.job_count = step.row_count = 1;
+        step.nodes = lengths[j];
+        step.states = states + from * hidden;
+        step.rows = &last;
+        step.logits = logit;
+        for (int32_t i = 0; i < MORE; i++) {
+            if (!ft_forward(&net->model, &step, 1))
+                fail("no memory", "ft_forward");
+            if (!i && memcmp(logit, logits + j * VOCAB, sizeof logit))
+                fail("the first row is another than alone", "ft_follow");
+            alone_tokens[i] = names[best_of(logit, &chance)];
+            if (tokens[i * TEXTS + j] != alone_tokens[i])
+                fail("a text goes on otherwise than alone", "ft_follow");
+            if (fabsf(chances[i * TEXTS + j] - chance) > 1e-5f)
+                fail("a token has another chance than alone", "ft_follow");
+            ft_rows_of(&net->model.head, alone_tokens + i, 1, entering);
+            for (int32_t k = 0; k < hidden; k++)
+                entering[k] *= scale;
+            int32_t place = lengths[j] + i;
+            job = job_of(net, other + j, place, 0, 1, places + place, NULL);
+            step.nodes = 1;
+            step.states = entering;
+            step.rows = &one;
+        }
+        drop_cache(own + j);
+        drop_cache(other + j);
+    }
+    free(states);
+    free(entering);
+}
+
 /* What a model's nodes are to be, by the kernels chosen. */
 typedef struct {
     float wanted[TEXT * VOCAB];
@@ -327,6 +407,8 @@ static void check_model(const shape *of, int form) {
         }
         check_segments(&net, &right.branches, right.wanted, 2);
         check_layers(&net, 2);
+        for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++)
+            check_following(&net, threads);
     }
     drop_network(&net);
 }

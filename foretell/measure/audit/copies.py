@@ -11,6 +11,8 @@ import torch
 from foretell.api import LM
 from foretell.core.model import Model
 from foretell.families.decoder import Decoder
+from foretell.families.exact import ExactDecoder
+from foretell.families.packed import widen
 from foretell.runtimes import registry
 from foretell.runtimes.protocol import Executor
 from foretell.wrapping import wrap
@@ -55,18 +57,19 @@ def as_served(lm: LM) -> Copy:
 def in_float32(lm: LM) -> Copy:
     """The same models with their weights widened, which changes none of them, on the same
     executors. Where one refuses, what computes instead is said in `executor`, with the reason.
+
+    What is no Decoder, such as a model that another runtime computes, stays as it is.
     """
-    widened = {}
+    models: dict[str, Model] = {}
     for name, model in lm.models.items():
+        models[name] = model
         if isinstance(model, Decoder):
-            widened[name] = copy.deepcopy(model.hf).float()
-    target = lm.models["target"]
-    exact_bits = isinstance(target, Decoder) and target.exact_bits
-    models = wrap(
-        widened["target"], None, widened.get("draft"), target.name, exact_bits=exact_bits
-    ).models
-    for name, model in lm.models.items():
-        models.setdefault(name, model)  # what another runtime computes has no weights to widen
+            wide = copy.deepcopy(model.hf)
+            widen(wide)
+            # Where equal bits are an executor's, it brings them along, or refuses.
+            exact = isinstance(model, ExactDecoder)
+            models[name] = wrap(wide, name=model.name, exact_bits=exact).models["target"]
+            models[name].tokenizer = model.tokenizer
     refusals = []
     for name, model in models.items():
         served: Executor | None = getattr(lm.models[name], "executor", None)

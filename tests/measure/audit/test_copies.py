@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy as copied
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 from foretell.api import LM
 from foretell.core.cache import Cache
+from foretell.core.tree import TokenTree
 from foretell.families.decoder import Decoder
+from foretell.families.packed import PackedLinear, pack
 from foretell.families.toy import Toy
 from foretell.measure.audit.copies import as_served, executor_names, in_float32
 from foretell.memory.job import Job
@@ -64,6 +67,13 @@ class Narrow(Plain):
             raise LookupError(f"it does not compute in {dtype}")
 
 
+class Exact(Narrow):
+    """One whose rows hang on no other row, in bfloat16 only."""
+
+    name = "exact"
+    exact_bits = True
+
+
 class First(Plain):
     """One that leaves to another executor what it does not compute."""
 
@@ -73,7 +83,7 @@ class First(Plain):
 @pytest.fixture(autouse=True)
 def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry knows these executors."""
-    makers = {kind.name: SimpleNamespace(make=kind) for kind in (Plain, Narrow, First)}
+    makers = {kind.name: SimpleNamespace(make=kind) for kind in (Plain, Narrow, Exact, First)}
     monkeypatch.setattr(registry, "load", makers.__getitem__)
 
 
@@ -118,6 +128,52 @@ def test_an_executor_that_refuses_float32_is_named_with_its_reason() -> None:
     assert copy.executor == (
         "torch; narrow refuses the target model in float32: it does not compute in torch.float32"
     )
+
+
+def test_exact_bits_of_an_executor_are_not_asked_of_torch_in_its_place() -> None:
+    """Its copy is an ordinary decoder: what is exact in torch needs weights of 8 or 4 bits."""
+    lm = served(fallback=False, draft=True)
+    for model in lm.models.values():
+        assert isinstance(model, Decoder)
+        model.use(Exact)
+        assert model.exact_bits
+    copy = in_float32(lm)
+    for model in copy.models.values():
+        assert isinstance(model, Decoder) and model.dtype == torch.float32
+        assert model.executor is None and not model.exact_bits
+    assert copy.executor == (
+        "torch; exact refuses the target model in float32: it does not compute in torch.float32"
+        "; exact refuses the draft model in float32: it does not compute in torch.float32"
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_weights_of_16_bits_are_widened_like_others(tied: bool) -> None:
+    """A packed product rounds what it reads to 16 bits, whatever format the model has."""
+    hf = tiny.llama(tie_word_embeddings=tied, attention_bias=True).bfloat16()
+    wide = wrap(copied(hf).float()).models["target"]
+    pack(hf, "bfloat16")
+    model = in_float32(wrap(hf)).models["target"]
+    tree = TokenTree(5).chain([7, 2]).chain([9])
+    assert torch.equal(model.score([3, 1, 5], tree), wide.score([3, 1, 5], tree))
+    assert isinstance(model, Decoder)
+    assert not [part for part in model.hf.modules() if isinstance(part, PackedLinear)]
+    narrow = tiny.llama().bfloat16()
+    pack(narrow, "int8")
+    model = in_float32(wrap(narrow)).models["target"]
+    assert isinstance(model, Decoder) and model.matrices == "int8"
+
+
+def test_a_copy_keeps_name_tokenizer_and_other_models() -> None:
+    second = tiny.relative(tiny.llama()).bfloat16()
+    judge = tiny.llama().bfloat16()
+    lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), second, models={"judge": judge})
+    copy = in_float32(lm)
+    assert copy.models.keys() == lm.models.keys() == {"target", "draft", "judge"}
+    for name, model in lm.models.items():
+        assert copy.models[name].dtype == torch.float32
+        assert copy.models[name].name == model.name
+        assert copy.models[name].tokenizer is model.tokenizer
 
 
 def test_a_model_of_another_runtime_is_named_by_itself() -> None:
