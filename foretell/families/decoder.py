@@ -25,6 +25,7 @@ from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
+from foretell.families.learning import Learning
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.families.parallel import LayerParallel
@@ -435,6 +436,10 @@ class Decoder(Model):
     def retrieving(self, budget: int, chunk: int) -> Retrieving:
         """This decoder over `budget` retrieved rows, see retrieving.py. Raises Unsupported."""
         return Retrieving(self, budget, chunk)
+
+    def learning(self) -> Learning:
+        """It as a draft model that learns, see learning.py. Raises Unsupported."""
+        return Learning(self, Decoder)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))

@@ -18,6 +18,7 @@ import torch
 from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message
+from foretell.ops.online import Study
 from foretell.ops.translated import Translated
 from foretell.ops.versions import Snapshot, Table
 from foretell.ops.words import Shared
@@ -40,6 +41,7 @@ class State:
     translated: Translated
     shared: Shared
     seen: Seen  # what it sees of the cache
+    study: Study | None = None  # where the draft model learns
 
     @classmethod
     def of(cls, ctx: Context, capacity: int) -> State:

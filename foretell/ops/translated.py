@@ -77,6 +77,14 @@ class Translated:
             return [self.theirs.end]
         return None
 
+    def bytes_of(self, token: int, place: int) -> int:
+        """How many bytes of the text this token of ours is, there."""
+        piece = self.ours.piece(token)
+        if piece is not None:
+            return len(piece)
+        named = self._special(token, place) is None
+        return len(self.ours.names.get(token, "").encode()) if named else 0
+
     def _write(self, data: bytes) -> None:
         if not data:
             return

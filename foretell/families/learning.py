@@ -1,0 +1,182 @@
+"""A draft model that learns while it serves: each request has weights of its own choice.
+
+The base's weights are never written. Weights that were learnt are decoders of their own, of a copy
+of its modules, and never change once they are made; a cache belongs to those its request began
+with. Learning goes on in a further copy, in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.cache import Cache
+from foretell.core.model import Computed, Model
+from foretell.errors import RequestFailed, Unsupported, first_line
+from foretell.families.fused import blocks
+from foretell.memory.job import Job
+from foretell.ops.online import Learner, Lesson
+from foretell.ops.threads import one_at_a_time, torch_threads
+
+if TYPE_CHECKING:
+    from foretell.core.request import Request
+
+RATE = 1e-4  # of AdamW
+DECAY = 0.01  # of weights, an update's, times the rate
+
+
+class LearntCache(Cache):
+    """Rows that these weights made."""
+
+    weights: Model | None = None  # None: the base's
+
+
+class Learning(Model):
+    """The decoder `base`, with the weights that a request was told to begin with.
+
+    `kind`: its class, which is made anew of weights that were learnt. torch computes it. Raises
+    Unsupported for a model that cannot be trained.
+    """
+
+    def __init__(self, base: Any, kind: type[Any]):
+        kinds = {p.dtype for p in base.hf.parameters()}
+        if type(base) is not kind or base.narrow or not all(k.is_floating_point for k in kinds):
+            raise cannot_learn(base.name)
+        self.base = base
+        self.kind = kind
+        self.name = f"{base.name}[online]"
+        self.vocab = base.vocab
+        self.context = base.context
+        self.layout = base.layout
+        self.dtype = base.dtype
+        self.device = base.device
+        self.caps = base.caps
+        self.tokenizer = base.tokenizer
+        self.begun: dict[int, Model] = {}  # by the request's id
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        embedded: torch.Tensor = self.base.embed(tokens)
+        return embedded
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: Job,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        found: tuple[torch.Tensor, dict[int, torch.Tensor]]
+        found = self.base.run(ids, positions, rows, first, taps)
+        return found
+
+    def begin(self, request: Request, weights: Model | None) -> None:
+        """Caches that are made for this request from now on belong to these weights."""
+        if weights is not None:
+            self.begun[id(request)] = weights
+            weakref.finalize(request, self.begun.pop, id(request), None)
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        cache = LearntCache(self.layout, self.dtype, self.device)
+        cache.weights = self.begun.get(id(request))
+        return self.prepared(cache, request, beside)
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        """By each request's weights, those of the same weights in one forward."""
+        groups: dict[Model | None, list[int]] = {}
+        for number, job in enumerate(jobs):
+            weights = job.cache.weights if isinstance(job.cache, LearntCache) else None
+            groups.setdefault(weights, []).append(number)
+        logits: dict[int, torch.Tensor] = {}
+        hidden: dict[int, dict[int, torch.Tensor]] = {}
+        width = 0
+        for weights, numbers in groups.items():
+            own = [jobs[number] for number in numbers]
+            found = weights.compute(own, taps) if weights else self._by_base(own, taps)
+            if len(groups) == 1:
+                return found
+            width += found.width
+            rows = found.logits.split([len(job.rows) for job in own])
+            logits |= dict(zip(numbers, rows, strict=True))
+            sizes = [len(job.tokens) for job in own]
+            for place, number in enumerate(numbers):
+                parts = {tap: states.split(sizes) for tap, states in found.hidden.items()}
+                hidden[number] = {tap: split[place] for tap, split in parts.items()}
+        order = range(len(jobs))
+        states = {tap: torch.cat([hidden[number][tap] for number in order]) for tap in taps}
+        return Computed(torch.cat([logits[number] for number in order]), states, "torch", width)
+
+    def _by_base(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        with torch_threads(self.threads_wanted or torch.get_num_threads()):
+            return super().compute(jobs, taps)
+
+    def learner(self, every: int) -> Learner:
+        """A tenant's, with weights of its own."""
+        return Learner(every, Student(self).learn)
+
+    @one_at_a_time
+    def copied(self) -> Any:
+        """Its modules in float32, copied while no forward has them set otherwise."""
+        with torch.inference_mode(False):
+            return copy.deepcopy(self.base.hf).float().eval().requires_grad_(True)
+
+
+class Student:
+    """A copy of the model that learns, and the optimiser of its weights."""
+
+    def __init__(self, model: Learning):
+        self.model = model
+        self.hf: Any = None  # copied when it first learns
+        self.optimiser: torch.optim.Optimizer | None = None
+
+    def learn(self, lessons: Sequence[Lesson]) -> Model:
+        """One step on these; returns the weights. Raises RequestFailed, which names the model."""
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                return self._learn(lessons)
+        except Exception as error:
+            raise RequestFailed(
+                f"online: {self.model.name} could not learn from {len(lessons)} responses "
+                f"({first_line(error)}); it keeps its weights; set online=0 to leave it as it is"
+            ) from error
+
+    def _learn(self, lessons: Sequence[Lesson]) -> Model:
+        if self.hf is None:
+            self.hf = self.model.copied()
+        if self.optimiser is None:
+            self.optimiser = torch.optim.AdamW(self.hf.parameters(), RATE, weight_decay=DECAY)
+        self.optimiser.zero_grad()
+        size = sum(lesson.size for lesson in lessons)
+        for lesson in lessons:
+            ids = torch.tensor([lesson.ids], device=self.model.device)
+            logits = self.hf(input_ids=ids, use_cache=False).logits[0].cpu()
+            loss = Lesson.loss(usable(lesson), logits) / size
+            if not bool(loss.isfinite()):
+                raise ValueError("its loss is not a finite number")
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        frozen = copy.deepcopy(self.hf).to(self.model.dtype).requires_grad_(False)
+        base = self.model.base
+        learnt: Model = self.model.kind(frozen, self.model.name, blocks if base.fused else None)
+        return learnt
+
+
+def usable(lesson: Lesson) -> Lesson:
+    """Its tensors may come from a step without gradients, whose tensors no gradient may keep."""
+    return Lesson(
+        lesson.ids, lesson.direct, lesson.tokens.clone(), lesson.chances.clone(), lesson.merged
+    )
+
+
+def cannot_learn(name: str) -> Unsupported:
+    return Unsupported.missing(
+        "online",
+        name,
+        "a draft model whose weights torch can train",
+        "load one in float32 or bfloat16 by transformers, or set online=0",
+    )

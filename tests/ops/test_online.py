@@ -1,0 +1,83 @@
+"""Lessons, the loss by hand, and which weights a request has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.ops.online import MERGED, Learner, Lesson, divergence
+
+
+def lesson(name: int = 0) -> Lesson:
+    chances = torch.tensor([[0.7, 0.2]])
+    return Lesson([name, 1, 2, 0], [1], torch.tensor([[0, 1]]), chances, [(2, 4)])
+
+
+def test_the_divergence_and_its_gradient_are_those_of_the_reverse_direction() -> None:
+    p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    logits = torch.tensor([[0.0, 1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    q = logits.detach().softmax(-1)[0]
+    reverse = float((q * (q / p).log()).sum())
+    loss = divergence(logits.log_softmax(-1)[:, :2], p[None, :2]).sum()
+    assert loss.item() == pytest.approx(reverse, abs=1e-9)
+    loss.backward()
+    assert logits.grad is not None
+    by_hand = q * ((q / p).log() - reverse)
+    assert logits.grad[0].tolist() == pytest.approx(by_hand.tolist(), abs=1e-9)
+    forward = q - p  # what the other direction would give
+    assert (logits.grad[0] - forward).abs().max() > 0.05
+
+
+def test_merged_tokens_add_a_fifth_of_their_negative_log_likelihood() -> None:
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    laws = logits.log_softmax(-1)
+    one = lesson()
+    direct = divergence(laws[:1, [0, 1]], one.chances).sum()
+    merged = -laws[1, 2] - laws[2, 0]
+    assert float(one.loss(logits)) == pytest.approx(float(direct + MERGED * merged), rel=1e-6)
+    assert one.size == 2
+
+
+def test_an_update_is_made_once_of_the_lessons_in_order() -> None:
+    seen: list[list[int]] = []
+
+    def learn(lessons: Sequence[Lesson]) -> int:
+        seen.append([one.ids[0] for one in lessons])
+        return len(seen)
+
+    learner = Learner(2, learn)
+    first = learner.last
+    for name in range(2):
+        learner.take(lesson(name))
+    second = learner.last
+    assert not seen and first.weights() is None
+    assert (second.weights(), second.weights()) == (1, 1)
+    assert seen == [[0, 1]]
+
+
+def test_lessons_that_nobody_asks_for_give_way_to_newer_ones() -> None:
+    learner = Learner(2, lambda lessons: [one.ids[0] for one in lessons])
+    for name in range(7):
+        learner.take(lesson(name))
+    assert len(learner.lessons) == 2 and learner.last.weights() == [0, 1]
+    learner.last.asked = True
+    learner.take(lesson(7))
+    assert learner.last.weights() == [6, 7]
+
+
+def test_what_fails_is_raised_once_and_the_weights_before_hold_on() -> None:
+    def learn(lessons: Sequence[Lesson]) -> Any:
+        if lessons[0].ids[0] == 1:
+            raise ValueError("no")
+        return lessons[0].ids[0]
+
+    learner = Learner(1, learn)
+    for name in (0, 1):
+        learner.take(lesson(name))
+        learner.last.asked = True
+    with pytest.raises(ValueError, match="no"):
+        learner.last.weights()
+    assert learner.last.weights() == 0
