@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.ops.online import MERGED, Learner, Lesson, divergence
+from foretell.core.context import Context
+from foretell.core.engine import Engine
+from foretell.core.request import Request
+from foretell.ops.online import MERGED, Learner, Lesson, divergence, lesson_of
+from foretell.ops.translated import Translated
+from foretell.ops.words import Shared
+from foretell.strategies.plain import Plain
+from tests import vocabularies
 
 
 def lesson(name: int = 0) -> Lesson:
@@ -81,3 +88,36 @@ def test_what_fails_is_raised_once_and_the_weights_before_hold_on() -> None:
     with pytest.raises(ValueError, match="no"):
         learner.last.weights()
     assert learner.last.weights() == 0
+
+
+@pytest.mark.parametrize(
+    ("pair", "text", "count", "direct", "merged"),
+    [
+        ("merged", (0, 1, 2, 0), 3, [4, 1], [(2, 4)]),  # a b ab a
+        ("special", (0, 1, 2), 2, [3, 2], []),  # a b and the end, behind a start of theirs
+        ("bytes", (0, 1, 2, 0), 3, [2], []),  # a, the halves of a character, a
+        ("bytes", (0, 1, 2), 2, None, None),
+        ("merged", (0, 1), 2, [1], []),  # nothing stands before their first token
+    ],
+)
+def test_bytes_tell_which_tokens_stand_in_the_same_place(
+    pair: str, text: tuple[int, ...], count: int, direct: Any, merged: Any
+) -> None:
+    models = vocabularies.pair(pair)
+    translated = Translated(Context(Engine(models), Request(text, Plain())))
+    translated.update(text)
+    shared = Shared(translated.ours, translated.theirs, models["target"].vocab, 8)
+    laws = [
+        (torch.tensor([place]), torch.tensor([float(place)]))
+        for place in range(len(text) - count, len(text))
+    ]
+    found = lesson_of(translated, shared, text, laws)
+    if direct is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.direct, found.merged) == (direct, merged)
+    for place, law in zip(found.direct, found.tokens, strict=True):
+        # The law is the one in which this very token was seen.
+        token = text[int(law[0])]
+        assert shared.partner[token] == translated.ids[place]
