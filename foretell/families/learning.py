@@ -17,10 +17,11 @@ import torch
 from foretell.core.cache import Cache
 from foretell.core.model import Computed, Model
 from foretell.errors import RequestFailed, Unsupported, first_line
+from foretell.families.derived import Derived
 from foretell.families.fused import blocks
 from foretell.memory.job import Job
 from foretell.ops.online import Learner, Lesson
-from foretell.ops.threads import one_at_a_time, torch_threads
+from foretell.ops.threads import one_at_a_time
 
 if TYPE_CHECKING:
     from foretell.core.request import Request
@@ -35,10 +36,10 @@ class LearntCache(Cache):
     weights: Model | None = None  # None: the base's
 
 
-class Learning(Model):
+class Learning(Derived):
     """The decoder `base`, with the weights that a request was told to begin with.
 
-    `kind`: its class, which is made anew of weights that were learnt. torch computes it. Raises
+    `kind`: its class, which is made anew of weights that were learnt. Raises
     Unsupported for a model that cannot be trained.
     """
 
@@ -46,33 +47,9 @@ class Learning(Model):
         kinds = {p.dtype for p in base.hf.parameters()}
         if type(base) is not kind or base.narrow or not all(k.is_floating_point for k in kinds):
             raise cannot_learn(base.name)
-        self.base = base
+        super().__init__(base, "online")
         self.kind = kind
-        self.name = f"{base.name}[online]"
-        self.vocab = base.vocab
-        self.context = base.context
-        self.layout = base.layout
-        self.dtype = base.dtype
-        self.device = base.device
-        self.caps = base.caps
-        self.tokenizer = base.tokenizer
         self.begun: dict[int, Model] = {}  # by the request's id
-
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        embedded: torch.Tensor = self.base.embed(tokens)
-        return embedded
-
-    def run(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
-        taps: Sequence[int],
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        found: tuple[torch.Tensor, dict[int, torch.Tensor]]
-        found = self.base.run(ids, positions, rows, first, taps)
-        return found
 
     def begin(self, request: Request, weights: Model | None) -> None:
         """Caches that are made for this request from now on belong to these weights."""
@@ -96,7 +73,7 @@ class Learning(Model):
         width = 0
         for weights, numbers in groups.items():
             own = [jobs[number] for number in numbers]
-            found = weights.compute(own, taps) if weights else self._by_base(own, taps)
+            found = weights.compute(own, taps) if weights else super().compute(own, taps)
             if len(groups) == 1:
                 return found
             width += found.width
@@ -109,10 +86,6 @@ class Learning(Model):
         order = range(len(jobs))
         states = {tap: torch.cat([hidden[number][tap] for number in order]) for tap in taps}
         return Computed(torch.cat([logits[number] for number in order]), states, "torch", width)
-
-    def _by_base(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        with torch_threads(self.threads_wanted or torch.get_num_threads()):
-            return super().compute(jobs, taps)
 
     def learner(self, every: int) -> Learner:
         """A tenant's, with weights of its own."""
