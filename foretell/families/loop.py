@@ -136,6 +136,8 @@ class Loop:
         self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
         self.blocks: list[Block] = [StockBlock(layer) for layer in layers]
         self.halved = False  # whether the blocks are Halves that give what the whole layers do
+        # (A, T) of the running forward's tokens where some have several numbers in place of one.
+        self.axes: Callable[[], torch.Tensor | None] | None = None
         entering: list[torch.Tensor] = []
 
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -186,10 +188,25 @@ class Loop:
 
     def rotation(self, h: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
         """What the rotary module gives for these positions (1, T), from a table where it can."""
+        axes = None if self.axes is None else self.axes()
+        if axes is not None:
+            return self._rotation_on(h, axes, *kind)
         table = self.table(h, int(positions.max()) + 1, *kind)
         if table is None:
             return self.rotary(h, positions, *kind)
         return tuple(part[:, positions[0]] for part in table)
+
+    def _rotation_on(self, h: torch.Tensor, axes: torch.Tensor, *kind: str) -> Any:
+        """The same of tokens with several numbers each, (A, T)."""
+        table = self.table(h, int(axes.max()) + 1, *kind)
+        if table is None:
+            return self.rotary(h, axes[:, None], *kind)
+        parts = tuple(part[:, axes[0]] for part in table)
+        differ = (axes != axes[0]).any(0)
+        if differ.any():
+            for part, own in zip(parts, self.rotary(h, axes[:, None, differ], *kind), strict=True):
+                part[:, differ] = own
+        return parts
 
     def run(
         self,

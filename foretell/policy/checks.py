@@ -38,25 +38,30 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         for name in {*part.models} - {*models}:
             cure = f'load one: load(..., models={{"{name}": ...}})'
             raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
-    for name in dict.fromkeys(
-        ["target", *(name for part in request.parts for name in part.models)]
-    ):
-        if "source" in models[name].caps:
-            reader: Any = models[name]
-            reader.check_source(request.inputs.get("source"))
-    if "pictures" in request.inputs:
-        looker: Any = target
-        if "pictures" not in target.caps:
-            why = getattr(target, "pictures_refused", "") or "it has no part that sees"
-            need = f"a model whose pictures it can compute ({why})"
-            raise Unsupported.missing("pictures", target.name, need, "give the text alone")
-        looker.check_pictures(request)
+    check_inputs(request, models)
     if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
         )
     request.room = room_for(engine, request, models)
     return models
+
+
+def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
+    """What the models that it asks read beside its text. Raises BadConfig or Unsupported."""
+    asked = dict.fromkeys(["target", *(name for part in request.parts for name in part.models)])
+    target = models["target"]
+    if "pictures" in request.inputs and "pictures" not in target.caps:
+        why = getattr(target, "pictures_refused", "") or "it has no part that sees"
+        need = f"a model whose pictures it can compute ({why})"
+        raise Unsupported.missing("pictures", target.name, need, "give the text alone")
+    for name in asked:
+        reader: Any = models[name]
+        if "source" in reader.caps:
+            reader.check_source(request.inputs.get("source"))
+        looks = getattr(reader, "check_pictures", None)  # views of such a model read the text alone
+        if looks is not None and "pictures" in reader.caps and "pictures" in request.inputs:
+            looks(request)
 
 
 def check_prompt(request: Request, target: Model) -> None:

@@ -15,8 +15,6 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
 )
 
 import foretell
@@ -139,8 +137,8 @@ def test_parts_in_another_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> N
     """The slip: rows of a picture that are not those of its tokens."""
     right = pictures.Pictures.__init__
 
-    def turned(self: Any, given: Any, places: Any) -> None:
-        right(self, given, list(places)[::-1])
+    def turned(self: Any, given: Any, places: Any, axes: Any = None) -> None:
+        right(self, given, list(places)[::-1], axes)
 
     monkeypatch.setattr(pictures.Pictures, "__init__", turned)
     own = wrap(llava(), name="llava")
@@ -159,34 +157,6 @@ def test_pictures_that_cannot_be_right_are_refused() -> None:
     outs = lm().generate([PROMPTS[0], short], "plain", max_new_tokens=NEW, pictures=PHOTOS[0])
     assert outs[0].tokens == theirs(PROMPTS[0], PHOTOS[0])
     assert "3 picture tokens and its pictures take 4" in str(outs[1].error)
-
-
-def test_positions_in_three_dimensions_are_refused_with_pictures_alone() -> None:
-    config = Qwen2VLConfig(
-        text_config={
-            **TEXT,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
-        },
-        vision_config={
-            "embed_dim": 16,
-            "depth": 1,
-            "num_heads": 2,
-            "hidden_size": 32,
-            "patch_size": 4,
-        },
-        image_token_id=TOKEN,
-        video_token_id=TOKEN - 1,
-        vision_start_token_id=TOKEN - 2,
-    )
-    own = wrap(drawn(Qwen2VLForConditionalGeneration(config)), name="qwen")
-    hf: Any = own.models["target"].hf  # type: ignore[attr-defined]
-    ids = torch.tensor([[1, 5, 6, 7]])
-    mask = torch.ones_like(ids)
-    want = hf.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)[0, 4:]
-    out = own.generate([1, 5, 6, 7], "ngram:nodes=4", max_new_tokens=8)
-    assert out.tokens == want.tolist()
-    with pytest.raises(Unsupported, match="pictures cannot run on qwen"):
-        own.generate([1, TOKEN, 7], "plain", pictures=PHOTOS[0])
 
 
 def test_a_folder_is_loaded(tmp_path: Path) -> None:
