@@ -148,7 +148,7 @@ def usable(lesson: Lesson) -> Lesson:
 
 def cannot_learn(name: str) -> Unsupported:
     return Unsupported.missing(
-        "online",
+        "omnidraft:online",
         name,
         "a draft model whose weights torch can train",
         "load one in float32 or bfloat16 by transformers, or set online=0",

@@ -35,7 +35,7 @@ class Retrieving(Derived):
         if reason is not None:
             need = f"layers that see all of a text ({reason})"
             cure = "use the method draft"
-            raise Unsupported.missing("rows that are retrieved", base.name, need, cure)
+            raise Unsupported.missing("triforce", base.name, need, cure)
         super().__init__(base, f"{budget} retrieved rows")
         self.budget, self.chunk = budget, chunk
         self.caps = base.caps - {"layers", "parts", "taps"}
