@@ -134,7 +134,7 @@ class _Measurement:
     def _plain_pace(self) -> float:
         """Seconds of a token of plain decoding."""
         prompt = next(iter(self.sets.values()))[0]
-        ids = self.lm.prompt_ids(prompt)
+        ids = bench.prompt_ids(self.lm, prompt)
         plain = bench.Method(self.lm, "plain")
         plain.run([ids], PACE_TOKENS, 0.0, 0)  # warms up
         (run,) = plain.run([ids], PACE_TOKENS, 0.0, 0)

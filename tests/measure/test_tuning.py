@@ -125,6 +125,14 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
     assert tune()["default"] == QUICK == tiny.lm().auto
 
 
+def test_chat_messages_are_texts_to_a_model_without_a_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    invent(monkeypatch, {AUTO: 2.0}, {})
+    chat = {"chat": [[{"role": "user", "content": "The quick brown fox"}]]}
+    assert tuning.tune(tiny.lm(), chat, [OTHER])["chosen"] == AUTO
+
+
 def test_a_model_may_draft_for_itself_where_its_layers_can_be_run_one_by_one() -> None:
     lm = tiny.lm()
     assert {*tuning.candidates(lm)} > {"swift:best=yes", "layerskip:best=yes"}
