@@ -37,6 +37,8 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
             )
         for name in {*part.models} - {*models}:
             cure = f'load one: load(..., models={{"{name}": ...}})'
+            if name == "draft":
+                cure = "load one: load(..., draft=...), or --draft of a command"
             raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
     check_inputs(request, models)
     if request.policy is not None and not any(target.layout):
