@@ -91,6 +91,7 @@ class Model:
     caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
     copies_rows = False  # whether its caches take their rows from the target's
+    learns = False  # whether it makes further copies of its weights while it serves
     tokenizer: Any = None  # what its texts are made with, where that is known
     usual_executor = "torch"  # who computes its plain jobs
     reads_segments = True  # whether these may begin with rows that others share

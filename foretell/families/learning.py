@@ -1,8 +1,8 @@
-"""A draft model that learns while it serves: each request has weights of its own choice.
+"""A draft model that learns while it serves: each request keeps the weights it began with.
 
 The base's weights are never written. Weights that were learnt are decoders of their own, of a copy
-of its modules, and never change once they are made; a cache belongs to those its request began
-with. Learning goes on in a further copy, in float32.
+of its modules, and never change once they are made; a cache belongs to those of its request.
+Learning goes on in a further copy, in float32.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class LearntCache(Cache):
 class Learning(Derived):
     """The decoder `base`, with the weights that a request was told to begin with.
 
-    `kind`: its class, which is made anew of weights that were learnt. Raises
-    Unsupported for a model that cannot be trained.
+    `kind`: its class, which is made anew of weights that were learnt. Raises Unsupported for a
+    model that cannot be trained.
     """
+
+    learns = True
 
     def __init__(self, base: Any, kind: type[Any]):
         kinds = {p.dtype for p in base.hf.parameters()}

@@ -21,8 +21,9 @@ class CachePolicy:
     """
 
     plain = True  # its rows are read by ordinary attention; else `attend` computes it
-    waits = False  # whether rows change only behind a draft that crosses such a length: no law
-    # depends on the rows of a draft model
+    # Whether rows change only behind a draft that crosses such a length. A draft model's may: no
+    # law depends on its rows.
+    waits = False
 
     def room(self, length: int) -> int:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""

@@ -157,6 +157,7 @@ class Remote:
 
     feeds = ()
     reads_target = False
+    learns = False
 
     def __init__(self, model: Model):
         if model.recipe is None or model.reads_target:

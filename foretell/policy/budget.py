@@ -60,13 +60,13 @@ def drafting(
     strategy: Any = request.strategy
     target = models["target"]
     for name in ("target", *strategy.models, *brought):
-        known = not models[name].reads_target
+        known = not (models[name].reads_target or models[name].learns)
         if known and name not in brought:
             cache = models[name].cache()
             known = cache.any_length
             cache.drop()
         if not known:
-            what = "caches of any length that stand alone"
+            what = "caches of any length that stand alone, and weights that stay as they are"
             cure = "load it with executor='torch', use another method, or leave the budget out"
             raise Unsupported.missing("a budget", models[name].name, what, cure)
     direct = request.source is None or isinstance(request.source, Direct)

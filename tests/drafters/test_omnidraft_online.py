@@ -186,3 +186,10 @@ def test_models_that_cannot_learn_are_refused_with_the_cure() -> None:
     draft.narrow = True
     with pytest.raises(Unsupported, match=r"weights torch can train.*set online=0"):
         host.add(request("def add"))
+
+
+def test_a_budget_of_bytes_is_refused_since_learnt_weights_come_to_it() -> None:
+    host = engine()
+    host.admission.budget = 1 << 34
+    with pytest.raises(Unsupported, match=r"a budget cannot run on .*weights that stay as they"):
+        host.add(request("a text", "omnidraft:length=3,online=2"))
