@@ -42,6 +42,7 @@ from foretell.families.retrieved import RetrievedCache
 from foretell.families.toy import Toy, ToyRetrieving
 from foretell.families.toy_layers import ToyLayers
 from foretell.measure.outcomes import Enumerator
+from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
 from foretell.spec import pieces, resolve
 from foretell.strategies.plain import Plain
@@ -291,7 +292,7 @@ def world(
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
-    return {**strategy.bring(models), **models}
+    return {**models, **strategy.bring(models)}
 
 
 def joint_world(strategies: Sequence[Strategy], vocab: int, **options: Any) -> dict[str, Model]:
@@ -548,15 +549,22 @@ def check_seeds(strategy: Strategy, seeds: Sequence[int] = range(12), vocab: int
 
 
 @torch.inference_mode()
-def check_cache(cache: Cache, model: Model, tokens: Sequence[int]) -> None:
+def check_cache(
+    cache: Cache, model: Model, tokens: Sequence[int], target: Model | None = None
+) -> None:
     """What the cache keeps of `tokens` is what a fresh prefill of them writes, and it answers as
-    that does.
+    that does. `target`: whose states the model feeds on, if it does.
     """
+    if model.feeds:
+        assert target is not None
+        cache.beside = fresh_states(model, target, tokens)
     cache.commit(tokens)
     assert cache.length <= len(tokens) - 1, "rows of tokens that were never committed"
     if isinstance(cache, RetrievedCache) and cache.choice is None:
         return  # it was closed before it had any rows
-    fresh = fresh_beside(cache, model, tokens) if model.copies_rows else model.cache()
+    fresh = model.cache(None, cache.beside)
+    if model.copies_rows:
+        fresh = fresh_beside(cache, model, tokens)
     whole, _ = fresh.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
     want = model.forward([whole])[0].logits
     for ours, theirs in zip((*cache.k, *cache.v), (*fresh.k, *fresh.v), strict=True):
@@ -567,6 +575,15 @@ def check_cache(cache: Cache, model: Model, tokens: Sequence[int]) -> None:
     job, _ = cache.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
     got = model.forward([job])[0].logits
     assert torch.equal(got, want), "the cache answers otherwise than a fresh prefill"
+
+
+def fresh_states(model: Model, target: Model, tokens: Sequence[int]) -> Cache:
+    """A cache of the target that holds the states that a model feeds on."""
+    cache = target.cache()
+    cache.states = TappedStates(model.feeds)
+    job, _ = cache.prepare(Ask(TokenTree(tokens[-1]), rows=()), tokens, len(tokens))
+    target.forward([job])
+    return cache
 
 
 def fresh_beside(cache: Cache, model: Model, tokens: Sequence[int]) -> Cache:
@@ -608,7 +625,7 @@ def check_close(strategy: Strategy, temperature: float, tokens: int = 10, vocab:
             )
             for (name, branch), held in caches.items():
                 assert held.sharers == [0], "a closed request still holds rows"
-                check_cache(held, models[name], texts[branch])
+                check_cache(held, models[name], texts[branch], models["target"])
         assert count > 3, "it ended before it could be interrupted"
 
 

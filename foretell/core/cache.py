@@ -60,6 +60,7 @@ class Cache(SharedRows):
         self.states: TappedStates | None = None  # the hidden states it keeps of its tokens
         self.beside: Cache | None = None  # the target's cache, where its model reads it
         self.feeds: tuple[int, ...] = ()  # taps of that which it feeds on
+        self.breadth = 1  # rows that its model writes for a level that follows
         self.inputs: Mapping[str, Any] = {}  # the request's
         self._clear_scratch()
         self.synced = 0  # tokens of the branch at the last `prepare`; 0: only a part of a text
@@ -201,7 +202,7 @@ class Cache(SharedRows):
             plan.shared = reusable(plan, ask, self)
         job = self._job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
-        self.reserve(self.base + len(plan.tokens) + max(0, job.follow - 1))
+        self.reserve(self.base + len(plan.tokens) + max(0, job.follow - 1) * self.breadth)
         # Until `finish` new rows are nobody's: an interrupted forward loses them.
         self.tokens = plan.tokens[: plan.kept]
         self.parents = plan.parents[: plan.kept]
@@ -227,7 +228,7 @@ class Cache(SharedRows):
             job.rows = [row - job.first for row in wanted]
             job.taps = tuple(sorted({*job.taps, *ask.taps}))
             job.layers, job.states = ask.layers, ask.states
-            if job.rows == [len(job.tokens) - 1] and not (job.taps or self.feeds or self.policy):
+            if job.rows == [len(job.tokens) - 1] and not (job.taps or self.policy):
                 job.follow = ask.follow if tree.is_chain else 0
             if plan.goes_on:
                 below = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}

@@ -43,8 +43,7 @@ def answer(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
         return
     seconds = time.perf_counter() - start
     engine.forwards += 1
-    forwards = max(1, *(len(reply.followed) for reply in replies))
-    note(engine, prepared, seconds, forwards)
+    note(engine, prepared, seconds, model.forwards)
     total = sum(len(part.job.tokens) for part in prepared)
     for part, reply in zip(prepared, replies, strict=True):
         count = len(part.job.tokens)

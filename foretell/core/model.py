@@ -76,7 +76,8 @@ class Computed:
     computed_by: str = "torch"
     width: int = 0  # tokens computed, with those that only fill a forward up
     # Of each job its Reply's `followed`; empty: nothing followed.
-    followed: Sequence[list[tuple[int, float]]] = ()
+    followed: Sequence[list[tuple[int, float, int]]] = ()
+    forwards: int = 1  # with those of what followed
 
 
 class Model:
@@ -102,6 +103,7 @@ class Model:
     recipe: Mapping[str, Any] | None = None  # by which a worker makes the same: ops/remote.py
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
+    forwards = 1  # that it was, with those of what followed
     computed_by = "torch"  # the last one
 
     @property
@@ -182,7 +184,7 @@ class Model:
         computed = self.compute(jobs, taps)
         self.calls += 1
         self.width = computed.width
-        self.computed_by = computed.computed_by
+        self.computed_by, self.forwards = computed.computed_by, computed.forwards
         logits = computed.logits
         if logits.dtype != torch.float64:
             logits = logits.float()
@@ -194,7 +196,8 @@ class Model:
             hidden = {tap: computed.hidden[tap][start:end] for tap in job.taps} | dict(job.known)
             job.cache.finish(hidden)
             followed = computed.followed[number] if computed.followed else []
-            job.cache.extend([token for token, _ in followed[:-1]])
+            if not self.feeds:
+                job.cache.extend([token for token, _, _ in followed[:-1]])
             reply = Reply(
                 logits=logits[row : row + len(job.rows)],
                 hidden=hidden,

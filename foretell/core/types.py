@@ -47,7 +47,7 @@ class Ask:
     # Run only these, in order; (i, "attention") and (i, "mlp") are the halves of layer i.
     layers: tuple[int | tuple[int, str], ...] | None = None
     lasting: bool = False  # later asks run no other layers either: accepted rows of these are kept
-    # Tokens of a chain that the model may go on by, each its own best one: see Reply.followed.
+    # Levels below the last node of a chain that the model may go on by: see Reply.followed.
     follow: int = 0
     # (n, E): the last n nodes enter layers[0] with these instead of their embeddings. A node whose
     # state is no token's has token -1, so that its cache rows are never taken for a token's.
@@ -66,9 +66,9 @@ class Reply:
     nodes: list[int]  # the tree's nodes whose rows these are
     # the tree's nodes whose hidden states these are; below 0: the text before it
     new: list[int] = field(default_factory=list)
-    # The best tokens that follow the last node, with their chances: as many as `follow` allows, or
-    # none, where who computes the model takes one forward a token.
-    followed: list[tuple[int, float]] = field(default_factory=list)
+    # What follows the last node, at most `follow` levels: (token, its chance, place of the one it
+    # follows, -1 the last node), parents first. None, where the model takes one forward a level.
+    followed: list[tuple[int, float, int]] = field(default_factory=list)
     seconds: float = 0.0  # this ask's share of the forward's time
     computed_by: str = "torch"
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,12 +25,14 @@ from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
+from foretell.families.layered import run_layers
 from foretell.families.learning import Learning
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
 from foretell.families.retrieving import Retrieving
+from foretell.heads.model import HeadModel, head_model
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.threads import torch_threads
@@ -441,6 +443,13 @@ class Decoder(Model):
         """It as a draft model that learns, see learning.py. Raises Unsupported."""
         return Learning(self, Decoder)
 
+    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> HeadModel:
+        """A trained head for it, see heads/model.py: the one in `folder`, else the one that ships.
+
+        Raises Unsupported, BadModel.
+        """
+        return head_model(self, method, kind, folder, breadth, nodes)
+
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))
 
@@ -457,43 +466,3 @@ class Decoder(Model):
         """Rows (n, `row_size`) of what left the last layer, (n, E)."""
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
         return self.loop.logits(h)
-
-
-class Layered(Protocol):
-    """What `run_layers` needs: a Decoder with a loop, or a view of one."""
-
-    loop: Loop | None
-    fused: bool
-    row_size: int
-
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor: ...
-
-    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]: ...
-
-    def read(self, h: torch.Tensor) -> torch.Tensor: ...
-
-
-def run_layers(
-    model: Layered,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    rows: torch.Tensor,
-    first: Job,
-    taps: Sequence[int],
-    loop: Loop | None = None,
-) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """What Model.run promises, by the loop over layers; `loop`: another than the model's own."""
-    loop = loop or model.loop
-    assert loop is not None
-    jobs = STEP.get()
-    hidden: dict[int, torch.Tensor] = {}
-    with nullcontext() if model.fused else attending(loop.config):
-        if first.states is None:
-            h = model.embedded(ids)
-        else:
-            h = torch.cat([job.states for job in jobs if job.states is not None])[None]
-        h = loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
-    if not len(rows):
-        return h.new_zeros(0, model.row_size), hidden
-    every = all(job.rows == [*range(len(job.tokens))] for job in jobs)
-    return model.read(h if every else h[rows]), hidden

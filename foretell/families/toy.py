@@ -210,6 +210,9 @@ class Toy(Model):
     def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
         return ToyRetrieving(self, budget, chunk)
 
+    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
+        return ToyHead(self.vocab, self.seed, context=self.context)
+
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
     def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.packed import PackedLinear, weight_count
 from foretell.families.parallel import distrust_drafts
+from foretell.heads.output import cut
 from foretell.memory.job import Job
 from foretell.runtimes import registry
 
@@ -155,28 +156,6 @@ def trim(decoder: Decoder, kept: Sequence[int]) -> Trimmed:
             f"a trimmed vocabulary on {executors[-1]}", decoder.name, need, cure
         ) from error
     return trimmed
-
-
-def cut(decoder: Decoder, kept: torch.Tensor) -> nn.Module:
-    """The decoder's head with the outputs of these tokens alone; it shares no memory with the head.
-
-    Raises Unsupported where the head is no plain matrix.
-    """
-    head = decoder.head
-    if isinstance(head, PackedLinear):
-        return head.take(kept)
-    if type(head) is not nn.Linear:
-        raise Unsupported.missing(
-            "a trimmed vocabulary",
-            decoder.name,
-            f"a head that is one matrix ({type(head).__name__})",
-            "use another draft model",
-        )
-    small = nn.Linear(head.in_features, len(kept), head.bias is not None, device="meta")
-    small.weight = nn.Parameter(head.weight.detach()[kept], requires_grad=False)
-    if head.bias is not None:
-        small.bias = nn.Parameter(head.bias.detach()[kept], requires_grad=False)
-    return small.eval()
 
 
 def head_share(decoder: Decoder) -> float:

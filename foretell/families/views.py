@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from foretell.core.cache import Cache
 from foretell.core.model import Computed, Model
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.decoder import Decoder, run_layers
+from foretell.families.decoder import Decoder
+from foretell.families.layered import run_layers
 from foretell.families.loop import Loop
 from foretell.families.packed import weight_count
 from foretell.memory.job import Job

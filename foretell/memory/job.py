@@ -36,7 +36,7 @@ class Job:
     # Hidden states of the new nodes that an earlier forward of their first layers found, by tap.
     known: Mapping[int, torch.Tensor] = field(default_factory=dict)
     features: torch.Tensor | None = None  # (n, E) of a model that feeds on the target's states
-    follow: int = 0  # tokens that the model may go on by, see types.Ask
+    follow: int = 0  # levels that the model may go on by, see types.Ask
     masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
 
     @property

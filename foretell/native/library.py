@@ -14,7 +14,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 4  # of the structures, as of FT_VERSION
+VERSION = 5  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -34,7 +34,8 @@ class Layer(ctypes.Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
-        *((name, c_float) for name in ("before_eps", "after_eps", "head_eps")),
+        ("token_norm", c_void_p),
+        *((name, c_float) for name in ("before_eps", "after_eps", "head_eps", "token_eps")),
         ("window", c_int32),
         *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
     ]
@@ -81,7 +82,7 @@ class Step(ctypes.Structure):
     _fields_ = [
         ("jobs", POINTER(Job)),
         *((name, c_int32) for name in ("job_count", "nodes")),
-        *((name, c_void_p) for name in ("states", "cosines", "sines", "layers")),
+        *((name, c_void_p) for name in ("states", "tokens", "cosines", "sines", "layers")),
         ("layer_count", c_int32),
         ("rows", c_void_p),
         ("row_count", c_int32),
@@ -100,6 +101,21 @@ class Following(ctypes.Structure):
         ("names", c_void_p),
         ("count", c_int32),
         *((name, c_void_p) for name in ("tokens", "chances")),
+    ]
+
+
+class Growth(ctypes.Structure):
+    """ft_growth."""
+
+    _fields_ = [
+        ("embeddings", POINTER(Matrix)),
+        ("scale", c_float),
+        ("names", c_void_p),
+        ("enter", Matrix),
+        *((name, c_void_p) for name in ("token_norm", "state_norm")),
+        ("eps", c_float),
+        *((name, c_int32) for name in ("hands_on_normed", "depth", "breadth", "chosen")),
+        *((name, c_void_p) for name in ("tokens", "parents", "counts", "chances")),
     ]
 
 
@@ -139,6 +155,7 @@ def _open() -> Any:
     lib.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
     lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
     lib.ft_follow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Following), c_int32]
+    lib.ft_grow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Growth), c_int32]
     lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
     lib.ft_peaks.restype = None
     lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]

@@ -63,13 +63,13 @@ def draw_chains(
 def add_followed(
     ctx: Context,
     tree: TokenTree,
-    followed: Sequence[tuple[int, float]],
+    followed: Sequence[tuple[int, float, int]],
     source: str,
     confidence: float,
 ) -> None:
     """Adds the tokens with these chances below the last node, up to an end or an unlikely one."""
     node = len(tree) - 1
-    for token, chance in followed:
+    for token, chance, _ in followed:
         if chance < confidence:
             return
         node = tree.add(node, token, value=tree.values[node] * chance, source=source)

@@ -234,7 +234,7 @@ class NativeExecutor(Executor):
                 raise MemoryError("no memory for a step")
         self.size = nodes
         found = {tap: hidden[i].to(self.dtype) for i, tap in enumerate(taps)}
-        return Computed(logits, found, followed=followed)
+        return Computed(logits, found, followed=followed, forwards=max(1, count))
 
     def _follows(self, jobs: Sequence[Job]) -> int:
         """How many tokens the jobs go on by in the same call."""
@@ -251,8 +251,8 @@ class NativeExecutor(Executor):
 
     def _follow(
         self, step: library.Step, count: int, threads: int
-    ) -> list[list[tuple[int, float]]]:
-        """Computes a step and what follows it; returns of each job its tokens and their chances."""
+    ) -> list[list[tuple[int, float, int]]]:
+        """Computes a step and what follows it; returns of each job its Reply's `followed`."""
         jobs = step.job_count
         tokens = torch.empty(count, jobs, dtype=torch.long)
         chances = torch.empty(count, jobs)
@@ -269,7 +269,7 @@ class NativeExecutor(Executor):
         if not self.library.ft_follow(self.model, step, following, threads):
             raise MemoryError("no memory for a step")
         pairs = zip(tokens.T.tolist(), chances.T.tolist(), strict=True)
-        return [list(zip(*pair, strict=True)) for pair in pairs]
+        return [list(zip(*pair, range(-1, count - 1), strict=True)) for pair in pairs]
 
     def _states(self, jobs: Sequence[Job]) -> torch.Tensor:
         """What enters the first layer (T, E), float32."""

@@ -161,15 +161,15 @@ def block(texts: Sequence[Text]) -> Batch:
     return Batch(*map(torch.from_numpy, (ids, np.concatenate(places), best, chances)))
 
 
-def blocks(texts: Sequence[Text], size: int, seed: int) -> list[list[int]]:
-    """The texts' numbers in groups of about `size` tokens, filled up, each of texts of about the
-    same length; groups in random order.
+def blocks(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
+    """The numbers of texts of these lengths in groups of about `size` tokens, filled up, each of
+    texts of about the same length; groups in random order.
     """
     draw = np.random.default_rng(seed)
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens) + 64 * draw.random())
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i] + 64 * draw.random())
     groups: list[list[int]] = [[]]
     for number in order:
-        width = -(-len(texts[number].tokens) // ROUND) * ROUND
+        width = -(-lengths[number] // ROUND) * ROUND
         if groups[-1] and (len(groups[-1]) + 1) * width > size:
             groups.append([])
         groups[-1].append(number)
@@ -216,7 +216,7 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
     """
     model.eval()
     same = drawn = count = 0.0
-    for group in blocks(texts, size, 0):
+    for group in blocks([len(text.tokens) for text in texts], size, 0):
         batch = block([texts[number] for number in group])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             states = model.model(input_ids=batch.ids).last_hidden_state
@@ -234,7 +234,7 @@ class DraftRun(Run):
     """A run folder whose batches are blocks of answers."""
 
     def __init__(self, folder: Path, config: TrainDraft, model: LlamaForCausalLM):
-        super().__init__(folder, config, model)
+        super().__init__(folder, config, model, model.model.layers)
         self.groups: list[list[int]] = []  # of texts' numbers, a group a forward
         self.rounds = 0  # over all texts that these make
 
@@ -259,7 +259,8 @@ class DraftRun(Run):
         """
         while len(self.groups) <= number:
             seed = self.config.seed * 1_000 + self.rounds
-            self.groups += blocks(texts.train, self.config.micro, seed)
+            lengths = [len(text.tokens) for text in texts.train]
+            self.groups += blocks(lengths, self.config.micro, seed)
             self.rounds += 1
         return self.groups[number]
 

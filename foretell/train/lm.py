@@ -173,13 +173,15 @@ LossOf = Callable[[torch.nn.Module, torch.nn.Module | None, torch.Tensor], torch
 
 
 class Run:
-    """A run folder: model, optimisers, step; saved and restored as safetensors."""
+    """A run folder: model, optimisers, step; saved and restored as safetensors.
 
-    def __init__(self, folder: Path, config: Any, model: LlamaForCausalLM):
+    `layers`: the part of the model whose matrices are trained with Muon.
+    """
+
+    def __init__(self, folder: Path, config: Any, model: Any, layers: torch.nn.Module):
         self.folder, self.config, self.step = folder, config, 0
         self.model = model
-        layers = dict(self.model.model.layers.named_parameters())
-        self.matrices = [p for p in layers.values() if p.ndim == 2]
+        self.matrices = [p for p in layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in self.matrices}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
         self.optimisers: list[torch.optim.Optimizer] = [
@@ -374,7 +376,8 @@ def train(
         if teacher
         else None
     )
-    run = Run(out, config, build(config, end=0))
+    model = build(config, end=0)
+    run = Run(out, config, model, model.model.layers)
     if init and not run.step:
         begin_with(run.model, init)
     objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 4
+#define FT_VERSION 5
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -35,9 +35,11 @@ typedef struct {
 } ft_rows;
 
 typedef struct {
-    const float *before, *after;   /* weights of the norms (hidden,) */
+    const float *before, *after;   /* weights of the norms (hidden,); before: NULL, there is none */
     const float *query_norm, *key_norm; /* (width,) or NULL */
-    float before_eps, after_eps, head_eps;
+    const float *token_norm;       /* (hidden,) or NULL: attention reads the step's tokens, normed,
+                                      in front of the stream, 2 * hidden numbers in all */
+    float before_eps, after_eps, head_eps, token_eps;
     int32_t window;                /* positions a node sees, itself included; 0: all */
     ft_matrix qkv, out, gate_up, down;
 } ft_layer;
@@ -45,7 +47,7 @@ typedef struct {
 typedef struct {
     int32_t layers, hidden, heads, kv_heads, width, inner, activation, format;
     float scale, norm_eps, logit_scale;
-    const float *norm;             /* before the head */
+    const float *norm;             /* before the head; NULL: there is none */
     const ft_layer *layer;
     ft_matrix head;
 } ft_model;
@@ -73,6 +75,7 @@ typedef struct {
     const ft_job *jobs;
     int32_t job_count, nodes;      /* of all jobs */
     const float *states;           /* (nodes, hidden) what enters the first layer that runs */
+    const float *tokens;           /* (nodes, hidden) embeddings, for layers that read them */
     const float *cosines, *sines;  /* (positions, width / 2) */
     const int32_t *layers;         /* that run, in order */
     int32_t layer_count;
@@ -94,6 +97,28 @@ typedef struct {
     int64_t *tokens;               /* (count, jobs) */
     float *chances;                /* (count, jobs) of these tokens */
 } ft_following;
+
+/* How a head on a target's states drafts below the last node of its job's text. A node's state is
+   what its parent left, its token's embedding a row of `embeddings` times `scale`. They enter the
+   layers by `enter`, which reads both, embedding first; or, where it has no outputs, the state alone
+   does, and the first layer reads the embedding beside it. */
+typedef struct {
+    const ft_matrix *embeddings;
+    float scale;
+    const int64_t *names;          /* tokens that the output matrix's rows stand for, or NULL */
+    ft_matrix enter;
+    const float *token_norm, *state_norm; /* of what `enter` reads, (hidden,) or NULL */
+    float eps;
+    int32_t hands_on_normed;       /* whether a state is handed on behind the last norm */
+    /* Levels, nodes of a level that have children, and how many each has; nodes that are chosen at
+       the end, those with the highest chances. */
+    int32_t depth, breadth, chosen;
+    /* Of each job (jobs, chosen), in the order in which they came about: token, parent (-1: the
+       text), chance given the parent. Returned `counts` (jobs,). */
+    int64_t *tokens;
+    int32_t *parents, *counts;
+    float *chances;
+} ft_growth;
 
 /* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
@@ -170,6 +195,9 @@ typedef struct {
 #endif
 #endif
 
+/* The kernels that were chosen. */
+const ft_kernels *ft_chosen(void);
+
 extern const ft_kernels ft_portable, ft_avx2, ft_avx512, ft_avx512_bf16, ft_neon;
 
 /* --- what Python calls */
@@ -192,6 +220,9 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
 /* A forward, and those of the tokens that follow it. 0: no memory. */
 EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_following *following,
                          int32_t threads);
+/* A forward with one row of logits a job, and a tree below its node. 0: no memory. */
+EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_growth *growth,
+                       int32_t threads);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);

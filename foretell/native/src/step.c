@@ -23,6 +23,8 @@
 
 static const ft_kernels *kernels = &ft_portable;
 
+const ft_kernels *ft_chosen(void) { return kernels; }
+
 /* --- the processor */
 
 EXPORT int32_t ft_version(void) { return FT_VERSION; }
@@ -218,8 +220,8 @@ typedef struct {
     const ft_step *step;
     float *hidden;            /* (nodes, hidden): the residual stream */
     float *qkv;               /* (nodes, outputs of qkv) */
-    ft_rows normed, attended; /* inputs of products, in the same memory: one is read, then the
-                                 other is written */
+    ft_rows normed, normed_beside, attended; /* inputs of products, in the same memory: one is
+                                                read, then the other is written */
     ft_rows inner;            /* what the gates gave */
     char *private_memory;     /* of each thread */
     int64_t private_bytes, attention_floats;
@@ -237,7 +239,7 @@ typedef struct {
 typedef struct {
     float *normed;            /* (hidden,) */
     float *keys;              /* of two tiles */
-    ft_rows few;              /* rows of its own, where there are few */
+    ft_rows few, few_beside;  /* rows of its own, where there are few; in the same memory */
     float *attention;
 } private;
 
@@ -250,9 +252,19 @@ static private private_of(const step_job *job, int thread) {
     own.keys = (float *)memory;
     memory += aligned(4 * 32 * (int64_t)model->width);
     own.few = rows_at(memory, 2 * FEW, model->hidden);
-    memory += rows_bytes(2 * FEW, model->hidden);
+    own.few_beside = rows_at(memory, 2 * FEW, 2 * model->hidden);
+    memory += rows_bytes(2 * FEW, 2 * model->hidden);
     own.attention = (float *)memory;
     return own;
+}
+
+/* x (count,) normed; as it is where there is no weight. */
+static const float *normed(const float *x, const float *weight, float eps, int32_t count,
+                           float *out) {
+    if (!weight)
+        return x;
+    kernels->norm(x, weight, eps, count, out);
+    return out;
 }
 
 /* Normed rows as a product reads them: each thread's own where they are few, else shared. */
@@ -262,9 +274,30 @@ static const ft_rows *normed_rows(ft_team *team, int thread, step_job *job, priv
     int32_t nodes = job->step->nodes, few = nodes <= FEW;
     const ft_rows *rows = few ? &own->few : &job->normed;
     for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
-        kernels->norm(job->hidden + (int64_t)row * model->hidden, weight, eps, model->hidden,
-                      own->normed);
-        kernels->prepare(rows, row, 0, model->hidden, own->normed, model->format);
+        const float *state = job->hidden + (int64_t)row * model->hidden;
+        state = normed(state, weight, eps, model->hidden, own->normed);
+        kernels->prepare(rows, row, 0, model->hidden, state, model->format);
+    }
+    if (!few)
+        ft_barrier(team);
+    return rows;
+}
+
+/* The same of what attention reads; some layers read the tokens in front of the stream. */
+static const ft_rows *attention_rows(ft_team *team, int thread, step_job *job, private *own,
+                                     const ft_layer *layer) {
+    if (!layer->token_norm)
+        return normed_rows(team, thread, job, own, layer->before, layer->before_eps);
+    const int32_t hidden = job->model->hidden, format = job->model->format;
+    int32_t nodes = job->step->nodes, few = nodes <= FEW;
+    const ft_rows *rows = few ? &own->few_beside : &job->normed_beside;
+    for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
+        const float *token = job->step->tokens + (int64_t)row * hidden;
+        const float *state = job->hidden + (int64_t)row * hidden;
+        token = normed(token, layer->token_norm, layer->token_eps, hidden, own->normed);
+        kernels->prepare(rows, row, 0, hidden, token, format);
+        state = normed(state, layer->before, layer->before_eps, hidden, own->normed);
+        kernels->prepare(rows, row, hidden, hidden, state, format);
     }
     if (!few)
         ft_barrier(team);
@@ -462,11 +495,11 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
     const int32_t wanted = step->row_count;
     for (int32_t next = 0, i; (i = few ? next++ : ft_next(team, thread, wanted)) < wanted;) {
         const float *state = job->hidden + (int64_t)step->rows[i] * model->hidden;
-        kernels->norm(state, model->norm, model->norm_eps, model->hidden, own->normed);
+        state = normed(state, model->norm, model->norm_eps, model->hidden, own->normed);
         if (twice)
-            kernels->prepare_twice(rows, i, model->hidden, own->normed);
+            kernels->prepare_twice(rows, i, model->hidden, state);
         else
-            kernels->prepare(rows, i, 0, model->hidden, own->normed, matrix->format);
+            kernels->prepare(rows, i, 0, model->hidden, state, matrix->format);
     }
     if (!few)
         ft_barrier(team);
@@ -510,8 +543,7 @@ static void step_work(ft_team *team, int thread, void *argument) {
             for (int32_t skipped = last + 1; skipped <= index; skipped++)
                 tap(team, thread, job, skipped);
         last = index;
-        const ft_rows *rows =
-            normed_rows(team, thread, job, &own, layer->before, layer->before_eps);
+        const ft_rows *rows = attention_rows(team, thread, job, &own, layer);
         multiply(team, thread, &layer->qkv, rows, step->nodes, job->qkv, layer->qkv.outputs, 0);
         ft_barrier(team);
         attention(team, thread, job, &own, layer, index);
@@ -573,7 +605,11 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     const int32_t group = model->heads / model->kv_heads;
     const int64_t nodes = step->nodes > 2 * step->row_count ? step->nodes : 2 * step->row_count;
     int32_t widest = model->heads * model->width;
-    widest = widest > model->hidden ? widest : model->hidden;
+    int32_t read = model->hidden;
+    for (int32_t l = 0; l < model->layers; l++)
+        if (model->layer[l].token_norm)
+            read = 2 * model->hidden;
+    widest = widest > read ? widest : read;
     step_job job = {.model = model, .step = step};
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     int32_t longest = 0;
@@ -596,7 +632,7 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     job.attention_floats = kernels->attention_floats(longest, model->width, queries);
     job.private_bytes = aligned(4 * (int64_t)model->hidden) +
                         aligned(4 * 32 * (int64_t)model->width) +
-                        rows_bytes(2 * FEW, model->hidden) + aligned(4 * job.attention_floats);
+                        rows_bytes(2 * FEW, 2 * model->hidden) + aligned(4 * job.attention_floats);
     int64_t hidden = aligned(4 * nodes * model->hidden);
     int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
     int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
@@ -610,8 +646,9 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     char *place = memory;
     job.hidden = (float *)place;
     job.qkv = (float *)(place += hidden);
-    job.normed = job.attended = rows_at(place += qkv, nodes, widest);
+    job.normed = job.normed_beside = job.attended = rows_at(place += qkv, nodes, widest);
     job.normed.inputs = model->hidden;
+    job.normed_beside.inputs = 2 * model->hidden;
     job.attended.inputs = model->heads * model->width;
     job.inner = rows_at(place += rows, nodes, model->inner);
     job.first_node = (int32_t *)(place += inner);

@@ -1,0 +1,144 @@
+"""What all heads have in common: what they read of the target, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from foretell.heads.layers import Attend, LayerShape
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What a head has to know of its target."""
+
+    hidden: int  # E
+    layers: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    width: int  # of a head
+    intermediate: int
+    theta: float
+    eps: float
+
+    def layer(self) -> LayerShape:
+        """A layer of the same build."""
+        return LayerShape(
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.width,
+            self.intermediate,
+            self.theta,
+            self.eps,
+        )
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A head's settings; `options` are those of its kind."""
+
+    kind: str
+    target: TargetShape
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.target, tuple(sorted(self.options.items()))))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HeadConfig:
+        return cls(data["kind"], TargetShape(**data["target"]), dict(data.get("options", {})))
+
+
+@dataclass
+class Texts:
+    """A batch of texts with the target's states, for training: B texts of n tokens.
+
+    `embedded` (B, n, E) is what the target makes of the tokens, `features` (B, n, F) the taps of
+    the token before each, side by side; before the first stand zeros. `finals` (B, n, E): the
+    target's normed last state at each token itself, which its output matrix reads.
+    """
+
+    ids: torch.Tensor  # (B, n)
+    embedded: torch.Tensor
+    features: torch.Tensor
+    finals: torch.Tensor
+
+    def shifted(self, tensor: torch.Tensor, by: int) -> torch.Tensor:
+        """(B, n, ...) moved to the left: row i has what stood at i + by; at the end zeros."""
+        if not by:
+            return tensor
+        moved = torch.zeros_like(tensor)
+        moved[:, :-by] = tensor[:, by:]
+        return moved
+
+
+@dataclass
+class Drafted:
+    """What a head says at one depth, for every place of a batch of texts.
+
+    Row i is drafted behind token i + depth, of which the texts' own are taken: `states` (B, n, E)
+    are read by the output matrix and speak of token i + depth + 1. `feature` (B, n, E): the head's
+    estimate of the target's normed last state at token i + depth, where it makes one. Depth 0 is
+    drafted from the newest token.
+    """
+
+    depth: int
+    states: torch.Tensor
+    feature: torch.Tensor | None = None
+
+
+@dataclass
+class Nodes:
+    """New nodes to draft behind: of the text, or below it."""
+
+    embedded: torch.Tensor  # (n, E) of their tokens
+    features: torch.Tensor  # (n, F) of the token before each
+    drafted: torch.Tensor  # (n,) whether these are what the head gave, in place of the target's
+    positions: torch.Tensor  # (n,) in the text
+
+
+class Head(nn.Module):
+    """A network that drafts. Its output matrix is the target's, cut down to some tokens.
+
+    In training `unroll` gives every depth; in drafting `step` computes new nodes.
+    """
+
+    kind: ClassVar[str]
+    options: ClassVar[dict[str, Any]] = {}  # names and defaults of what `config.options` may hold
+    layers = 1  # that keep cache rows
+    depths = 5  # that it is trained for
+    decay = 0.8  # of the loss from one depth to the next
+    regression = 0.0  # weight of the distance between estimated and true features
+    agreement = 1.0  # weight of the divergence of the laws
+    noise = 0.0  # added to the features in training, at 512 tokens a text
+    reads_normed = False  # whether it reads its taps through the target's last norm
+
+    def __init__(self, config: HeadConfig):
+        super().__init__()
+        self.config = config
+
+    def option(self, name: str) -> Any:
+        return self.config.options.get(name, self.options[name])
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Of the target, what it reads: i is what enters layer i, `layers` what leaves the last."""
+        raise NotImplementedError
+
+    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        raise NotImplementedError
+
+    def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
+        """States (n, E) of new nodes for the output matrix, and (n, F) what nodes below them are
+        given as features.
+        """
+        raise NotImplementedError

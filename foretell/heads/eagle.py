@@ -1,0 +1,189 @@
+"""The networks of EAGLE-1 and EAGLE-3: one decoder layer over the token and the state before it.
+
+Sources: Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty"
+(arXiv 2401.15077), section 4; "EAGLE-3: Scaling up Inference Acceleration of Large Language Models
+via Training-Time Test" (arXiv 2503.01840), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
+from foretell.heads.layers import Attend, Layer, Norm, Rotation
+
+
+class TextAttention:
+    """Attention of whole texts, step after step, as it will be when the head drafts.
+
+    At the first step a row sees the rows of its text up to itself. At the later ones, which stand
+    for drafted nodes, it sees what it saw then, and of the later steps its own rows alone
+    (EAGLE-3's training-time test). q (B, H, n, D), k and v (B, KV, n, D) -> (B, n, H, D).
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        times = q.shape[1] // k.shape[1]
+        # Lists are made anew, so that a step that is computed again finds its own.
+        self.keys = [*self.keys, k]
+        self.values = [*self.values, v]
+        first_key, first_value = self.keys[0], self.values[0]
+        if len(self.keys) == 1:
+            mixed = F.scaled_dot_product_attention(
+                q, first_key, first_value, is_causal=True, enable_gqa=True
+            )
+            return mixed.transpose(1, 2)
+        scale = q.shape[-1] ** -0.5
+        rows = q.shape[2]
+        grouped = q.unflatten(1, (-1, times))  # (B, KV, times, n, D)
+        scores = torch.einsum("bghnd,bgmd->bghnm", grouped, first_key) * scale
+        hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.float().masked_fill(hidden, -torch.inf)
+        own = [
+            (grouped * key.unsqueeze(2)).sum(-1, keepdim=True).float() * scale
+            for key in self.keys[1:]
+        ]
+        weights = torch.cat([scores, *own], -1).softmax(-1).to(v.dtype)
+        mixed = torch.einsum("bghnm,bgmd->bghnd", weights[..., :rows], first_value)
+        for step, value in enumerate(self.values[1:]):
+            mixed = mixed + weights[..., rows + step, None] * value.unsqueeze(2)
+        return mixed.flatten(1, 2).transpose(1, 2)
+
+
+class OneLayer(Head):
+    """A head of one decoder layer over tokens and states.
+
+    `enter` makes of both what enters the layer; a layer with a `token_norm` reads the tokens beside
+    that. What leaves it goes through `norm`, where there is one, to the output matrix.
+    """
+
+    layer: Layer
+    enter: nn.Linear | None  # reads [token; state]
+    token_norm: Norm | None  # of the token, in `enter` or beside the stream
+    state_norm: Norm | None  # of the state, likewise
+    norm: Norm | None
+    hands_on_normed = False  # whether nodes below are given what leaves the norm
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        shape = config.target.layer()
+        self.rotation = Rotation(shape.width, shape.theta)
+        self.enter = self.token_norm = self.state_norm = self.norm = None
+
+    def exact(self, features: torch.Tensor) -> torch.Tensor:
+        """The state (..., E) that the target's own (..., F) stand for."""
+        return features
+
+    def entering(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """What enters the layer (..., E)."""
+        if self.enter is None:
+            return states
+        if self.token_norm is not None:
+            embedded = self.token_norm(embedded)
+        if self.state_norm is not None:
+            states = self.state_norm(states)
+        out: torch.Tensor = self.enter(torch.cat([embedded, states], -1))
+        return out
+
+    def behind(
+        self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """What leaves the layer (..., E) for embeddings and states (..., E)."""
+        h = self.entering(embedded, states)
+        read = None
+        if self.enter is None:
+            assert self.token_norm is not None and self.state_norm is not None
+            read = torch.cat([self.token_norm(embedded), self.state_norm(h)], -1)
+        out: torch.Tensor = self.layer(h, self.rotation(positions), attend, read)
+        return out
+
+    def leaving(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the output matrix reads, and the state of nodes below."""
+        normed = out if self.norm is None else self.norm(out)
+        return normed, normed if self.hands_on_normed else out
+
+    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        states = self.exact(texts.features)
+        attend = TextAttention()
+        positions = torch.arange(texts.ids.shape[1], device=texts.ids.device)
+        for depth in range(depths):
+            embedded = texts.shifted(texts.embedded, depth)
+            out = self.behind(embedded, states, positions + depth, attend)
+            read, states = self.leaving(out)
+            yield Drafted(depth, read, read if self.regression else None)
+
+    def states(self, nodes: Nodes) -> torch.Tensor:
+        """(n, E): the target's, or those of drafted nodes."""
+        width = nodes.embedded.shape[1]
+        given = nodes.features[:, :width]
+        if bool(nodes.drafted.all()):
+            return given
+        return torch.where(nodes.drafted[:, None], given, self.exact(nodes.features))
+
+    def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.behind(nodes.embedded, self.states(nodes), nodes.positions, attend)
+        read, state = self.leaving(out)
+        return read, F.pad(state, (0, nodes.features.shape[1] - state.shape[1]))
+
+
+class Eagle(OneLayer):
+    """EAGLE-1: z = fc([token; state]), one layer, which gives the next state.
+
+    What it reads is the target's normed last state. Its layer has no norm in front, and nothing is
+    normed before the output matrix: its states stand for the target's.
+    """
+
+    kind = "eagle"
+    depths = 1
+    regression = 1.0
+    agreement = 0.1
+    noise = 0.2
+    reads_normed = True
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        shape = config.target.layer()
+        self.enter = nn.Linear(2 * shape.hidden, shape.hidden)
+        self.layer = Layer(shape, normed=False)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return (self.config.target.layers,)
+
+
+class Eagle3(OneLayer):
+    """EAGLE-3: three taps through fc, one layer that reads token and state beside each other.
+
+    Below the root the head's own states take the place of fc's.
+    """
+
+    kind = "eagle3"
+    depths = 7
+    options: ClassVar[dict[str, Any]] = {"taps": ()}  # (): what enters layers 2, L / 2 and L - 3
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        shape = config.target.layer()
+        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
+        self.token_norm = Norm(shape.hidden, shape.eps)
+        self.state_norm = Norm(shape.hidden, shape.eps)
+        self.layer = Layer(shape, inputs=2 * shape.hidden)
+        self.norm = Norm(shape.hidden, shape.eps)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        layers = self.config.target.layers
+        chosen = tuple(self.option("taps"))
+        return chosen or (2, layers // 2, layers - 3)
+
+    def exact(self, features: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(features)
+        return out

@@ -1,0 +1,195 @@
+"""A head on disk: config.json and model.safetensors in a folder.
+
+The weights are the head's own alone; embeddings, last norm and output matrix are the target's. The
+configuration says what target it was made for: its shape, a fingerprint of its last norm, and of
+its tokens and its chat template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import pkgutil
+import warnings
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.heads.base import Head, HeadConfig, TargetShape
+from foretell.ops.files import whole, write_text
+
+SCHEMA = "foretell.head/1"
+WEIGHTS = "model.safetensors"
+MAKE = "make one with `foretell train head`"
+
+
+@cache
+def kinds() -> dict[str, type[Head]]:
+    """All heads by their kind; a new one is a class of this package, and on no list."""
+    package = importlib.import_module("foretell.heads")
+    found = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        for value in vars(importlib.import_module(f"foretell.heads.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Head) and "kind" in vars(value):
+                found[value.kind] = value
+    return found
+
+
+def build(kind: str, target: TargetShape, options: dict[str, Any] | None = None) -> Head:
+    """A head with random weights. Raises BadConfig."""
+    if kind not in kinds():
+        raise BadConfig.field("kind", kind, f"one of {', '.join(sorted(kinds()))}")
+    made = kinds()[kind]
+    given = dict(options or {})
+    unknown = sorted(given.keys() - made.options.keys())
+    if unknown:
+        allowed = ", ".join(sorted(made.options)) or "nothing"
+        raise BadConfig(f"{kind}: has no option {unknown[0]!r}; it takes {allowed}")
+    return made(HeadConfig(kind, target, given))
+
+
+def target_shape(model: Any, method: str = "a head") -> TargetShape:
+    """What heads need to know of a decoder. Raises Unsupported, for this method."""
+    if getattr(model, "loop", None) is None or "taps" not in model.caps:
+        need = "hidden states, which come of layers that can be run one by one"
+        raise Unsupported.missing(method, model.name, need, "use a method without a head")
+    config = model.config
+    keys, width, _ = model.layout[0]
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return TargetShape(
+        hidden=int(config.hidden_size),
+        layers=len(model.layout),
+        vocab=int(model.vocab),
+        heads=int(config.num_attention_heads),
+        kv_heads=int(keys),
+        width=int(width),
+        intermediate=int(config.intermediate_size),
+        theta=float(rope.get("rope_theta") or 10_000.0),
+        eps=float(getattr(config, "rms_norm_eps", 1e-5)),
+    )
+
+
+def fingerprint(model: Any) -> dict[str, str]:
+    """What tells a target from others of its shape, whatever its number format."""
+    told = {"norm": _hashed(model.loop.norm.weight.detach().float().cpu().numpy().tobytes())}
+    tokenizer = model.tokenizer
+    if tokenizer is not None:
+        words = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]))
+        told["tokens"] = _hashed(words.encode())
+        told["template"] = _hashed(str(getattr(tokenizer, "chat_template", "") or "").encode())
+    return told
+
+
+def _hashed(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def save(
+    head: Head, kept: torch.Tensor | None, folder: Path, target: Any, about: dict[str, Any]
+) -> None:
+    """Writes the folder; `about`: what else its configuration is to say. Raises BadFile."""
+    tensors = {
+        name: value.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, value in head.state_dict().items()
+    }
+    if kept is not None:
+        tensors["kept"] = kept.int().contiguous()
+    config = {
+        "schema": SCHEMA,
+        **head.config.to_json(),
+        "fingerprint": fingerprint(target),
+        **about,
+    }
+    with whole(folder / WEIGHTS) as part:
+        save_file(tensors, part)
+    write_text(folder / "config.json", json.dumps(config, indent=1))
+
+
+def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor | None]:
+    """The head of a folder, and the tokens (Vd,) that it may draft, None: all.
+
+    `kind`: which one is wanted; "": any. Raises BadModel where files are missing, damaged or of a
+    target of another shape; warns where they are of another model of this shape.
+    """
+    config = read_config(folder)
+    found = str(config["kind"])
+    if kind and found != kind:
+        raise BadModel(f"{folder}: is a head for {found}, not for {kind}; use --method {found}")
+    if found not in kinds():
+        raise BadModel(f"{folder}: kind={found!r} is unknown to this version of foretell")
+    try:
+        made = HeadConfig.from_json(config)
+    except (TypeError, LookupError) as error:
+        raise BadModel(f"{folder}: config.json is damaged ({first_line(error)})") from error
+    check_target(folder, made.target, target)
+    head = build(found, made.target, made.options)
+    tensors = read_tensors(folder / WEIGHTS)
+    kept = tensors.pop("kept", None)
+    own = head.state_dict()
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    if missing or unknown:
+        what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which {found} has not"
+        raise BadModel(f"{folder / WEIGHTS}: {what}; it does not belong to its config.json")
+    for name, value in tensors.items():
+        if value.shape != own[name].shape:
+            shapes = f"{tuple(value.shape)}, and {found} has {tuple(own[name].shape)}"
+            raise BadModel(f"{folder / WEIGHTS}: {name} is {shapes}")
+    head.load_state_dict(tensors)
+    head.requires_grad_(False).eval()
+    warn_of_another(folder, config.get("fingerprint", {}), target)
+    return head, None if kept is None else kept.long()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Raises BadModel."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+        schema = config.get("schema")
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadModel(f"{path}: is no head's ({first_line(error)}); {MAKE}") from error
+    if schema != SCHEMA:
+        raise BadModel(f"{path}: is of schema {schema!r}, not {SCHEMA}; {MAKE}")
+    return dict(config)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All of a file, in float32; whole numbers stay. Raises BadModel."""
+    try:
+        with safe_open(path, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise BadModel(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
+    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def check_target(folder: Path, shape: TargetShape, target: Any) -> None:
+    """Raises BadModel for a head of a target of another shape, naming the first field."""
+    ours = target_shape(target)
+    for part in fields(TargetShape):
+        wanted, found = getattr(shape, part.name), getattr(ours, part.name)
+        if wanted != found:
+            raise BadModel(
+                f"{folder}: was made for a target of {part.name}={wanted}, and {target.name} has "
+                f"{found}; {MAKE} for it"
+            )
+
+
+def warn_of_another(folder: Path, told: dict[str, str], target: Any) -> None:
+    """Warns where the target's weights, tokens or template are not those it was made for."""
+    ours = fingerprint(target)
+    meanings = {"norm": "weights", "tokens": "a tokenizer", "template": "a chat template"}
+    other = [meanings[name] for name in meanings if told.get(name, "") != ours.get(name, "")]
+    if other:
+        warnings.warn(
+            f"{folder}: was made for {' and '.join(other)} that are not those of {target.name}; "
+            "it drafts worse, and never changes the answers",
+            stacklevel=2,
+        )

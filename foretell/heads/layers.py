@@ -1,0 +1,144 @@
+"""The parts that heads are made of.
+
+Attention is handed in, so that a layer is the same in training, where it sees whole texts, and in
+drafting, where it sees a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# q (..., H, n, D), k and v (..., KV, n, D) of the new rows -> (..., n, H, D)
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A decoder layer as the target's: widths, heads, rotation."""
+
+    hidden: int  # E, width of the stream
+    heads: int
+    kv_heads: int
+    width: int  # D, of a head
+    intermediate: int
+    theta: float = 10_000.0  # base of the rotation
+    eps: float = 1e-5
+
+
+class Norm(nn.Module):
+    """x / rms(x) * weight, in float32."""
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.variance_epsilon = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight * wide).to(x.dtype)
+
+
+class Rotation(nn.Module):
+    """Cosines and sines of positions, as llama's: the two halves of a head turn against each
+    other.
+    """
+
+    def __init__(self, width: int, theta: float):
+        super().__init__()
+        exponents = torch.arange(0, width, 2).double() / width
+        self.frequencies: torch.Tensor
+        self.register_buffer("frequencies", theta**-exponents, persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions (..., n) -> cosines and sines (..., n, D), float32."""
+        angles = positions.double()[..., None] * self.frequencies
+        both = torch.cat([angles, angles], -1)
+        return both.cos().float(), both.sin().float()
+
+
+def turned(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """x (..., heads, n, D) turned by cosines and sines (..., n, D) of its rows."""
+    first, second = x.chunk(2, -1)
+    other = torch.cat([-second, first], -1)
+    return (x * cosines.unsqueeze(-3) + other * sines.unsqueeze(-3)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of `inputs` numbers a row; its result has the stream's width."""
+
+    def __init__(self, shape: LayerShape, inputs: int):
+        super().__init__()
+        self.shape = shape
+        self.q_proj = nn.Linear(inputs, shape.heads * shape.width, bias=False)
+        self.k_proj = nn.Linear(inputs, shape.kv_heads * shape.width, bias=False)
+        self.v_proj = nn.Linear(inputs, shape.kv_heads * shape.width, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.width, shape.hidden, bias=False)
+
+    def parts(
+        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x (..., n, inputs) -> q (..., H, n, D), k and v (..., KV, n, D), turned."""
+        width = self.shape.width
+        q, k, v = (
+            part(x).unflatten(-1, (-1, width)).transpose(-3, -2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return turned(q, *rotation), turned(k, *rotation), v
+
+    def forward(
+        self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Attend
+    ) -> torch.Tensor:
+        mixed = attend(*self.parts(x, rotation)).flatten(-2)
+        out: torch.Tensor = self.o_proj(mixed)
+        return out
+
+
+class Gated(nn.Module):
+    """The feed-forward block: down(silu(gate x) * up x)."""
+
+    def __init__(self, hidden: int, intermediate: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    """A decoder layer.
+
+    `inputs`: numbers a row that attention reads; None: the stream, through a norm of its own where
+    `normed` is set.
+    """
+
+    def __init__(self, shape: LayerShape, inputs: int | None = None, normed: bool = True):
+        super().__init__()
+        self.self_attn = Attention(shape, shape.hidden if inputs is None else inputs)
+        self.mlp = Gated(shape.hidden, shape.intermediate)
+        self.input_layernorm = Norm(shape.hidden, shape.eps) if normed and inputs is None else None
+        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
+
+    def forward(
+        self,
+        h: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        attend: Attend,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """h (..., n, E), the stream -> the same behind the layer. `read`: what attention reads in
+        its place.
+        """
+        if read is None:
+            read = h if self.input_layernorm is None else self.input_layernorm(h)
+        h = h + self.self_attn(read, rotation, attend)
+        out: torch.Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        return out

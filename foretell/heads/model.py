@@ -1,0 +1,354 @@
+"""A head as a model that drafters ask: nodes read their tokens and the target's states.
+
+Its rows have as many numbers as it has tokens to draft, `tokens` says which. Where the C library
+computes the target, a head of one layer is computed by it too, and grows whole trees in one call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from foretell.core.cache import Cache
+from foretell.core.model import STEP, Computed, Model, forest_attention
+from foretell.errors import Unsupported
+from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight_bytes
+from foretell.heads.base import Head, Nodes
+from foretell.heads.eagle import OneLayer
+from foretell.heads.folder import fingerprint, load, target_shape
+from foretell.heads.layers import Layer
+from foretell.heads.output import Output
+from foretell.memory.job import Job
+from foretell.native import library
+from foretell.native.packing import FORMATS
+from foretell.ops.threads import torch_threads
+
+if TYPE_CHECKING:
+    from foretell.core.request import Request
+
+SHIPPED = Path(__file__).parents[1] / "assets"
+STATE = 0  # the tap under which it gives what nodes below it are to be given as features
+
+
+def head_model(
+    target: Any, method: str, kind: str, folder: str, breadth: int, nodes: int
+) -> HeadModel:
+    """A head of this kind for a decoder: the one in `folder`; "": the one that ships for it.
+
+    Raises Unsupported where there is none for `method`, or the target shows no hidden states;
+    BadModel where the folder's is damaged, or made for another target.
+    """
+    target_shape(target, method)
+    found = Path(folder) if folder else shipped(target, kind)
+    if found is None:
+        need = f"a head of kind {kind}, and none ships for this model"
+        cure = f"give {method}:head=FOLDER; `foretell train head` makes one"
+        raise Unsupported.missing(method, target.name, need, cure)
+    return HeadModel(*load(found, target, kind), target, breadth=breadth, nodes=nodes)
+
+
+def shipped(target: Any, kind: str) -> Path | None:
+    """The folder of the head of this kind that the package ships for a target."""
+    told = fingerprint(target)
+    for path in sorted(SHIPPED.glob("*/config.json")):
+        config = json.loads(path.read_text("utf-8"))
+        if config.get("kind") == kind and config.get("fingerprint", {}).get("norm") == told["norm"]:
+            return path.parent
+    return None
+
+
+class HeadModel(Model):
+    """A head on the decoder `target`, for the tokens `kept` (Vd,); None: all.
+
+    `breadth`, `nodes`: of trees that it grows by itself, the nodes of a level that have children,
+    how many each has, and how many nodes there are in all.
+    """
+
+    caps = Model.caps | {"taps"}
+
+    def __init__(
+        self,
+        head: Head,
+        kept: torch.Tensor | None,
+        target: Any,
+        breadth: int = 1,
+        nodes: int = 64,
+    ):
+        self.head = head.eval().requires_grad_(False)
+        self.target = target
+        self.name = f"{target.name} ({head.kind} head)"
+        self.output = Output(target, kept)
+        self.tokens = self.output.tokens
+        self.vocab = target.vocab
+        self.context = target.context
+        self.device = target.device
+        self.tokenizer = target.tokenizer
+        self.feeds = head.taps
+        self.breadth, self.nodes = breadth, nodes
+        shape = head.config.target
+        self.layout = ((shape.kv_heads, shape.width, shape.width),) * head.layers
+        self.native: NativeLayer | None = None
+        packed = isinstance(target.head, PackedLinear)
+        # The products of a target's packed weights read float32, and its caches are bfloat16.
+        self.dtype = torch.bfloat16 if packed else target.dtype
+        self.stream = torch.float32 if packed else target.dtype
+        head.to(self.device, self.stream)
+        if packed:
+            pack(head, target.head.packed.format)
+            if isinstance(head, OneLayer) and NativeLayer.suits(self):
+                self.native = NativeLayer(self)
+                self.usual_executor = "native"
+                self.caps = HeadModel.caps | {"grows"}
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        cache = super().cache(request, beside)
+        cache.breadth = self.breadth
+        return cache
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        """Of its own weights and its part of the output matrix."""
+        own = weight_bytes(self.head)
+        return own if self.output.kept is None else own + weight_bytes(self.output.matrix)
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        with torch_threads(self.threads):
+            if self.native is not None and all(plain(job) for job in jobs):
+                return self.native.compute(jobs, taps)
+            return super().compute(jobs, taps)
+
+    @property
+    def threads(self) -> int:
+        return self.threads_wanted or self.target.threads_wanted or torch.get_num_threads()
+
+    def nodes_of(self, jobs: Sequence[Job], ids: torch.Tensor, positions: torch.Tensor) -> Nodes:
+        """What the head reads of the jobs' new nodes; ids and positions (T,)."""
+        given = torch.cat([job.features for job in jobs if job.features is not None])
+        # Nodes below the root of a tree are given what the head left itself.
+        drafted = [job.first + i > 0 for job in jobs for i in range(len(job.tokens))]
+        marks = torch.tensor(drafted, device=self.device)
+        features = given.to(self.stream)
+        if self.head.reads_normed and not all(drafted):
+            # Each tap apart: the norm is of one state.
+            parts = features.chunk(len(self.feeds), -1)
+            normed = torch.cat([self.output.norm(part).to(features) for part in parts], -1)
+            features = torch.where(marks[:, None], features, normed)
+        embedded = self.target.embedded(ids).to(self.stream)
+        return Nodes(embedded, features, marks, positions)
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: Job,
+        taps: Sequence[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        nodes = self.nodes_of(STEP.get(), ids[0], positions[0])
+        layer = iter(range(len(self.layout)))
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.to(self.dtype) for part in (q, k, v))
+            return forest_attention(next(layer), q, k, v).to(self.stream)
+
+        states, handed_on = self.head.step(nodes, attend)
+        return self.output.logits(states[rows]).flatten(1), dict.fromkeys(taps, handed_on)
+
+
+def plain(job: Job) -> bool:
+    """Whether its cache holds ordinary rows and nothing else."""
+    return bool(job.cache.plain) and job.layers is None and job.states is None
+
+
+class NativeLayer:
+    """A head of one layer in the C library."""
+
+    def __init__(self, model: HeadModel):
+        head: Any = model.head
+        layer: Layer = head.layer
+        self.model = model
+        self.head: OneLayer = head
+        self.library = library.library()
+        self.kept: list[torch.Tensor] = []
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
+        shape = layer.self_attn.shape
+        beside = head.enter is None
+        before = head.state_norm if beside else layer.input_layernorm
+        part = library.Layer(
+            before=self._weight(before),
+            after=self._weight(layer.post_attention_layernorm),
+            token_norm=self._weight(head.token_norm) if beside else None,
+            before_eps=shape.eps,
+            after_eps=shape.eps,
+            token_eps=shape.eps,
+            qkv=self.qkv.matrix,
+            out=attention.o_proj.matrix,
+            gate_up=self.gate_up.matrix,
+            down=mlp.down_proj.matrix,
+        )
+        self.layers = (library.Layer * 1)(part)
+        self.described = library.Model(
+            layers=1,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            width=shape.width,
+            inner=shape.intermediate,
+            activation=library.ACTIVATIONS.index("silu"),
+            format=FORMATS.index(self.qkv.packed.format),
+            scale=shape.width**-0.5,
+            norm_eps=shape.eps,
+            logit_scale=model.output.scale,
+            norm=self._weight(head.norm),
+            layer=self.layers,
+            head=model.output.matrix.matrix,
+        )
+        self.hidden = shape.hidden
+        self.cosines = torch.empty(0, shape.width // 2)
+        self.sines = self.cosines
+        kept = model.output.kept
+        self.names = None if kept is None else kept.long().contiguous()
+
+    @staticmethod
+    def suits(model: HeadModel) -> bool:
+        """Whether the library computes a head of this build."""
+        shape = model.head.config.target
+        wide = shape.hidden % 32 == 0 and shape.intermediate % 32 == 0 and shape.width % 32 == 0
+        embeds = isinstance(model.target.loop.embed, PackedEmbedding)
+        return library.available() and wide and embeds and not model.output.cap
+
+    def _weight(self, norm: nn.Module | None) -> int | None:
+        if norm is None:
+            return None
+        weight: Any = norm.weight
+        self.kept.append(weight.detach().float().contiguous())
+        return library.address(self.kept[-1])
+
+    def _rotate_to(self, needed: int) -> None:
+        if len(self.cosines) < needed:
+            both = self.head.rotation(torch.arange(2 * needed + 256))
+            halves = [part[:, : part.shape[1] // 2].contiguous() for part in both]
+            self.cosines, self.sines = halves
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        model = self.model
+        ids = torch.tensor([token for job in jobs for token in job.tokens])
+        positions = torch.tensor([position for job in jobs for position in job.positions])
+        nodes = model.nodes_of(jobs, ids, positions)
+        states = self.head.states(nodes)
+        entering = self.head.entering(nodes.embedded, states).float().contiguous()
+        embedded = nodes.embedded.float().contiguous()
+        rows, first = [], 0
+        for job in jobs:
+            rows += [first + row for row in job.rows]
+            first += len(job.tokens)
+        levels = min(job.follow for job in jobs)
+        self._rotate_to(int(positions.max()) + levels + 1)
+        wanted = np.array(rows, np.int32)
+        tapped = np.array([len(self.layers)] * bool(taps), np.int32)
+        hidden = torch.empty(len(tapped), len(ids), self.hidden)
+        logits = torch.empty(len(rows), model.output.size)
+        described = [describe(job) for job in jobs]
+        layers = np.zeros(1, np.int32)
+        step = library.Step(
+            jobs=(library.Job * len(jobs))(*(part for part, _ in described)),
+            job_count=len(jobs),
+            nodes=len(ids),
+            states=entering.data_ptr(),
+            tokens=embedded.data_ptr(),
+            cosines=self.cosines.data_ptr(),
+            sines=self.sines.data_ptr(),
+            layers=layers.ctypes.data,
+            layer_count=1,
+            rows=wanted.ctypes.data,
+            row_count=len(rows),
+            logits=logits.data_ptr(),
+            taps=tapped.ctypes.data,
+            tap_count=len(tapped),
+            tapped=hidden.data_ptr(),
+        )
+        if levels > 0:
+            followed = self._grow(step, levels)
+            return Computed(logits, {}, "native", len(ids), followed, levels)
+        if not self.library.ft_forward(self.described, step, model.threads):
+            raise MemoryError("no memory for a step")
+        found = {}
+        if taps:
+            _, state = self.head.leaving(hidden[0])
+            missing = nodes.features.shape[1] - self.hidden
+            found = dict.fromkeys(taps, torch.nn.functional.pad(state, (0, missing)))
+        return Computed(logits, found, "native", len(ids))
+
+    def _grow(self, step: Any, levels: int) -> list[list[tuple[int, float, int]]]:
+        """Computes a step and the tree below it; of each job its nodes."""
+        model, head, jobs = self.model, self.head, step.job_count
+        chosen = model.nodes
+        tokens = torch.empty(jobs, chosen, dtype=torch.long)
+        parents = torch.empty(jobs, chosen, dtype=torch.int32)
+        counts = torch.empty(jobs, dtype=torch.int32)
+        chances = torch.empty(jobs, chosen)
+        embed: Any = model.target.loop.embed
+        matrix = embed.head[0].matrix
+        none = library.Matrix()
+        entered: Any = head.enter
+        growth = library.Growth(
+            embeddings=ctypes.pointer(matrix),
+            scale=model.target.loop.scale,
+            names=library.address(self.names),
+            enter=none if entered is None else entered.matrix,
+            token_norm=self._weight(head.token_norm) if entered is not None else None,
+            state_norm=self._weight(head.state_norm) if entered is not None else None,
+            eps=head.config.target.eps,
+            hands_on_normed=int(head.hands_on_normed),
+            depth=levels,
+            breadth=model.breadth,
+            chosen=chosen,
+            tokens=tokens.data_ptr(),
+            parents=parents.data_ptr(),
+            counts=counts.data_ptr(),
+            chances=chances.data_ptr(),
+        )
+        if not self.library.ft_grow(self.described, step, growth, model.threads):
+            raise MemoryError("no memory for a tree")
+        grown = []
+        for job, count in enumerate(counts.tolist()):
+            parts = (part[job, :count].tolist() for part in (tokens, chances, parents))
+            grown.append(list(zip(*parts, strict=True)))
+        return grown
+
+
+def joined(parts: Sequence[Any]) -> PackedLinear:
+    """One matrix of several with the same input."""
+    made = PackedLinear.join(list(parts))
+    assert made is not None, "outputs are multiples of 16"
+    return made
+
+
+def describe(job: Job) -> tuple[library.Job, Any]:
+    """The library's structure of a job on plain rows, and what it points to."""
+    cache: Cache = job.cache
+    keys, values = cache.keys[0], cache.values[0]
+    held = np.array(job.positions, np.int32)
+    seen = None if job.seen is None else job.seen.contiguous()
+    part = library.Job(
+        nodes=len(job.tokens),
+        start=job.start,
+        base=cache.base,
+        positions=held.ctypes.data,
+        seen=library.address(seen),
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        layer_stride=keys.stride(0),
+        head_stride=keys.stride(1),
+        segments=0,
+    )
+    return part, (held, seen)

@@ -1,0 +1,75 @@
+"""The target's output matrix as heads use it: cut down to the tokens that they may draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretell.errors import BadConfig, Unsupported
+from foretell.families.packed import PackedLinear
+
+
+class Output:
+    """Rows of the target's output matrix, with what the target makes of its logits.
+
+    `kept` (Vd,): the tokens in ascending order; None: all. Raises Unsupported where the target's
+    matrix is no plain one, BadConfig for ids that are none of its tokens.
+    """
+
+    def __init__(self, decoder: Any, kept: torch.Tensor | None):
+        loop = decoder.loop
+        if kept is not None and not bool((kept[1:] > kept[:-1]).all() and kept[-1] < decoder.vocab):
+            raise BadConfig(f"kept tokens: must be ids below {decoder.vocab}, each once, in order")
+        self.kept = kept
+        self.matrix: Any = decoder.head if kept is None else cut(decoder, kept)
+        self.norm: nn.Module = loop.norm
+        self.scale = float(loop.logit_factor or 1) / float(loop.logit_divisor or 1)
+        self.cap = loop.logit_cap
+
+    @property
+    def size(self) -> int:
+        """Tokens that it has rows for."""
+        return int(self.matrix.out_features)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """These, in the order of its logits."""
+        return range(self.size) if self.kept is None else self.kept.tolist()
+
+    def weight(self) -> torch.Tensor:
+        """(Vd, E) in float32, scaled, for training."""
+        matrix = self.matrix
+        plain = matrix.plain() if isinstance(matrix, PackedLinear) else matrix
+        return plain.weight.detach().float() * self.scale
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Normed states (n, E) -> logits (n, Vd)."""
+        out: torch.Tensor = self.matrix(states)
+        if self.scale != 1:
+            out = out * self.scale
+        return self.cap * torch.tanh(out / self.cap) if self.cap else out
+
+
+def cut(decoder: Any, kept: torch.Tensor) -> nn.Module:
+    """The decoder's head with the outputs of these tokens alone; it shares no memory with the head.
+
+    Raises Unsupported where the head is no plain matrix.
+    """
+    head = decoder.head
+    if isinstance(head, PackedLinear):
+        return head.take(kept)
+    if type(head) is not nn.Linear:
+        raise Unsupported.missing(
+            "a trimmed vocabulary",
+            decoder.name,
+            f"a head that is one matrix ({type(head).__name__})",
+            "use another draft model",
+        )
+    small = nn.Linear(head.in_features, len(kept), head.bias is not None, device="meta")
+    small.weight = nn.Parameter(head.weight.detach()[kept], requires_grad=False)
+    if head.bias is not None:
+        small.bias = nn.Parameter(head.bias.detach()[kept], requires_grad=False)
+    return small.eval()
