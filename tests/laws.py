@@ -565,16 +565,26 @@ def check_cache(
     fresh = model.cache(None, cache.beside)
     if model.copies_rows:
         fresh = fresh_beside(cache, model, tokens)
-    whole, _ = fresh.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
+    root = Ask(TokenTree(tokens[-1]), features=root_state(cache, model))
+    whole, _ = fresh.prepare(root, tokens, len(tokens))
     want = model.forward([whole])[0].logits
     for ours, theirs in zip((*cache.k, *cache.v), (*fresh.k, *fresh.v), strict=True):
         assert torch.equal(ours[:, : cache.base], theirs[:, : cache.base]), (
             "stale rows in the cache"
         )
     cache.synced = 0
-    job, _ = cache.prepare(Ask(TokenTree(tokens[-1])), tokens, len(tokens))
+    job, _ = cache.prepare(root, tokens, len(tokens))
     got = model.forward([job])[0].logits
     assert torch.equal(got, want), "the cache answers otherwise than a fresh prefill"
+
+
+def root_state(cache: Cache, model: Model) -> torch.Tensor | None:
+    """Any state of the root (1, E), which models must be given that read a node's own."""
+    if not model.feeds or model.lag:
+        return None
+    assert cache.beside is not None and cache.beside.states is not None
+    none = cache.beside.states.none
+    return torch.ones(1, sum(none[tap].shape[1] for tap in model.feeds), dtype=torch.float64)
 
 
 def fresh_states(model: Model, target: Model, tokens: Sequence[int]) -> Cache:

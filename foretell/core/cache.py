@@ -60,6 +60,7 @@ class Cache(SharedRows):
         self.states: TappedStates | None = None  # the hidden states it keeps of its tokens
         self.beside: Cache | None = None  # the target's cache, where its model reads it
         self.feeds: tuple[int, ...] = ()  # taps of that which it feeds on
+        self.lag = 1  # of the tokens so far before its own
         self.breadth = 1  # rows that its model writes for a level that follows
         self.inputs: Mapping[str, Any] = {}  # the request's
         self._clear_scratch()
@@ -162,6 +163,11 @@ class Cache(SharedRows):
             self.move([self.base + node for node in nodes[moved:]], self.base + moved)
         return len(nodes)
 
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Commits, unless first layers have run over this text: their rows are still needed."""
+        if self.synced != len(tokens) or self.done >= self.needed:
+            self.commit(tokens)
+
     def sync(self, tokens: Sequence[int]) -> int:
         """Takes note of the branch's tokens; returns how many it lacks, the last one aside."""
         if self.synced != len(tokens):
@@ -187,7 +193,7 @@ class Cache(SharedRows):
         if ask.lasting:
             self.needed, self.recomputable = layers, layers == self.all_layers
         if self.beside is not None:
-            self.beside.commit(tokens)  # with the states that its last forward found
+            self.beside.settle(tokens)  # with the states that its last forward found
         room = self.changes_at - self.length
         if pending > chunk or pending >= room:
             piece = tokens[self.length : self.length + min(chunk, room)]
@@ -241,14 +247,15 @@ class Cache(SharedRows):
         return job
 
     def _features(self, job: Job, given: torch.Tensor | None) -> torch.Tensor:
-        """(n, E) that the new nodes read: the target's states of the tokens before them.
+        """(n, E) that the new nodes read: the target's states of the tokens `lag` before them.
 
-        Those of nodes below the root are not known yet and must be `given`.
+        Those of nodes below the root (and with lag 0 its own) are not known yet and must be
+        `given`.
         """
         assert self.beside is not None and self.beside.states is not None
         new = len(job.tokens)
         drafted = 0 if given is None else min(len(given), new)
-        start = job.positions[0] - 1
+        start = job.positions[0] - self.lag
         exact = self.beside.states.read(self.feeds, start, start + new - drafted)
         parts = [exact] if given is None or not drafted else [exact, given[len(given) - drafted :]]
         features = torch.cat([part.to(exact) for part in parts])
@@ -274,7 +281,7 @@ class Cache(SharedRows):
         self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
         whole = self.done >= self.all_layers
         self.tapped = {} if whole else joined(self.tapped, hidden, plan.shared, plan.goes_on)
-        # Rows below the root that were fed by estimates must be computed again from true states.
+        # Rows that were fed by estimates must be computed again from true states.
         self.trusted = len(plan.tokens)
         if self.feeds and not plan.part:
-            self.trusted = plan.pending + 1
+            self.trusted = plan.pending + self.lag

@@ -62,8 +62,9 @@ def states_first(engine: Host, live: Live, branch: int) -> OpenAsk | None:
     """An ask that makes the target take in the text whose states or rows another model reads."""
     tokens = live.ctx.branches[branch].tokens
     cache = engine.cache_of(live, "target", branch)
-    cache.commit(tokens)
-    lacking = len(tokens) - 1 - cache.length
+    cache.settle(tokens)
+    known = cache.length if cache.states is None else cache.states.reach
+    lacking = len(tokens) - 1 - min(known, len(tokens) - 1)
     if not lacking and (cache.states is None or cache.states.none):
         return None
     ask = Ask(TokenTree(tokens[-1]), "target", branch, rows=())

@@ -91,6 +91,7 @@ class Model:
     device: torch.device
     caps: frozenset[str] = frozenset({"tree", "rows", "rollback"})
     feeds: tuple[int, ...] = ()  # taps of the target that its nodes read beside their tokens
+    lag = 1  # how far before its own token the one is whose taps a node reads: 0 or 1
     copies_rows = False  # whether its caches take their rows from the target's
     learns = False  # whether it makes further copies of its weights while it serves
     tokenizer: Any = None  # what its texts are made with, where that is known
@@ -152,7 +153,7 @@ class Model:
             if request.room is not None:
                 cache.begin(request.room.rows)
         if self.reads_target and beside is not None:
-            cache.beside, cache.feeds = beside, self.feeds
+            cache.beside, cache.feeds, cache.lag = beside, self.feeds, self.lag
         return cache
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:

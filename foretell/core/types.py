@@ -53,7 +53,7 @@ class Ask:
     # state is no token's has token -1, so that its cache rows are never taken for a token's.
     states: torch.Tensor | None = None
     # (n, E): what a model that feeds on the target's hidden states reads beside the last n nodes'
-    # tokens. Nodes before them read the target's own. These are estimates: their rows are not kept.
+    # tokens. Nodes before them read those the target kept. These are estimates: no row is kept.
     features: torch.Tensor | None = None
 
 

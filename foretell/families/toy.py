@@ -26,6 +26,7 @@ from foretell.core.types import Ask, Reply
 from foretell.errors import Unsupported
 from foretell.families.parallel import distrust_drafts
 from foretell.families.retrieved import RetrievedCache, Selecting
+from foretell.heads.folder import kinds
 from foretell.memory.job import Job
 from foretell.ops.words import letters
 
@@ -211,7 +212,7 @@ class Toy(Model):
         return ToyRetrieving(self, budget, chunk)
 
     def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
-        return ToyHead(self.vocab, self.seed, context=self.context)
+        return ToyHead(self.vocab, self.seed, context=self.context, kind=kind)
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
@@ -308,7 +309,8 @@ class ToyHead(Toy):
     None: they have none. Cache rows hold token, position and the feature's hash. Its logits are
     those of a Toy with the same seed, plus `noise` times a hash of every (token, position, feature)
     it sees: it agrees with its target in part, and any wrong or missing feature changes its answer.
-    Its own hidden states, (T, 2), may be the features of nodes that follow.
+    Its own hidden states, (T, 2), may be the features of nodes that follow. `kind`: of the head
+    whose cache it has.
     """
 
     feeds = (2,)  # the taps of the target that its nodes read
@@ -321,9 +323,16 @@ class ToyHead(Toy):
         sharpness: float = 4.0,
         context: int = 4096,
         name: str = "head",
+        kind: str = "eagle3",
     ):
         super().__init__(vocab, seed, noise, sharpness, context, name=name)
         self.layout = ((1, 1, 2),) * self.layers
+        self.kind = kind
+        self.lag = kinds()[kind].lag
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        rows = kinds()[self.kind].cache(self.layout, self.dtype, self.device)
+        return self.prepared(rows, request, beside)
 
     def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
         features: torch.Tensor | None = job.features  # type: ignore[attr-defined]
@@ -335,16 +344,22 @@ class ToyHead(Toy):
 
     def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
         with np.errstate(over="ignore"):
+            tokens = named(tokens, self.vocab)
             features = mix(values[:, 1].astype(np.uint64))
             pairs = tokens.astype(np.uint64) * np.uint64(1_000_003)
             places = mix((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
             return np.uint64(mix(places + features).sum(dtype=np.uint64))
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-        key = path_key(tokens, values[:, 0])
+        key = path_key(named(tokens, self.vocab), values[:, 0])
         logits = self.sharpness * spread(key, self.seed, self.vocab)
         other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
         return logits + self.noise * self.sharpness * other
+
+
+def named(tokens: np.ndarray, vocab: int) -> np.ndarray:
+    """The same with one more token for nodes that have none (-1)."""
+    return np.where(tokens < 0, vocab, tokens)
 
 
 def whole_numbers(keys: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from foretell.families.toy import (
     RELATIVE,
     TAP,
     Toy,
+    ToyHead,
     mix,
     path_key,
     spread,
@@ -49,6 +50,9 @@ class ToyLayers(Toy):
 
     def read(self, h: torch.Tensor) -> torch.Tensor:
         return h[:, 1:]
+
+    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
+        return ToyLayersHead(self, kind)
 
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         states = self.embedded(tokens)
@@ -139,3 +143,15 @@ class ToyLayers(Toy):
         share = self.sharpness * self.shares[1] * self.fading**layer
         logits = states[:, 1:] + share * spread(keys, self.seed + layer, self.vocab)
         return np.concatenate([whole_numbers(keys), logits], 1)
+
+
+class ToyLayersHead(ToyHead):
+    """A head of such a toy, with which it agrees in part."""
+
+    def __init__(self, target: ToyLayers, kind: str):
+        super().__init__(target.vocab, target.seed, context=target.context, kind=kind)
+        self.target = target
+
+    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
+        return self.target.row(tokens, values[:, 0]) + self.noise * self.sharpness * other

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from foretell.core.cache import Cache
 from foretell.heads.layers import Attend, LayerShape
 
 
@@ -63,8 +64,8 @@ class Texts:
     """A batch of texts with the target's states, for training: B texts of n tokens.
 
     `embedded` (B, n, E) is what the target makes of the tokens, `features` (B, n, F) the taps of
-    the token before each, side by side; before the first stand zeros. `finals` (B, n, E): the
-    target's normed last state at each token itself, which its output matrix reads.
+    the token `Head.lag` before each, side by side; before the first stand zeros. `finals` (B, n,
+    E): the target's normed last state at each token itself, which its output matrix reads.
     """
 
     ids: torch.Tensor  # (B, n)
@@ -88,12 +89,13 @@ class Drafted:
     Row i is drafted behind token i + depth, of which the texts' own are taken: `states` (B, n, E)
     are read by the output matrix and speak of token i + depth + 1. `feature` (B, n, E): the head's
     estimate of the target's normed last state at token i + depth, where it makes one. Depth 0 is
-    drafted from the newest token.
+    drafted from the newest token. `anchors` (n,) bool: the rows that were drafted; None: all.
     """
 
     depth: int
     states: torch.Tensor
     feature: torch.Tensor | None = None
+    anchors: torch.Tensor | None = None
 
 
 @dataclass
@@ -101,8 +103,8 @@ class Nodes:
     """New nodes to draft behind: of the text, or below it."""
 
     embedded: torch.Tensor  # (n, E) of their tokens
-    features: torch.Tensor  # (n, F) of the token before each
-    drafted: torch.Tensor  # (n,) whether these are what the head gave, in place of the target's
+    features: torch.Tensor  # (n, F) of the token `Head.lag` before each
+    drafted: torch.Tensor  # (n,) whether these were given with the draft, and not kept of the text
     positions: torch.Tensor  # (n,) in the text
 
 
@@ -115,16 +117,20 @@ class Head(nn.Module):
     kind: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}  # names and defaults of what `config.options` may hold
     layers = 1  # that keep cache rows
+    lag = 1  # how far before its own token the one is whose state a row reads
+    cache: type[Cache] = Cache  # of its rows
     depths = 5  # that it is trained for
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features
     agreement = 1.0  # weight of the divergence of the laws
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
+    blank: nn.Parameter | None  # (E,) what stands for a node that has no token
 
     def __init__(self, config: HeadConfig):
         super().__init__()
         self.config = config
+        self.blank = None
 
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])

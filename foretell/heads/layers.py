@@ -99,6 +99,12 @@ class Attention(nn.Module):
         return out
 
 
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of whole texts, each row to those up to itself: see `Attend`."""
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return mixed.transpose(-3, -2)
+
+
 class Gated(nn.Module):
     """The feed-forward block: down(silu(gate x) * up x)."""
 

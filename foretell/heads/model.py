@@ -90,7 +90,7 @@ class HeadModel(Model):
         self.context = target.context
         self.device = target.device
         self.tokenizer = target.tokenizer
-        self.feeds = head.taps
+        self.feeds, self.lag = head.taps, head.lag
         self.breadth, self.nodes = breadth, nodes
         shape = head.config.target
         self.layout = ((shape.kv_heads, shape.width, shape.width),) * head.layers
@@ -108,7 +108,8 @@ class HeadModel(Model):
                 self.caps = HeadModel.caps | {"grows"}
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        cache = super().cache(request, beside)
+        rows = self.head.cache(self.layout, self.dtype, self.device)
+        cache = self.prepared(rows, request, beside)
         cache.breadth = self.breadth
         return cache
 
@@ -131,8 +132,9 @@ class HeadModel(Model):
     def nodes_of(self, jobs: Sequence[Job], ids: torch.Tensor, positions: torch.Tensor) -> Nodes:
         """What the head reads of the jobs' new nodes; ids and positions (T,)."""
         given = torch.cat([job.features for job in jobs if job.features is not None])
-        # Nodes below the root of a tree are given what the head left itself.
-        drafted = [job.first + i > 0 for job in jobs for i in range(len(job.tokens))]
+        # Nodes below the root of a tree are given what the head left itself, and so is the root
+        # where it would read its own state.
+        drafted = [job.first + i >= self.lag for job in jobs for i in range(len(job.tokens))]
         marks = torch.tensor(drafted, device=self.device)
         features = given.to(self.stream)
         if self.head.reads_normed and not all(drafted):
@@ -140,7 +142,9 @@ class HeadModel(Model):
             parts = features.chunk(len(self.feeds), -1)
             normed = torch.cat([self.output.norm(part).to(features) for part in parts], -1)
             features = torch.where(marks[:, None], features, normed)
-        embedded = self.target.embedded(ids).to(self.stream)
+        embedded = self.target.embedded(ids.clamp(min=0)).to(self.stream)
+        if self.head.blank is not None:
+            embedded = torch.where((ids < 0)[:, None], self.head.blank, embedded)
         return Nodes(embedded, features, marks, positions)
 
     def run(

@@ -69,18 +69,27 @@ class TappedStates:
         self.length = len(next(iter(self.committed.values()), ()))
         self.shared = True
 
+    @property
+    def reach(self) -> int:
+        """Tokens whose states are here, those of scratch rows included."""
+        return self.length + len(next(iter(self.scratch.values()), ()))
+
     def read(self, taps: Sequence[int], start: int, end: int) -> torch.Tensor:
-        """(end - start, E of all taps side by side) of the committed tokens at these positions.
+        """(end - start, E of all taps side by side) of the tokens at these positions, of the
+        committed ones and of those whose scratch rows follow them.
 
         What stands before the first token is zeros.
         """
-        assert end <= max(start, self.length), "the states of these tokens are not there yet"
-        parts = []
+        assert end <= max(start, self.reach), "the states of these tokens are not there yet"
+        found = []
+        ahead = max(0, start - self.length)
         for tap in taps:
-            rows = self.committed.get(tap, self.none[tap])[max(0, start) : max(0, end)]
-            before = rows.new_zeros(max(0, min(end, 0) - start), rows.shape[1])
-            parts.append(torch.cat([before, rows]))
-        return torch.cat(parts, 1)
+            none = self.none[tap]
+            before = none.new_zeros(max(0, min(end, 0) - start), none.shape[1])
+            held = self.committed.get(tap, none)[: self.length][max(0, start) : max(0, end)]
+            rows = self.scratch.get(tap, none)[ahead : max(ahead, end - self.length)]
+            found.append(torch.cat([before, held, rows]))
+        return torch.cat(found, 1)
 
     def fork(self) -> TappedStates:
         twin = TappedStates(self.taps)

@@ -153,7 +153,7 @@ class Teacher:
             spread = noise * 512 / length
             added = torch.rand(features.shape, generator=draw) - 0.5
             features = features + (added * spread).to(features.dtype)
-        features = F.pad(features, (0, 0, 1, 0))[:, :-1]
+        features = F.pad(features, (0, 0, self.head.lag, 0))[:, :length]
         made = (ids, self.embeddings[ids], features, finals)
         return Texts(*(part.to(self.device) for part in made)), answers
 
@@ -168,11 +168,14 @@ class Teacher:
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
 
 
-def places(answers: torch.Tensor, depth: int) -> torch.Tensor:
+def places(answers: torch.Tensor, depth: int, anchors: torch.Tensor | None = None) -> torch.Tensor:
     """(m, 2) rows and places from which a token of an answer is drafted at this depth: that
-    `depth + 1` tokens on.
+    `depth + 1` tokens on. `anchors` (n,) bool: the only places that count.
     """
-    return answers[:, depth + 1 :].nonzero()
+    drafted = answers[:, depth + 1 :]
+    if anchors is not None:
+        drafted = drafted & anchors[: drafted.shape[1]].to(drafted.device)
+    return drafted.nonzero()
 
 
 def loss_of(
@@ -188,7 +191,7 @@ def loss_of(
     total = texts.finals.new_zeros((), dtype=torch.float32)
     with torch.autocast(teacher.device.type, dtype=torch.bfloat16):
         for drafted in head.unroll(texts, depths):
-            row, place = places(answers, drafted.depth).T
+            row, place = places(answers, drafted.depth, drafted.anchors).T
             if not len(row):
                 break
             here = number[row, place + drafted.depth]

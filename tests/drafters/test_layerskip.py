@@ -40,7 +40,7 @@ class Counting(ToyLayers):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.forwards: list[tuple[int, tuple[int, ...]]] = []
+        self.ran: list[tuple[int, tuple[int, ...]]] = []
 
     def run(
         self,
@@ -51,14 +51,14 @@ class Counting(ToyLayers):
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         layers = tuple(range(self.layers)) if first.layers is None else first.layers
-        self.forwards.append((len(ids[0]), layers))
+        self.ran.append((len(ids[0]), layers))
         assert all(job.entry == first.entry for job in STEP.get())
         return super().run(ids, positions, rows, first, taps)
 
     @property
     def pairs(self) -> int:
         """Of a layer and a token that were computed."""
-        return sum(count * len(layers) for count, layers in self.forwards)
+        return sum(count * len(layers) for count, layers in self.ran)
 
 
 def test_every_layer_runs_once_for_every_token() -> None:
@@ -70,9 +70,9 @@ def test_every_layer_runs_once_for_every_token() -> None:
     low, high = tuple(range(early)), tuple(range(early, layers))
     first = len(PROMPT)
     begin = [(first, low), *[(1, low)] * drafted, (first + drafted, high)]
-    assert model.forwards[: len(begin)] == begin
+    assert model.ran[: len(begin)] == begin
     step = [*[(1, low)] * (drafted + 1), (drafted + 1, high)]
-    assert model.forwards[len(begin) : len(begin) + len(step)] == step
+    assert model.ran[len(begin) : len(begin) + len(step)] == step
     stats = live.ctx.stats
     tokens = first - 1 + stats.drafted + stats.steps + 1  # of the prompt, and the root of each step
     assert model.pairs == tokens * layers
@@ -116,7 +116,7 @@ def test_rows_that_were_lost_are_computed_by_all_layers() -> None:
         request = Request(PROMPT, strategy, Sampling(max_new_tokens=16, temperature=1.0, seed=4))
         want = run({"target": ToyLayers(8, seed=3)}, request)[0].ctx.output
         assert run({"target": model}, request, preempt=steps)[0].ctx.output == want
-        assert (len(PROMPT), tuple(range(1, 4))) not in model.forwards[1:3]
+        assert (len(PROMPT), tuple(range(1, 4))) not in model.ran[1:3]
 
 
 def test_texts_in_pieces_run_apart_from_early_layers() -> None:
