@@ -212,7 +212,7 @@ class Toy(Model):
         return ToyRetrieving(self, budget, chunk)
 
     def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
-        return ToyHead(self.vocab, self.seed, context=self.context, kind=kind)
+        return ToyHead(self.vocab, self.seed, context=self.context, kind=kind, copy=self.copy)
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
@@ -324,11 +324,14 @@ class ToyHead(Toy):
         context: int = 4096,
         name: str = "head",
         kind: str = "eagle3",
+        copy: float = 0.0,
     ):
-        super().__init__(vocab, seed, noise, sharpness, context, name=name)
+        super().__init__(vocab, seed, noise, sharpness, context, copy=copy, name=name)
+        self.plain = Toy(vocab, seed, 0.0, sharpness, context, copy=copy)
         self.layout = ((1, 1, 2),) * self.layers
         self.kind = kind
         self.lag = kinds()[kind].lag
+        self.block = kinds()[kind].options.get("block", 1)
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         rows = kinds()[self.kind].cache(self.layout, self.dtype, self.device)
@@ -344,22 +347,17 @@ class ToyHead(Toy):
 
     def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
         with np.errstate(over="ignore"):
-            tokens = named(tokens, self.vocab)
+            tokens = np.where(tokens < 0, self.vocab, tokens)
             features = mix(values[:, 1].astype(np.uint64))
             pairs = tokens.astype(np.uint64) * np.uint64(1_000_003)
             places = mix((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
             return np.uint64(mix(places + features).sum(dtype=np.uint64))
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-        key = path_key(named(tokens, self.vocab), values[:, 0])
-        logits = self.sharpness * spread(key, self.seed, self.vocab)
+        known = tokens >= 0  # others are masks in a block
+        logits = self.plain.row(tokens[known], values[known, 0])
         other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
         return logits + self.noise * self.sharpness * other
-
-
-def named(tokens: np.ndarray, vocab: int) -> np.ndarray:
-    """The same with one more token for nodes that have none (-1)."""
-    return np.where(tokens < 0, vocab, tokens)
 
 
 def whole_numbers(keys: np.ndarray) -> np.ndarray:

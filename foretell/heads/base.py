@@ -119,6 +119,7 @@ class Head(nn.Module):
     layers = 1  # that keep cache rows
     lag = 1  # how far before its own token the one is whose state a row reads
     cache: type[Cache] = Cache  # of its rows
+    block = 1  # nodes that it is asked about at once
     depths = 5  # that it is trained for
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features

@@ -90,7 +90,7 @@ class HeadModel(Model):
         self.context = target.context
         self.device = target.device
         self.tokenizer = target.tokenizer
-        self.feeds, self.lag = head.taps, head.lag
+        self.feeds, self.lag, self.block = head.taps, head.lag, head.block
         self.breadth, self.nodes = breadth, nodes
         shape = head.config.target
         self.layout = ((shape.kv_heads, shape.width, shape.width),) * head.layers
