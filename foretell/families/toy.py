@@ -210,7 +210,7 @@ class Toy(Model):
     def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
         return ToyRetrieving(self, budget, chunk)
 
-    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
+    def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
         return ToyHead(self.vocab, self.seed, context=self.context)
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees

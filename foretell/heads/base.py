@@ -134,6 +134,10 @@ class Head(nn.Module):
         """Of the target, what it reads: i is what enters layer i, `layers` what leaves the last."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def begin(self, target: Any) -> None:
+        """Takes over of the target's weights what training is to begin with."""
+
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError
 

@@ -28,6 +28,7 @@ from foretell.heads.output import Output
 from foretell.memory.job import Job
 from foretell.native import library
 from foretell.native.packing import FORMATS
+from foretell.ops.growth import TreeShape
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ STATE = 0  # the tap under which it gives what nodes below it are to be given as
 
 
 def head_model(
-    target: Any, method: str, kind: str, folder: str, breadth: int, nodes: int
+    target: Any, method: str, kind: str, folder: str, shape: TreeShape | None
 ) -> HeadModel:
     """A head of this kind for a decoder: the one in `folder`; "": the one that ships for it.
 
@@ -51,7 +52,7 @@ def head_model(
         need = f"a head of kind {kind}, and none ships for this model"
         cure = f"give {method}:head=FOLDER; `foretell train head` makes one"
         raise Unsupported.missing(method, target.name, need, cure)
-    return HeadModel(*load(found, target, kind), target, breadth=breadth, nodes=nodes)
+    return HeadModel(*load(found, target, kind), target, shape)
 
 
 def shipped(target: Any, kind: str) -> Path | None:
@@ -67,8 +68,7 @@ def shipped(target: Any, kind: str) -> Path | None:
 class HeadModel(Model):
     """A head on the decoder `target`, for the tokens `kept` (Vd,); None: all.
 
-    `breadth`, `nodes`: of trees that it grows by itself, the nodes of a level that have children,
-    how many each has, and how many nodes there are in all.
+    `shape`: of trees that it grows by itself; None: it grows none.
     """
 
     caps = Model.caps | {"taps"}
@@ -78,8 +78,7 @@ class HeadModel(Model):
         head: Head,
         kept: torch.Tensor | None,
         target: Any,
-        breadth: int = 1,
-        nodes: int = 64,
+        shape: TreeShape | None = None,
     ):
         self.head = head.eval().requires_grad_(False)
         self.target = target
@@ -91,9 +90,9 @@ class HeadModel(Model):
         self.device = target.device
         self.tokenizer = target.tokenizer
         self.feeds = head.taps
-        self.breadth, self.nodes = breadth, nodes
-        shape = head.config.target
-        self.layout = ((shape.kv_heads, shape.width, shape.width),) * head.layers
+        self.shape = shape or TreeShape()
+        built = head.config.target
+        self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
         self.native: NativeLayer | None = None
         packed = isinstance(target.head, PackedLinear)
         # The products of a target's packed weights read float32, and its caches are bfloat16.
@@ -105,11 +104,11 @@ class HeadModel(Model):
             if isinstance(head, OneLayer) and NativeLayer.suits(self):
                 self.native = NativeLayer(self)
                 self.usual_executor = "native"
-                self.caps = HeadModel.caps | {"grows"}
+                self.caps = HeadModel.caps | ({"grows"} if shape else set())
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = super().cache(request, beside)
-        cache.breadth = self.breadth
+        cache.breadth = self.shape.breadth
         return cache
 
     @property
@@ -277,8 +276,8 @@ class NativeLayer:
             tapped=hidden.data_ptr(),
         )
         if levels > 0:
-            followed = self._grow(step, levels)
-            return Computed(logits, {}, "native", len(ids), followed, levels)
+            followed, forwards = self._grow(step, levels)
+            return Computed(logits, {}, "native", len(ids), followed, forwards)
         if not self.library.ft_forward(self.described, step, model.threads):
             raise MemoryError("no memory for a step")
         found = {}
@@ -288,10 +287,12 @@ class NativeLayer:
             found = dict.fromkeys(taps, torch.nn.functional.pad(state, (0, missing)))
         return Computed(logits, found, "native", len(ids))
 
-    def _grow(self, step: Any, levels: int) -> list[list[tuple[int, float, int]]]:
-        """Computes a step and the tree below it; of each job its nodes."""
+    def _grow(self, step: Any, levels: int) -> tuple[list[list[tuple[int, float, int]]], int]:
+        """Computes a step and the trees below it; returns of each job its Reply's `followed`, and
+        how many forwards it took.
+        """
         model, head, jobs = self.model, self.head, step.job_count
-        chosen = model.nodes
+        chosen = model.shape.total
         tokens = torch.empty(jobs, chosen, dtype=torch.long)
         parents = torch.empty(jobs, chosen, dtype=torch.int32)
         counts = torch.empty(jobs, dtype=torch.int32)
@@ -310,20 +311,22 @@ class NativeLayer:
             eps=head.config.target.eps,
             hands_on_normed=int(head.hands_on_normed),
             depth=levels,
-            breadth=model.breadth,
+            breadth=model.shape.breadth,
             chosen=chosen,
+            least=model.shape.least,
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             counts=counts.data_ptr(),
             chances=chances.data_ptr(),
         )
-        if not self.library.ft_grow(self.described, step, growth, model.threads):
+        forwards = self.library.ft_grow(self.described, step, growth, model.threads)
+        if not forwards:
             raise MemoryError("no memory for a tree")
         grown = []
         for job, count in enumerate(counts.tolist()):
             parts = (part[job, :count].tolist() for part in (tokens, chances, parents))
             grown.append(list(zip(*parts, strict=True)))
-        return grown
+        return grown, forwards
 
 
 def joined(parts: Sequence[Any]) -> PackedLinear:

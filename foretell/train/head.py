@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from foretell.errors import BadConfig
 from foretell.heads.base import Head, Texts
-from foretell.heads.folder import build, save, target_shape
+from foretell.heads.folder import build, load, save, target_shape
 from foretell.heads.output import Output
 from foretell.ops.files import write_text
 from foretell.train.answers import Text, read
@@ -212,12 +212,13 @@ def hits(
     head: Head, texts: Sequence[Known], teacher: Teacher, depths: int, size: int
 ) -> list[float]:
     """At each depth the share of places where the head's best token is the target's best one and
-    was at every depth before.
+    was at every depth before, in those of the texts that are greedy.
     """
     head.eval()
     right = np.zeros(depths)
     count = 0
     tokens = torch.tensor(teacher.output.tokens)
+    texts = [text for text in texts if (text.tokens[text.prompt :] == text.best).all()]
     for group in blocks([len(text.tokens) for text in texts], size, 0):
         chosen = [texts[number] for number in group]
         batch, answers = teacher.texts(chosen, 0.0, 0)
@@ -237,9 +238,7 @@ def hits(
                 states = drafted.states[row, place].to(teacher.weight.dtype)
                 guess = tokens[(states @ teacher.weight.T).argmax(-1).cpu()]
                 so_far &= guess == best[row, place + drafted.depth]
-                # The text has to be greedy so far, or deeper rows read other tokens.
                 right[drafted.depth] += float(so_far.sum())
-                so_far &= batch.ids[row, place + drafted.depth + 1].cpu() == guess
     head.train()
     return [round(float(share), 4) for share in right / max(1, count)]
 
@@ -284,17 +283,25 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
     device: str = "cpu",
+    init: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains until `config.tokens` are seen; writes OUT/head and returns the report."""
+    """Trains until `config.tokens` are seen; writes OUT/head and returns the report. `init`: folder
+    of a head of the same kind to begin with, whose tokens it keeps.
+    """
     target: Any = lm.models["target"]
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, states, config.window)
     torch.manual_seed(config.seed)
     head = build(config.kind, target_shape(target)).to(device)
+    head.begin(target)
+    kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
+    if init is not None:
+        known, old_kept = load(init, target, config.kind)
+        head.load_state_dict(known.state_dict())
+        kept = torch.arange(target.vocab) if old_kept is None else old_kept
     missing = {*head.taps, head.config.target.layers} - {*taps}
     if missing:
         raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")
-    kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
     teacher = Teacher(target, taps, head, kept)
     run = HeadRun(out, config, head)
     run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
