@@ -18,7 +18,6 @@ from foretell.families.packed import PackedLinear
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.layers import Attend, Layer, Norm, Rotation
 
-
 LITTLE = 0.2  # what random weights are multiplied with beside weights of the target
 
 
@@ -208,6 +207,7 @@ class Eagle3(OneLayer):
         own.o_proj.weight.copy_(weight_of(last.self_attn.o_proj))
         for name in ("gate_proj", "up_proj", "down_proj"):
             getattr(self.layer.mlp, name).weight.copy_(weight_of(getattr(last.mlp, name)))
+        assert self.state_norm is not None
         self.state_norm.weight.copy_(last.input_layernorm.weight)
         self.layer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
         self.fc.weight *= LITTLE
