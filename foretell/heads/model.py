@@ -56,7 +56,9 @@ def head_model(
 
 
 def shipped(target: Any, kind: str) -> Path | None:
-    """The folder of the head of this kind that the package ships for a target."""
+    """The folder of the head of this kind that the package ships for a target, if there is one."""
+    if getattr(target, "loop", None) is None or "taps" not in target.caps:
+        return None
     told = fingerprint(target)
     for path in sorted(SHIPPED.glob("*/config.json")):
         config = json.loads(path.read_text("utf-8"))

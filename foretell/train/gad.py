@@ -1,6 +1,7 @@
 """Trains a corrector and the drafter that fills in blocks of its text: `foretell train gad`.
 
-The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py). The
+The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py): a
+Marian, whose positions let a token look for its place in the source from the first step on. The
 drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
 hides: text and masks lie in one row, the text is read from left to right, the masks see all of it
 and each other. Some of the masks are taken off first, the more the worse its guesses are (Qian et
@@ -12,28 +13,27 @@ those of plain decoding?
 from __future__ import annotations
 
 import json
-import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
-from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.train.corpus import END, SPECIALS, train_tokenizer
 from foretell.train.corrections import sentences, spoiled
+from foretell.train.lm import Run
 
 PAD, MASK = "<|pad|>", "<|mask|>"
 IGNORED = -100  # a label without loss
-CLIP = 1.0  # norm of a step's gradient at most
+LONGEST = 512  # tokens of a text
+SAVE_EVERY = 120.0  # seconds
 HIDDEN = -1e9  # added to the score of what a token does not see
 SPECS = (
     "plain",
@@ -48,19 +48,21 @@ Pair = tuple[list[int], list[int]]  # ids of a spoiled sentence and of the right
 class TrainGad:
     """Shape of both models, and of the two runs. Lengths are in tokens."""
 
-    hidden: int = 256  # width of the hidden state
-    encoder_layers: int = 4  # layers of the encoder
+    hidden: int = 192  # width of the hidden state
+    encoder_layers: int = 2  # layers of the encoder
     decoder_layers: int = 2  # layers of the decoder
-    heads: int = 4  # attention heads
-    intermediate: int = 1024  # width inside a feed-forward block
+    heads: int = 3  # attention heads
+    intermediate: int = 512  # width inside a feed-forward block
     vocab_size: int = 4096  # tokens of the tokenizer that is trained
     k: int = 25  # masked tokens of a block
     mistakes: float = 0.1  # share of the words with a mistake
-    steps: int = 20000  # of training the corrector
-    draft_steps: int = 20000  # of training the drafter
-    batch: int = 64  # sentences a step
-    rate: float = 0.001  # learning rate at its highest (AdamW)
-    warmup: int = 500  # steps over which it rises; then it falls to 0 in a cosine
+    steps: int = 6000  # of training the corrector
+    draft_steps: int = 4000  # of training the drafter
+    batch: int = 32  # sentences a step
+    matrix_rate: float = 0.02  # learning rate of matrices (Muon)
+    other_rate: float = 0.003  # learning rate of embeddings and norms (AdamW)
+    warmup: int = 50  # steps over which the rate rises
+    decay: float = 0.6  # share of the run over which the rate falls to 0
     glance: float = 0.5  # share of its wrong guesses that are shown first, at the start; 0: none
     share: float = 0.02  # of the documents that are held back
     measured: int = 200  # sentences of these that are measured
@@ -77,7 +79,31 @@ class TrainGad:
                 raise BadConfig.field(name, getattr(self, name), "between 0 and 1")
 
 
-Tell = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
+@dataclass(frozen=True)
+class Course:
+    """What lm.Run reads of a run. `tokens` counts sentences."""
+
+    steps: int
+    tokens: int
+    batch: int
+    matrix_rate: float
+    other_rate: float
+    warmup: int
+    decay: float
+    seed: int
+
+
+def course(config: TrainGad, steps: int) -> Course:
+    return Course(
+        steps,
+        steps * config.batch,
+        config.batch,
+        config.matrix_rate,
+        config.other_rate,
+        min(config.warmup, max(1, steps // 10)),
+        config.decay,
+        config.seed,
+    )
 
 
 @dataclass
@@ -87,6 +113,7 @@ class Task:
     learnt: list[str]
     held_back: list[str]
     tokenizer: PreTrainedTokenizerFast
+    orders: dict[int, list[str]] = field(default_factory=dict)  # of the newest round
 
     def pair(self, sentence: str, config: TrainGad, round: int = 0) -> Pair:
         wrong = spoiled(sentence, config.mistakes, config.seed, round)
@@ -94,19 +121,19 @@ class Task:
         end = self.tokenizer.eos_token_id
         return [*ids[0], end], [*ids[1], end]
 
-    def batches(self, config: TrainGad) -> Iterator[list[Pair]]:
-        """Without end: round after round in another order, with other mistakes."""
-        round = 0
-        pairs: list[Pair] = []
-        while True:
+    def batch(self, config: TrainGad, step: int) -> list[Pair]:
+        """The sentences of a step; every round over all of them has another order, and other
+        mistakes.
+        """
+        a_round = len(self.learnt) // config.batch
+        number, place = divmod(step, a_round)
+        if number not in self.orders:
             order = list(self.learnt)
-            random.Random(config.seed * 1000 + round).shuffle(order)
-            for sentence in order:
-                pairs.append(self.pair(sentence, config, round))
-                if len(pairs) == config.batch:
-                    yield pairs
-                    pairs = []
-            round += 1
+            random.Random(config.seed * 1000 + number).shuffle(order)
+            self.orders = {number: order}
+        first = place * config.batch
+        chosen = self.orders[number][first : first + config.batch]
+        return [self.pair(sentence, config, number) for sentence in chosen]
 
 
 def task(sources: list[str], config: TrainGad) -> Task:
@@ -132,23 +159,29 @@ def task(sources: list[str], config: TrainGad) -> Task:
     return Task(parts[False], parts[True][: config.measured], tokenizer)
 
 
-def build(config: TrainGad, vocab: int) -> T5ForConditionalGeneration:
-    """A random T5, whose positions know no limit."""
+def build(config: TrainGad, vocab: int) -> MarianMTModel:
+    """A random Marian."""
     torch.manual_seed(config.seed)
-    shape = T5Config(
+    pad = SPECIALS.index(PAD)
+    shape = MarianConfig(
         vocab_size=vocab,
         d_model=config.hidden,
-        d_kv=config.hidden // config.heads,
-        d_ff=config.intermediate,
-        num_layers=config.encoder_layers,
-        num_decoder_layers=config.decoder_layers,
-        num_heads=config.heads,
-        pad_token_id=SPECIALS.index(PAD),
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        encoder_attention_heads=config.heads,
+        decoder_attention_heads=config.heads,
+        encoder_ffn_dim=config.intermediate,
+        decoder_ffn_dim=config.intermediate,
+        max_position_embeddings=LONGEST,
+        pad_token_id=pad,
         eos_token_id=SPECIALS.index(END),
-        decoder_start_token_id=SPECIALS.index(PAD),
-        dropout_rate=0.0,
+        decoder_start_token_id=pad,
+        forced_eos_token_id=None,
+        dropout=0.0,
+        attention_dropout=0.0,
+        scale_embedding=True,
     )
-    return T5ForConditionalGeneration(shape)
+    return MarianMTModel(shape)
 
 
 # --- the two objectives
@@ -160,7 +193,7 @@ def padded(rows: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
     return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
-def corrector_loss(model: T5ForConditionalGeneration, pairs: list[Pair]) -> torch.Tensor:
+def corrector_loss(model: MarianMTModel, pairs: list[Pair]) -> torch.Tensor:
     """Mean cross entropy of the right sentences' tokens."""
     source = padded([wrong for wrong, _ in pairs], model.config.pad_token_id)
     labels = padded([right for _, right in pairs], IGNORED)
@@ -221,7 +254,7 @@ def glanced(made: Blocks, guesses: torch.Tensor, share: float, draw: random.Rand
 
 
 def drafter_loss(
-    model: T5ForConditionalGeneration,
+    model: MarianMTModel,
     pairs: list[Pair],
     k: int,
     share: float,
@@ -231,7 +264,7 @@ def drafter_loss(
     config, to = model.config, model.device
     source = padded([wrong for wrong, _ in pairs], config.pad_token_id).to(to)
     known = padded([[1] * len(wrong) for wrong, _ in pairs], 0).to(to)
-    states = model.encoder(input_ids=source, attention_mask=known)
+    states = model.get_encoder()(input_ids=source, attention_mask=known)
     answers = [right for _, right in pairs]
     made = blocks(answers, k, config.decoder_start_token_id, config.mask_token_id, draw)
 
@@ -257,36 +290,33 @@ def drafter_loss(
 # --- the runs
 
 
-def run(
-    model: nn.Module,
-    loss_of: Callable[[list[Pair], int], torch.Tensor],
-    batches: Iterator[list[Pair]],
-    steps: int,
-    config: TrainGad,
-    tell: Callable[[float, int], None],
-) -> float:
-    """Trains for `steps` steps; returns the mean loss of the last tenth of them."""
-    model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=config.rate, weight_decay=0.01)
-    last = []
-    for step in range(steps):
-        part = min(1.0, (step + 1) / max(1, min(config.warmup, steps // 10)))
-        part *= (1 + math.cos(math.pi * step / steps)) / 2
-        for group in optimiser.param_groups:
-            group["lr"] = config.rate * part
-        loss = loss_of(next(batches), step)
-        if not bool(loss.isfinite()):
-            continue  # every mask of the batch was taken off
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimiser.step()
-        value = float(loss.detach())
-        if step >= steps - max(1, steps // 10):
-            last.append(value)
-        tell(value, step + 1)
-    model.eval()
-    return sum(last) / max(1, len(last))
+class GadRun(Run):
+    """A run folder of a corrector or a drafter."""
+
+    def __init__(self, folder: Path, config: Course, model: MarianMTModel):
+        body: Any = model.model
+        layers = nn.ModuleList([body.encoder.layers, body.decoder.layers])
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder, config, model, layers)
+
+    def learn(self, loss_of: Callable[[int], torch.Tensor], quiet: bool) -> float:
+        """All steps that are left; returns the mean loss of the last tenth of all."""
+        device = self.model.device.type
+
+        def advance() -> float:
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = loss_of(self.step)
+            if bool(loss.isfinite()):  # else every mask of the batch was taken off
+                loss.backward()  # type: ignore[no-untyped-call]
+            self.update()
+            return float(loss.detach())
+
+        self.model.train()
+        self.through(advance, SAVE_EVERY, quiet)
+        self.model.eval()
+        lines = (self.folder / "log.jsonl").read_text("utf-8").splitlines()
+        last = [json.loads(line)["loss"] for line in lines[-max(1, self.config.steps // 10) :]]
+        return float(sum(last) / len(last))
 
 
 def measure(folder: Path, held_back: list[Pair], k: int) -> dict[str, dict[str, float]]:
@@ -336,48 +366,26 @@ def train(
     write_text(record, json.dumps(made_by, indent=1))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     known = task(sources, config)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
     losses: dict[str, float] = {}
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
-        if not (out / "model" / "model.safetensors").exists():
-            model = build(config, len(known.tokenizer)).to(device)
-            bar = progress.add_task("corrector", total=config.steps)
+    if not (out / "model" / "model.safetensors").exists():
+        model = build(config, len(known.tokenizer)).to(device)
+        run = GadRun(out / "corrector-run", course(config, config.steps), model)
+        losses["corrector"] = run.learn(
+            lambda step: corrector_loss(model, known.batch(config, step)), quiet
+        )
+        _save(model, known, out / "model")
+    drafter = MarianMTModel.from_pretrained(out / "model", dtype=torch.float32).to(device)
+    drafter.config.mask_token_id = SPECIALS.index(MASK)
+    drafter.config.fills_blocks = True
 
-            def tell(loss: float, step: int) -> None:
-                progress.update(bar, completed=step, description=f"corrector: loss {loss:.3f}")
+    def glancing(step: int) -> torch.Tensor:
+        share = config.glance * (1 - step / config.draft_steps)
+        draw = random.Random(f"{config.seed} {step}")
+        return drafter_loss(drafter, known.batch(config, step), config.k, share, draw)
 
-            losses["corrector"] = run(
-                model,
-                lambda pairs, _: corrector_loss(model, pairs),
-                known.batches(config),
-                config.steps,
-                config,
-                tell,
-            )
-            _save(model, known, out / "model")
-        drafter = T5ForConditionalGeneration.from_pretrained(out / "model", dtype=torch.float32)
-        drafter = drafter.to(device)
-        drafter.config.mask_token_id = SPECIALS.index(MASK)
-        drafter.config.fills_blocks = True
-        draw = random.Random(config.seed)
-        second = progress.add_task("drafter", total=config.draft_steps)
-
-        def tell_drafter(loss: float, step: int) -> None:
-            progress.update(second, completed=step, description=f"drafter: loss {loss:.3f}")
-
-        def glancing(pairs: list[Pair], step: int) -> torch.Tensor:
-            share = config.glance * (1 - step / config.draft_steps)
-            return drafter_loss(drafter, pairs, config.k, share, draw)
-
-        batches = known.batches(config)
-        steps = config.draft_steps
-        losses["drafter"] = run(drafter, glancing, batches, steps, config, tell_drafter)
-        _save(drafter, known, out / "drafter")
+    second = GadRun(out / "drafter-run", course(config, config.draft_steps), drafter)
+    losses["drafter"] = second.learn(glancing, quiet)
+    _save(drafter, known, out / "drafter")
     held_back = [known.pair(sentence, config) for sentence in known.held_back]
     report = {
         "parameters": sum(p.numel() for p in drafter.parameters()),
@@ -390,6 +398,6 @@ def train(
     return report
 
 
-def _save(model: T5ForConditionalGeneration, known: Task, folder: Path) -> None:
+def _save(model: MarianMTModel, known: Task, folder: Path) -> None:
     model.save_pretrained(folder)
     known.tokenizer.save_pretrained(folder)

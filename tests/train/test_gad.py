@@ -32,7 +32,7 @@ TINY = TrainGad(
     steps=30,
     draft_steps=30,
     batch=8,
-    rate=0.005,
+    warmup=3,
     share=0.3,
     measured=4,
 )
