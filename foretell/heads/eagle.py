@@ -16,7 +16,7 @@ from torch import nn
 
 from foretell.families.packed import PackedLinear
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
-from foretell.heads.layers import Attend, Layer, Norm, Rotation
+from foretell.heads.layers import Attend, Layer, Norm, Rotation, widened
 
 LITTLE = 0.2  # what random weights are multiplied with beside weights of the target
 
@@ -56,9 +56,9 @@ class TextAttention:
         grouped = q.unflatten(1, (-1, times))  # (B, KV, times, n, D)
         scores = torch.einsum("bghnd,bgmd->bghnm", grouped, first_key) * scale
         hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.float().masked_fill(hidden, -torch.inf)
+        scores = widened(scores).masked_fill(hidden, -torch.inf)
         own = [
-            (grouped * key.unsqueeze(2)).sum(-1, keepdim=True).float() * scale
+            widened((grouped * key.unsqueeze(2)).sum(-1, keepdim=True)) * scale
             for key in self.keys[1:]
         ]
         weights = torch.cat([scores, *own], -1).softmax(-1).to(v.dtype)
