@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
+from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.families import packed
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
-from foretell.heads.formats.reading import load
-from foretell.heads.model import HeadModel
+from foretell.families.toy import ToyRecurrent
+from foretell.heads.folder import build, save, target_shape
+from foretell.heads.formats.reading import check_taps, formats, load
+from foretell.heads.model import HeadModel, head_model
 from foretell.native import library
 from foretell.ops.growth import TreeShape
 from foretell.runtimes.native import NativeExecutor
@@ -217,10 +220,10 @@ class Twin:
         return normed if self.normed_out else out, normed if self.feeds_normed else out
 
 
-def states_of(model: Decoder, taps: Sequence[int]) -> torch.Tensor:
+def states_of(model: Decoder, taps: Sequence[int], text: Sequence[int] = TEXT) -> torch.Tensor:
     """Of the text's tokens (n, F), behind a row of zeros that stands before the first."""
-    tree = TokenTree(TEXT[0]).chain(TEXT[1:])
-    job, _ = model.cache().prepare(Ask(tree, rows=(), taps=tuple(sorted(set(taps)))), TEXT[:1], 1)
+    tree = TokenTree(text[0]).chain(text[1:])
+    job, _ = model.cache().prepare(Ask(tree, rows=(), taps=tuple(sorted(set(taps)))), text[:1], 1)
     (reply,) = model.forward([job])
     found = torch.cat([reply.hidden[tap].float() for tap in taps], -1)
     return torch.cat([torch.zeros_like(found[:1]), found])
@@ -475,19 +478,95 @@ def test_a_model_that_shows_no_states_is_refused(tmp_path: Path) -> None:
         load(written(tmp_path, *eagle3(target())), ToyRecurrent())
 
 
-def echoing(model: Decoder, ids: list[int], right: list[int]) -> tuple[dict[str, Any], Tensors]:
-    """A head that gives what left the target's last layer straight to its output matrix, if its
-    tap `right[0]` is that: it drafts the token that the target has just chosen.
-    """
-    config, tensors = eagle3(model, eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
-    hidden = config["hidden_size"]
+LONG = torch.randperm(97, generator=torch.Generator().manual_seed(2))[:24].tolist()
+
+
+def knowing(folder: Path, ids: list[int], taps: tuple[int, ...]) -> Path:
+    """A head that knows the text LONG by heart, if its taps are these."""
+    config, tensors = eagle3(target(), eagle_aux_hidden_state_layer_ids=ids)
     for name in ("d2t", "t2d"):
         del tensors[name]
-    del config["draft_vocab_size"]
-    tensors["midlayer.self_attn.o_proj.weight"].zero_()
-    tensors["midlayer.mlp.down_proj.weight"].zero_()
-    tensors["fc.weight"].zero_()[:, :hidden] = torch.eye(hidden)
-    norm: Any = model.loop.norm  # type: ignore[union-attr]
-    tensors["norm.weight"] = norm.weight.detach().float().clone()
-    tensors["lm_head.weight"] = model.head.weight.detach().float().clone()
-    return config, tensors
+    config["draft_vocab_size"] = target().vocab
+    twin, table = Twin(config, tensors), target().embedded(torch.arange(97)).float()
+    states = states_of(target(), taps, LONG)
+    pairs = enumerate(zip(LONG[:-1], states, strict=False))
+    reads = [twin(table[token], twin.taken(state), place)[0] for place, (token, state) in pairs]
+    wanted = torch.nn.functional.one_hot(torch.tensor(LONG[1:]), 97).float()
+    tensors["lm_head.weight"] = (torch.linalg.pinv(torch.stack(reads)) @ wanted).T
+    return written(folder, config, tensors)
+
+
+@torch.inference_mode()
+def test_how_layers_are_counted_is_measured(tmp_path: Path) -> None:
+    folder = knowing(tmp_path / "output", [1, 0, 2], (2, 1, 3))
+    with pytest.raises(BadModel, match=r"by their output .*--taps output"):
+        check_taps(folder, target(), LONG)
+    shares = check_taps(folder, target(), LONG, "output")
+    assert shares["output"] == 1.0 and shares["input"] < 0.5
+    folder = knowing(tmp_path / "input", [1, 0, 3], (1, 0, 3))
+    assert check_taps(folder, target(), LONG) == {"input": 1.0}
+    with pytest.raises(BadModel, match="has 3 layers"):
+        load(folder, target(), taps="output")
+    with pytest.raises(BadConfig, match="taps='both'"):
+        load(folder, target(), taps="both")
+    with pytest.raises(BadConfig, match="3 tokens"):
+        check_taps(folder, target(), LONG[:2])
+
+
+def test_the_taps_of_specforge_are_known_at_sight(tmp_path: Path) -> None:
+    deep = Decoder(families.tiny("llama", num_hidden_layers=8), "llama")
+    for ids, taps in (([1, 3, 4], (2, 4, 5)), ([2, 4, 5], (2, 4, 5)), ([0, 1, 2], (0, 1, 2))):
+        config, tensors = eagle3(deep, eagle_aux_hidden_state_layer_ids=ids)
+        head, _ = load(written(tmp_path / str(ids[1]), config, tensors), deep)
+        assert head.taps == taps
+
+
+EXPORTED = ["eagle3", "a norm a tap", "a norm before fc", "norm before residual", "norm handed on"]
+
+
+@pytest.mark.parametrize("layout", EXPORTED)
+@torch.inference_mode()
+def test_what_is_exported_says_the_same_when_it_is_loaded(layout: str, tmp_path: Path) -> None:
+    config, tensors = LAYOUTS[layout](target())
+    tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in tensors.items()}
+    head, kept = load(written(tmp_path / "in", config, tensors), target())
+    formats()["speculators"].write(head, kept, target(), tmp_path / "out")
+    save(head, kept, tmp_path / "own", target(), {})
+    states = states_of(target(), head.taps)
+    said = logits_of(HeadModel(head, kept, target()), states, [7, 50])
+    for name in ("out", "own"):
+        again, tokens = load(tmp_path / name, target(), "eagle3")
+        assert torch.equal(tokens, kept) and again.taps == head.taps  # type: ignore[arg-type]
+        back = logits_of(HeadModel(again, tokens, target()), states, [7, 50])
+        assert all(torch.equal(a, b) for a, b in zip(said, back, strict=True))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    names = {name.replace("midlayer.", "layers.0."): t.shape for name, t in tensors.items()}
+    assert {name: t.shape for name, t in found.items()} == names
+    assert found["d2t"].dtype == torch.int64 and found["t2d"].dtype == torch.bool
+    told = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    assert told["speculators_model_type"] == "eagle3" and told["draft_vocab_size"] == 40
+    assert told["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+    assert told["eagle_aux_hidden_state_layer_ids"] == [2, 1, 0]
+
+
+@torch.inference_mode()
+def test_a_head_that_borrows_the_targets_matrix_is_exported_with_its_rows(tmp_path: Path) -> None:
+    head: Any = build("eagle3", target_shape(target()))
+    kept = torch.tensor([1, 5, 7, 90])
+    formats()["speculators"].write(head, kept, target(), tmp_path)
+    again, tokens = load(tmp_path, target())
+    assert torch.equal(tokens, kept)  # type: ignore[arg-type]
+    rows = target().head.weight[kept].bfloat16().float()
+    assert torch.equal(again.matrix.weight, rows)  # type: ignore[union-attr]
+
+
+def test_what_a_layout_cannot_hold_is_not_written(tmp_path: Path) -> None:
+    writer = formats()["speculators"]
+    with pytest.raises(BadConfig, match="holds no eagle head"):
+        writer.write(build("eagle", target_shape(target())), None, target(), tmp_path)
+    bare = build("eagle3", target_shape(target()), {"last_norm": False})
+    with pytest.raises(BadConfig, match="without a last norm"):
+        writer.write(bare, None, target(), tmp_path)
+    with pytest.raises(BadConfig, match="cannot be written"):
+        formats()["eagle3"].write(bare, None, target(), tmp_path)
+    assert not list(tmp_path.iterdir())

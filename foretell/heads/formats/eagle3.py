@@ -82,6 +82,9 @@ def load_eagle3(
     if wrong:
         what = f"eagle_aux_hidden_state_layer_ids={list(ids)}"
         raise checkpoint.bad(f"{what}, and {target.name} has {shape.layers} layers")
+    if not taps and shape.layers < 3:
+        what = "names no eagle_aux_hidden_state_layer_ids, and the usual ones need 3 layers"
+        raise checkpoint.bad(f"{what}; {target.name} has {shape.layers}")
     wide = checkpoint.config.get("target_hidden_size")
     if wide not in (None, shape.hidden):
         raise checkpoint.bad(f"target_hidden_size={wide}, and {target.name} has {shape.hidden}")

@@ -97,7 +97,7 @@ def described(head: Any, drafted: int, target: Any) -> dict[str, Any]:
             ],
             "verifier": {
                 "name_or_path": str(getattr(config, "_name_or_path", "") or target.name),
-                "architectures": list(getattr(config, "architectures", None) or []),
+                "architectures": list(config.architectures or [type(target.hf).__name__]),
             },
         },
         "transformer_layer_config": {
