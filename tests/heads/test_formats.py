@@ -235,7 +235,9 @@ def logits_of(head: HeadModel, states: torch.Tensor, below: Sequence[int]) -> li
         commit=lambda tokens: None,
         states=SimpleNamespace(read=lambda feeds, a, b: states[a + 1 : b + 1]),
     )
-    tree, given, found = TokenTree(TEXT[-1]), [], []
+    tree = TokenTree(TEXT[-1])
+    given: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
     for token in (*below, 0):
         cache = head.cache(beside=beside)  # type: ignore[arg-type]
         features = torch.stack(given) if given else None
@@ -371,10 +373,12 @@ def test_rows_of_a_matrix_follow_its_tokens_in_any_order(tmp_path: Path) -> None
     ids = tensors["d2t"] + torch.arange(40)
     turned = {**tensors, "lm_head.weight": tensors["lm_head.weight"].flip(0)}
     turned["d2t"] = ids.flip(0) - torch.arange(40)
+    one: Any
+    other: Any
     one, kept = load(written(tmp_path / "one", config, tensors), target())
     other, same = load(written(tmp_path / "other", config, turned), target())
-    assert torch.equal(kept, same)
-    assert torch.equal(one.matrix.weight, other.matrix.weight)  # type: ignore[union-attr]
+    assert kept is not None and same is not None and torch.equal(kept, same)
+    assert torch.equal(one.matrix.weight, other.matrix.weight)
 
 
 def test_a_matrix_that_is_missing_is_the_targets_alone(tmp_path: Path) -> None:
@@ -554,10 +558,11 @@ def test_a_head_that_borrows_the_targets_matrix_is_exported_with_its_rows(tmp_pa
     head: Any = build("eagle3", target_shape(target()))
     kept = torch.tensor([1, 5, 7, 90])
     formats()["speculators"].write(head, kept, target(), tmp_path)
+    again: Any
     again, tokens = load(tmp_path, target())
     assert torch.equal(tokens, kept)  # type: ignore[arg-type]
     rows = target().head.weight[kept].bfloat16().float()
-    assert torch.equal(again.matrix.weight, rows)  # type: ignore[union-attr]
+    assert torch.equal(again.matrix.weight, rows)
 
 
 def test_what_a_layout_cannot_hold_is_not_written(tmp_path: Path) -> None:
