@@ -2,8 +2,7 @@
 
 The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py). It
 is a Marian model: the positions of source and text enter its first layers, so that cross-attention
-finds the place to copy from by its number, too. (T5's finds it by what stands there alone, and
-learns to copy far later.)
+finds the place to copy from by its number, too, and not by what stands there alone, as T5's does.
 
 The drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
 hides: text and masks lie in one row, the text is read from left to right, the masks see all of it
@@ -356,10 +355,10 @@ def train(
     record = out / "settings.json"
     if record.exists() and json.loads(record.read_text("utf-8")) != made_by:
         raise BadConfig(f"--out {out}: holds a run with other settings; choose another folder")
+    known = task(sources, config)  # before the folder is taken: the sources may be refused
     out.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps(made_by, indent=1))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    known = task(sources, config)
 
     model = build(config, len(known.tokenizer)).to(device)
     first = GadRun(out / "training" / "corrector", config, model)
