@@ -167,7 +167,8 @@ def build(config: TrainGad, vocab: int) -> MarianMTModel:
 
 def layers_of(model: MarianMTModel) -> nn.Module:
     """The layers of both halves, whose matrices Muon trains."""
-    return nn.ModuleList([model.get_encoder().layers, model.get_decoder().layers])
+    halves: list[Any] = [model.get_encoder(), model.get_decoder()]
+    return nn.ModuleList([half.layers for half in halves])
 
 
 # --- the two objectives
@@ -252,8 +253,9 @@ def drafter_loss(
     config, to = model.config, model.device
     source = padded([wrong for wrong, _ in pairs], config.pad_token_id).to(to)
     known = padded([[1] * len(wrong) for wrong, _ in pairs], 0).to(to)
+    encoder: Any = model.get_encoder()
     with torch.autocast(to.type, dtype=torch.bfloat16):
-        states = model.get_encoder()(input_ids=source, attention_mask=known)
+        states = encoder(input_ids=source, attention_mask=known)
     answers = [right for _, right in pairs]
     made = blocks(answers, k, config.decoder_start_token_id, config.mask_token_id, draw)
 
