@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -121,6 +121,8 @@ class Head(nn.Module):
     agreement = 1.0  # weight of the divergence of the laws
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
+    # By depth and rank, how often its token of that rank was the target's; (): not measured.
+    ranks: Sequence[Sequence[float]] = ()
 
     def __init__(self, config: HeadConfig):
         super().__init__()
@@ -133,6 +135,11 @@ class Head(nn.Module):
     def taps(self) -> tuple[int, ...]:
         """Of the target, what it reads: i is what enters layer i, `layers` what leaves the last."""
         raise NotImplementedError
+
+    @property
+    def deepest(self) -> int:
+        """How many depths it can draft at most."""
+        return 64
 
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError

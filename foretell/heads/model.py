@@ -113,6 +113,11 @@ class HeadModel(Model):
         return cache
 
     @property
+    def ranks(self) -> Sequence[Sequence[float]]:
+        """By depth and rank, how often its token was the target's; empty: not measured."""
+        return self.head.ranks
+
+    @property
     def weight_bytes(self) -> int:  # type: ignore[override]
         """Of its own weights and its part of the output matrix."""
         own = weight_bytes(self.head)
