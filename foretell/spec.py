@@ -34,6 +34,8 @@ STEP = 8e-3  # seconds
 # chain takes less than half a step. It is paused where it wins less than it takes.
 DRAFT = "draft:best=yes"
 CHEAP = 1 / 8
+# And this, where a head ships for the target, in place of a draft model.
+HEAD = "eagle3:depth=5,breadth=4,least=0.1"
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
 Encode = Callable[[str], list[int]]

@@ -35,6 +35,7 @@ from foretell.families.retrieving import Retrieving
 from foretell.heads.model import HeadModel, head_model
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
+from foretell.ops.growth import TreeShape
 from foretell.ops.threads import torch_threads
 from foretell.runtimes.protocol import Executor, interleave
 
@@ -443,12 +444,12 @@ class Decoder(Model):
         """It as a draft model that learns, see learning.py. Raises Unsupported."""
         return Learning(self, Decoder)
 
-    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> HeadModel:
+    def headed(self, method: str, kind: str, folder: str, shape: TreeShape | None) -> HeadModel:
         """A trained head for it, see heads/model.py: the one in `folder`, else the one that ships.
 
         Raises Unsupported, BadModel.
         """
-        return head_model(self, method, kind, folder, breadth, nodes)
+        return head_model(self, method, kind, folder, shape)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))

@@ -210,7 +210,7 @@ class Toy(Model):
     def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
         return ToyRetrieving(self, budget, chunk)
 
-    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
+    def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
         laws = 3 if kind == "medusa" else 1
         return ToyHead(self.vocab, self.seed, context=self.context, laws=laws)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +49,7 @@ class HeadConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.target, tuple(sorted(self.options.items()))))
+        return hash(json.dumps(self.to_json(), sort_keys=True))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,7 +108,8 @@ class Nodes:
 
 
 class Head(nn.Module):
-    """A network that drafts. Its output matrix is the target's, cut down to some tokens.
+    """A network that drafts. Its output matrix is `matrix`, or else the target's, cut down to some
+    tokens.
 
     In training `unroll` gives every depth; in drafting `step` computes new nodes.
     """
@@ -124,12 +126,21 @@ class Head(nn.Module):
     # By depth and rank, how often its token of that rank was the target's; (): not measured.
     ranks: Sequence[Sequence[float]] = ()
 
+    matrix: nn.Module | None  # its own output matrix, E -> the tokens that it drafts
+
     def __init__(self, config: HeadConfig):
         super().__init__()
         self.config = config
+        self.matrix = None
 
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
+
+    @property
+    def shape(self) -> LayerShape:
+        """Of its layers: the target's, but for the fields that an option `layer` names."""
+        other = self.option("layer") if "layer" in self.options else {}
+        return replace(self.config.target.layer(), **other)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -140,6 +151,10 @@ class Head(nn.Module):
     def deepest(self) -> int:
         """How many depths it can draft at most."""
         return 64
+
+    @torch.no_grad()
+    def begin(self, target: Any) -> None:
+        """Takes over of the target's weights what training is to begin with."""
 
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError

@@ -25,6 +25,25 @@ STATE = 0  # the tap under which a head gives what nodes below are to be given a
 Path = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class TreeShape:
+    """Of a tree that grows by its nodes' chances."""
+
+    depth: int = 8  # levels
+    breadth: int = 10  # nodes of a level that have children, and children of each
+    total: int = 59  # nodes that are kept, those with the likeliest paths
+    least: float = 0.0  # no level follows one whose best path is less likely
+
+    def check(self, method: str) -> None:
+        """Raises BadConfig."""
+        for name, most in (("depth", 64), ("breadth", 64), ("total", 1023)):
+            if not 1 <= getattr(self, name) <= most:
+                allowed = f"between 1 and {most}"
+                raise BadConfig.field(f"{method}:{name}", getattr(self, name), allowed)
+        if not 0 <= self.least < 1:
+            raise BadConfig.field(f"{method}:least", self.least, "at least 0 and below 1")
+
+
 @dataclass
 class Candidate:
     """A token that may be drafted. `parent`: -1 is the text; `asked`: its node in the tree that
@@ -54,45 +73,27 @@ class HeadReader:
 
 
 def head_of(
-    target: Any, method: str, kind: str, folder: str, breadth: int = 1, nodes: int = 64
+    target: Any, method: str, kind: str, folder: str, shape: TreeShape | None = None
 ) -> dict[str, Model]:
     """What a drafter of a head of this kind brings, see heads/model.py.
 
-    `breadth`, `nodes`: of trees that it grows in one call. Raises Unsupported, BadModel.
+    `shape`: of trees that it may grow in one call. Raises Unsupported, BadModel.
     """
     make = getattr(target, "headed", None)
     if make is None:
         need = "hidden states, which come of layers that can be run one by one"
         raise Unsupported.missing(method, target.name, need, "use a method without a head")
-    return {"head": make(method, kind, folder, breadth, nodes)}
-
-
-def check_growth(method: str, depth: int, breadth: int, total: int) -> None:
-    """Raises BadConfig."""
-    for name, value, most in (
-        ("depth", depth, 64),
-        ("breadth", breadth, 64),
-        ("total", total, 1023),
-    ):
-        if not 1 <= value <= most:
-            raise BadConfig.field(f"{method}:{name}", value, f"between 1 and {most}")
+    return {"head": make(method, kind, folder, shape)}
 
 
 def grow(
-    ctx: Context,
-    reader: HeadReader,
-    budget: int,
-    depth: int,
-    breadth: int,
-    nodes: int,
-    source: str,
+    ctx: Context, reader: HeadReader, budget: int, shape: TreeShape, source: str
 ) -> Generator[Ask, Any, TokenTree]:
-    """The best of all candidates, at most `nodes` and `budget` with the root.
+    """The best of all candidates, `budget` nodes with the root at most.
 
-    A level's `breadth` best candidates have `breadth` children each. A chance never grows on the
-    way down, so the best ones have their parents among them.
+    A chance never grows on the way down, so the best ones have their parents among them.
     """
-    depth = reader.depth(ctx, depth)
+    depth = reader.depth(ctx, shape.depth)
     if depth < 1 or budget < 2:
         return TokenTree(ctx.tokens[-1])
     found: list[Candidate] = []
@@ -101,8 +102,8 @@ def grow(
         reply = yield Ask(root, reader.name, ctx.branch, rows=[0], follow=depth)
         found = candidates_of(reply.followed)
     if not found:
-        found = yield from by_levels(ctx, reader, depth, breadth)
-    return best_tree(ctx, found, min(nodes, budget - 1), source)
+        found = yield from by_levels(ctx, reader, depth, shape)
+    return best_tree(ctx, found, min(shape.total, budget - 1), source)
 
 
 def candidates_of(followed: Sequence[tuple[int, float, int]]) -> list[Candidate]:
@@ -115,9 +116,9 @@ def candidates_of(followed: Sequence[tuple[int, float, int]]) -> list[Candidate]
 
 
 def by_levels(
-    ctx: Context, reader: HeadReader, depth: int, breadth: int
+    ctx: Context, reader: HeadReader, depth: int, shape: TreeShape
 ) -> Generator[Ask, Any, list[Candidate]]:
-    """All candidates, by one ask a level."""
+    """All candidates of at most `depth` levels, by one ask a level."""
     levels = Levels(ctx, reader)
     found: list[Candidate] = []
     frontier = [-1]
@@ -125,9 +126,11 @@ def by_levels(
         rows = yield from levels.ask(found, frontier)
         first = len(found)
         for parent, row in zip(frontier, rows, strict=True):
-            add_children(found, parent, row, breadth, reader)
+            add_children(found, parent, row, shape.breadth, reader)
         below = sorted(range(first, len(found)), key=lambda number: -found[number].total)
-        frontier = below[:breadth]
+        frontier = below[: shape.breadth]
+        if found[frontier[0]].total < shape.least:
+            break
     return found
 
 
