@@ -116,6 +116,7 @@ class Head(nn.Module):
     options: ClassVar[dict[str, Any]] = {}  # names and defaults of what `config.options` may hold
     layers = 1  # that keep cache rows
     depths = 5  # that it is trained for
+    deepest = 64  # that it can draft
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features
     agreement = 1.0  # weight of the divergence of the laws
