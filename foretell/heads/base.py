@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +49,7 @@ class HeadConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.target, tuple(sorted(self.options.items()))))
+        return hash(json.dumps(self.to_json(), sort_keys=True))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,7 +108,8 @@ class Nodes:
 
 
 class Head(nn.Module):
-    """A network that drafts. Its output matrix is the target's, cut down to some tokens.
+    """A network that drafts. Its output matrix is `matrix`, or else the target's, cut down to some
+    tokens.
 
     In training `unroll` gives every depth; in drafting `step` computes new nodes.
     """
@@ -123,12 +125,21 @@ class Head(nn.Module):
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
 
+    matrix: nn.Module | None  # its own output matrix, E -> the tokens that it drafts
+
     def __init__(self, config: HeadConfig):
         super().__init__()
         self.config = config
+        self.matrix = None
 
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
+
+    @property
+    def shape(self) -> LayerShape:
+        """Of its layers: the target's, but for the fields that an option `layer` names."""
+        other = self.option("layer") if "layer" in self.options else {}
+        return replace(self.config.target.layer(), **other)
 
     @property
     def taps(self) -> tuple[int, ...]:

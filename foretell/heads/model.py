@@ -22,7 +22,8 @@ from foretell.errors import Unsupported
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight_bytes
 from foretell.heads.base import Head, Nodes
 from foretell.heads.eagle import OneLayer
-from foretell.heads.folder import fingerprint, load, target_shape
+from foretell.heads.folder import fingerprint, target_shape
+from foretell.heads.formats.reading import load
 from foretell.heads.layers import Layer
 from foretell.heads.output import Output
 from foretell.memory.job import Job
@@ -85,15 +86,13 @@ class HeadModel(Model):
         self.head = head.eval().requires_grad_(False)
         self.target = target
         self.name = f"{target.name} ({head.kind} head)"
-        self.output = Output(target, kept)
-        self.tokens = self.output.tokens
         self.vocab = target.vocab
         self.context = target.context
         self.device = target.device
         self.tokenizer = target.tokenizer
         self.feeds, self.deepest = head.taps, head.deepest
         self.shape = shape or TreeShape()
-        built = head.config.target
+        built = head.shape
         self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
         self.native: NativeLayer | None = None
         packed = isinstance(target.head, PackedLinear)
@@ -103,10 +102,14 @@ class HeadModel(Model):
         head.to(self.device, self.stream)
         if packed:
             pack(head, target.head.packed.format)
-            if isinstance(head, OneLayer) and NativeLayer.suits(self):
-                self.native = NativeLayer(self)
-                self.usual_executor = "native"
-                self.caps = HeadModel.caps | ({"grows"} if shape else set())
+        self.output = Output(target, kept, head.matrix)
+        self.tokens = self.output.tokens
+        if packed and isinstance(head, OneLayer) and NativeLayer.suits(self):
+            self.native = NativeLayer(self)
+            self.usual_executor = "native"
+            # The library hands states on below the root without a norm in front of the stream.
+            grows = shape is not None and not head.stream_normed
+            self.caps = HeadModel.caps | ({"grows"} if grows else set())
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = super().cache(request, beside)
@@ -117,7 +120,9 @@ class HeadModel(Model):
     def weight_bytes(self) -> int:  # type: ignore[override]
         """Of its own weights and its part of the output matrix."""
         own = weight_bytes(self.head)
-        return own if self.output.kept is None else own + weight_bytes(self.output.matrix)
+        if self.output.kept is None or self.head.matrix is not None:
+            return own
+        return own + weight_bytes(self.output.matrix)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         with torch_threads(self.threads):
@@ -184,6 +189,8 @@ class NativeLayer:
         shape = layer.self_attn.shape
         beside = head.enter is None
         before = head.state_norm if beside else layer.input_layernorm
+        if head.stream_normed:
+            before = None  # `entering` has it behind it
         part = library.Layer(
             before=self._weight(before),
             after=self._weight(layer.post_attention_layernorm),
@@ -222,7 +229,7 @@ class NativeLayer:
     @staticmethod
     def suits(model: HeadModel) -> bool:
         """Whether the library computes a head of this build."""
-        shape = model.head.config.target
+        shape = model.head.shape
         wide = shape.hidden % 32 == 0 and shape.intermediate % 32 == 0 and shape.width % 32 == 0
         embeds = isinstance(model.target.loop.embed, PackedEmbedding)
         return library.available() and wide and embeds and not model.output.cap
@@ -310,7 +317,7 @@ class NativeLayer:
             enter=none if entered is None else entered.matrix,
             token_norm=self._weight(head.token_norm) if entered is not None else None,
             state_norm=self._weight(head.state_norm) if entered is not None else None,
-            eps=head.config.target.eps,
+            eps=head.shape.eps,
             hands_on_normed=int(head.hands_on_normed),
             depth=levels,
             breadth=model.shape.breadth,

@@ -1,8 +1,10 @@
 """Trains a corrector and the drafter that fills in blocks of its text: `foretell train gad`.
 
-The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py): a
-Marian, whose positions let a token look for its place in the source from the first step on. The
-drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
+The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py). It
+is a Marian model: the positions of source and text enter its first layers, so that cross-attention
+finds the place to copy from by its number, too, and not by what stands there alone, as T5's does.
+
+The drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
 hides: text and masks lie in one row, the text is read from left to right, the masks see all of it
 and each other. Some of the masks are taken off first, the more the worse its guesses are (Qian et
 al., Glancing Transformer, arXiv:2008.07905). At the end both are measured on sentences whose
@@ -12,10 +14,11 @@ those of plain decoding?
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +35,6 @@ from foretell.train.lm import Run
 
 PAD, MASK = "<|pad|>", "<|mask|>"
 IGNORED = -100  # a label without loss
-LONGEST = 512  # tokens of a text
-SAVE_EVERY = 120.0  # seconds
 HIDDEN = -1e9  # added to the score of what a token does not see
 SPECS = (
     "plain",
@@ -53,14 +54,15 @@ class TrainGad:
     decoder_layers: int = 2  # layers of the decoder
     heads: int = 3  # attention heads
     intermediate: int = 512  # width inside a feed-forward block
+    context: int = 512  # longest source and longest text; sentences have half as many letters
     vocab_size: int = 4096  # tokens of the tokenizer that is trained
     k: int = 25  # masked tokens of a block
     mistakes: float = 0.1  # share of the words with a mistake
-    steps: int = 6000  # of training the corrector
-    draft_steps: int = 4000  # of training the drafter
+    steps: int = 3000  # of training the corrector
+    draft_steps: int = 2000  # of training the drafter
     batch: int = 32  # sentences a step
     matrix_rate: float = 0.02  # learning rate of matrices (Muon)
-    other_rate: float = 0.003  # learning rate of embeddings and norms (AdamW)
+    other_rate: float = 0.003  # learning rate of embeddings, norms and biases (AdamW)
     warmup: int = 50  # steps over which the rate rises
     decay: float = 0.6  # share of the run over which the rate falls to 0
     glance: float = 0.5  # share of its wrong guesses that are shown first, at the start; 0: none
@@ -71,39 +73,16 @@ class TrainGad:
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise BadConfig(f"hidden={self.hidden} must be a multiple of heads={self.heads}")
-        for name in ("k", "steps", "draft_steps", "batch", "measured"):
+        if self.hidden % 2:
+            raise BadConfig.field("hidden", self.hidden, "even, for its positions are sines")
+        for name in ("k", "steps", "draft_steps", "batch", "warmup", "measured"):
             if getattr(self, name) < 1:
                 raise BadConfig.field(name, getattr(self, name), "at least 1")
-        for name in ("mistakes", "glance", "share"):
+        if self.context < 2 * self.k:
+            raise BadConfig(f"context={self.context} must be at least twice k={self.k}")
+        for name in ("mistakes", "glance", "share", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadConfig.field(name, getattr(self, name), "between 0 and 1")
-
-
-@dataclass(frozen=True)
-class Course:
-    """What lm.Run reads of a run. `tokens` counts sentences."""
-
-    steps: int
-    tokens: int
-    batch: int
-    matrix_rate: float
-    other_rate: float
-    warmup: int
-    decay: float
-    seed: int
-
-
-def course(config: TrainGad, steps: int) -> Course:
-    return Course(
-        steps,
-        steps * config.batch,
-        config.batch,
-        config.matrix_rate,
-        config.other_rate,
-        min(config.warmup, max(1, steps // 10)),
-        config.decay,
-        config.seed,
-    )
 
 
 @dataclass
@@ -113,7 +92,7 @@ class Task:
     learnt: list[str]
     held_back: list[str]
     tokenizer: PreTrainedTokenizerFast
-    orders: dict[int, list[str]] = field(default_factory=dict)  # of the newest round
+    order: tuple[int, list[str]] = (-1, [])  # the last round, and the sentences in its order
 
     def pair(self, sentence: str, config: TrainGad, round: int = 0) -> Pair:
         wrong = spoiled(sentence, config.mistakes, config.seed, round)
@@ -122,29 +101,31 @@ class Task:
         return [*ids[0], end], [*ids[1], end]
 
     def batch(self, config: TrainGad, step: int) -> list[Pair]:
-        """The sentences of a step; every round over all of them has another order, and other
-        mistakes.
-        """
-        a_round = len(self.learnt) // config.batch
-        number, place = divmod(step, a_round)
-        if number not in self.orders:
-            order = list(self.learnt)
-            random.Random(config.seed * 1000 + number).shuffle(order)
-            self.orders = {number: order}
-        first = place * config.batch
-        chosen = self.orders[number][first : first + config.batch]
-        return [self.pair(sentence, config, number) for sentence in chosen]
+        """The pairs of a step: round after round in another order, with other mistakes."""
+        pairs = []
+        for number in range(step * config.batch, (step + 1) * config.batch):
+            round, place = divmod(number, len(self.learnt))
+            if self.order[0] != round:
+                order = list(self.learnt)
+                random.Random(config.seed * 1_000_003 + round).shuffle(order)
+                self.order = round, order
+            pairs.append(self.pair(self.order[1][place], config, round))
+        return pairs
 
 
 def task(sources: list[str], config: TrainGad) -> Task:
-    """Raises BadConfig where the sources have too few sentences."""
+    """Raises BadConfig where the sources have too few sentences that fit in the context."""
     parts: dict[bool, list[str]] = {False: [], True: []}
+    # Mistakes make a sentence twice as long at most, and a token has at least one letter.
+    longest = config.context // 2 - 2
     for sentence, back in sentences(sources, config.share):
-        parts[back].append(sentence)
+        if len(sentence) <= longest:
+            parts[back].append(sentence)
     if len(parts[False]) < config.batch or not parts[True]:
         raise BadConfig(
             f"--text: {len(parts[False])} sentences to learn from and {len(parts[True])} held back "
-            f"are too few for a batch of {config.batch}; give more texts, or another --share"
+            f"are too few for a batch of {config.batch} (they have at most {longest} letters); "
+            "give more texts, another --share or a larger --context"
         )
     random.Random(config.seed).shuffle(parts[True])
     texts = [text for s in parts[False] for text in (s, spoiled(s, config.mistakes, config.seed))]
@@ -160,9 +141,8 @@ def task(sources: list[str], config: TrainGad) -> Task:
 
 
 def build(config: TrainGad, vocab: int) -> MarianMTModel:
-    """A random Marian."""
+    """A random Marian model."""
     torch.manual_seed(config.seed)
-    pad = SPECIALS.index(PAD)
     shape = MarianConfig(
         vocab_size=vocab,
         d_model=config.hidden,
@@ -172,16 +152,23 @@ def build(config: TrainGad, vocab: int) -> MarianMTModel:
         decoder_attention_heads=config.heads,
         encoder_ffn_dim=config.intermediate,
         decoder_ffn_dim=config.intermediate,
-        max_position_embeddings=LONGEST,
-        pad_token_id=pad,
-        eos_token_id=SPECIALS.index(END),
-        decoder_start_token_id=pad,
-        forced_eos_token_id=None,
+        max_position_embeddings=config.context,
+        activation_function="gelu",
+        scale_embedding=True,
         dropout=0.0,
         attention_dropout=0.0,
-        scale_embedding=True,
+        pad_token_id=SPECIALS.index(PAD),
+        eos_token_id=SPECIALS.index(END),
+        forced_eos_token_id=None,
+        decoder_start_token_id=SPECIALS.index(PAD),
     )
     return MarianMTModel(shape)
+
+
+def layers_of(model: MarianMTModel) -> nn.Module:
+    """The layers of both halves, whose matrices Muon trains."""
+    halves: list[Any] = [model.get_encoder(), model.get_decoder()]
+    return nn.ModuleList([half.layers for half in halves])
 
 
 # --- the two objectives
@@ -199,9 +186,11 @@ def corrector_loss(model: MarianMTModel, pairs: list[Pair]) -> torch.Tensor:
     labels = padded([right for _, right in pairs], IGNORED)
     known = padded([[1] * len(wrong) for wrong, _ in pairs], 0)
     to = model.device
-    out = model(input_ids=source.to(to), attention_mask=known.to(to), labels=labels.to(to))
-    loss: torch.Tensor = out.loss
-    return loss
+    with torch.autocast(to.type, dtype=torch.bfloat16):
+        out = model(input_ids=source.to(to), attention_mask=known.to(to), labels=labels.to(to))
+    return F.cross_entropy(
+        out.logits.flatten(0, 1).float(), labels.flatten().to(to), ignore_index=IGNORED
+    )
 
 
 @dataclass
@@ -264,18 +253,21 @@ def drafter_loss(
     config, to = model.config, model.device
     source = padded([wrong for wrong, _ in pairs], config.pad_token_id).to(to)
     known = padded([[1] * len(wrong) for wrong, _ in pairs], 0).to(to)
-    states = model.get_encoder()(input_ids=source, attention_mask=known)
+    encoder: Any = model.get_encoder()
+    with torch.autocast(to.type, dtype=torch.bfloat16):
+        states = encoder(input_ids=source, attention_mask=known)
     answers = [right for _, right in pairs]
     made = blocks(answers, k, config.decoder_start_token_id, config.mask_token_id, draw)
 
     def rows(given: Blocks) -> torch.Tensor:
-        out = model(
-            encoder_outputs=states,
-            attention_mask=known,
-            decoder_input_ids=given.ids.to(to),
-            decoder_attention_mask=given.sees.to(to),
-            use_cache=False,
-        )
+        with torch.autocast(to.type, dtype=torch.bfloat16):
+            out = model(
+                encoder_outputs=states,
+                attention_mask=known,
+                decoder_input_ids=given.ids.to(to),
+                decoder_attention_mask=given.sees.to(to),
+                use_cache=False,
+            )
         logits: torch.Tensor = out.logits
         return logits
 
@@ -284,39 +276,38 @@ def drafter_loss(
             guesses = rows(made).argmax(-1).cpu()
         made = glanced(made, guesses, share, draw)
     logits = rows(made).flatten(0, 1).float()
-    return F.cross_entropy(logits, made.labels.flatten().to(to), ignore_index=IGNORED)
+    labels = made.labels.flatten().to(to)
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return total / max(1, int((labels != IGNORED).sum()))  # every mask may have been taken off
 
 
 # --- the runs
 
 
 class GadRun(Run):
-    """A run folder of a corrector or a drafter."""
+    """A run folder whose batches are pairs of sentences."""
 
-    def __init__(self, folder: Path, config: Course, model: MarianMTModel):
-        body: Any = model.model
-        layers = nn.ModuleList([body.encoder.layers, body.decoder.layers])
+    longer = "steps"
+    unit = "sentences"
+
+    def __init__(self, folder: Path, config: TrainGad, model: MarianMTModel):
         folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(folder, config, model, layers)
+        super().__init__(folder, config, model, layers_of(model))
 
-    def learn(self, loss_of: Callable[[int], torch.Tensor], quiet: bool) -> float:
-        """All steps that are left; returns the mean loss of the last tenth of all."""
-        device = self.model.device.type
+    def advance_on(self, known: Task, loss_of: Callable[[list[Pair], int], torch.Tensor]) -> float:
+        """One optimiser step with a loss of its pairs and its number; returns the loss."""
+        loss = loss_of(known.batch(self.config, self.step), self.step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.update()
+        return loss.item()
 
-        def advance() -> float:
-            with torch.autocast(device, dtype=torch.bfloat16):
-                loss = loss_of(self.step)
-            if bool(loss.isfinite()):  # else every mask of the batch was taken off
-                loss.backward()  # type: ignore[no-untyped-call]
-            self.update()
-            return float(loss.detach())
-
-        self.model.train()
-        self.through(advance, SAVE_EVERY, quiet)
-        self.model.eval()
-        lines = (self.folder / "log.jsonl").read_text("utf-8").splitlines()
-        last = [json.loads(line)["loss"] for line in lines[-max(1, self.config.steps // 10) :]]
-        return float(sum(last) / len(last))
+    def last_loss(self) -> float:
+        """Mean loss of the last tenth of the steps."""
+        rows = map(json.loads, (self.folder / "log.jsonl").read_text("utf-8").splitlines())
+        losses = {row["step"]: row["loss"] for row in rows}  # a step may have been done again
+        steps = self.config.steps
+        last = [losses[step] for step in range(steps - max(1, steps // 10) + 1, steps + 1)]
+        return round(sum(last) / len(last), 4)
 
 
 def measure(folder: Path, held_back: list[Pair], k: int) -> dict[str, dict[str, float]]:
@@ -352,45 +343,53 @@ def _same(answers: list[list[int]], others: list[list[int]]) -> float:
 
 
 def train(
-    out: Path, sources: list[str], config: TrainGad, device: str = "", quiet: bool = False
+    out: Path,
+    sources: list[str],
+    config: TrainGad,
+    device: str = "",
+    quiet: bool = False,
+    save_every: float = 300.0,
 ) -> dict[str, Any]:
     """Trains both, measures them, and writes OUT/model, OUT/drafter and OUT/report.json, whose
-    content it returns. A corrector that is there already, of the same settings, is not trained
-    again. Raises BadConfig.
+    content it returns. A run that was interrupted goes on where it was. Raises BadConfig.
     """
     made_by = {"sources": sources, "settings": asdict(config)}
     record = out / "settings.json"
     if record.exists() and json.loads(record.read_text("utf-8")) != made_by:
         raise BadConfig(f"--out {out}: holds a run with other settings; choose another folder")
+    known = task(sources, config)  # before the folder is taken: the sources may be refused
     out.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps(made_by, indent=1))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    known = task(sources, config)
-    losses: dict[str, float] = {}
-    if not (out / "model" / "model.safetensors").exists():
-        model = build(config, len(known.tokenizer)).to(device)
-        run = GadRun(out / "corrector-run", course(config, config.steps), model)
-        losses["corrector"] = run.learn(
-            lambda step: corrector_loss(model, known.batch(config, step)), quiet
-        )
-        _save(model, known, out / "model")
-    drafter = MarianMTModel.from_pretrained(out / "model", dtype=torch.float32).to(device)
+
+    model = build(config, len(known.tokenizer)).to(device)
+    first = GadRun(out / "training" / "corrector", config, model)
+    first.through(
+        lambda: first.advance_on(known, lambda pairs, _: corrector_loss(model, pairs)),
+        save_every,
+        quiet,
+    )
+    _save(model, known, out / "model")
+
+    drafter: MarianMTModel = copy.deepcopy(model)
     drafter.config.mask_token_id = SPECIALS.index(MASK)
     drafter.config.fills_blocks = True
+    of_drafter = replace(config, steps=config.draft_steps)
+    second = GadRun(out / "training" / "drafter", of_drafter, drafter)
 
-    def glancing(step: int) -> torch.Tensor:
+    def glancing(pairs: list[Pair], step: int) -> torch.Tensor:
         share = config.glance * (1 - step / config.draft_steps)
-        draw = random.Random(f"{config.seed} {step}")
-        return drafter_loss(drafter, known.batch(config, step), config.k, share, draw)
+        draw = random.Random(config.seed * 1_000_003 + step)
+        return drafter_loss(drafter, pairs, config.k, share, draw)
 
-    second = GadRun(out / "drafter-run", course(config, config.draft_steps), drafter)
-    losses["drafter"] = second.learn(glancing, quiet)
+    second.through(lambda: second.advance_on(known, glancing), save_every, quiet)
     _save(drafter, known, out / "drafter")
+
     held_back = [known.pair(sentence, config) for sentence in known.held_back]
     report = {
-        "parameters": sum(p.numel() for p in drafter.parameters()),
+        "parameters": second.size,
         "sentences": {"learnt": len(known.learnt), "measured": len(held_back)},
-        "loss": {name: round(loss, 4) for name, loss in losses.items()},
+        "loss": {"corrector": first.last_loss(), "drafter": second.last_loss()},
         "methods": measure(out, held_back, config.k),
         **made_by,
     }

@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 
 from foretell.errors import BadConfig
-from foretell.heads.base import Head, Texts
+from foretell.heads.base import Head, TargetShape, Texts
 from foretell.heads.folder import build, load, save, target_shape
 from foretell.heads.output import Output
 from foretell.ops.files import write_text
-from foretell.train.answers import Text, read
+from foretell.policy.costs import Costs
+from foretell.train.answers import AT_ONCE, Text, read
 from foretell.train.draft import HELD_BACK, ROUND, blocks
 from foretell.train.lm import Run
 from foretell.train.objectives import OBJECTIVES, objective, row_loss
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from foretell.api import LM
 
 LEAST = 8  # tokens of an answer that is of use
+PIECE = 128  # tokens of a forward by which the time of reading texts is told
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class TrainHead:
     depths: int = 0  # that it learns to draft; 0: as many as its paper trains
     objective: str = "kl"  # kl, ce, tv, tvd++ or certainty
     window: int = 640  # longest text it is trained on
-    tokens: int = 500_000  # tokens of texts in all, prompts included
-    batch: int = 4_096  # tokens a step
-    micro: int = 4_096  # tokens a forward
+    tokens: int = 2_400_000  # tokens of texts in all, prompts included
+    batch: int = 1_024  # tokens a step
+    micro: int = 1_024  # tokens a forward
     common: int = 8_192  # commonest tokens, which it may draft
     matrix_rate: float = 0.02  # learning rate of matrices (Muon)
     other_rate: float = 0.003  # learning rate of norms and biases (AdamW)
@@ -166,6 +168,32 @@ class Teacher:
     def laws(self, finals: torch.Tensor) -> torch.Tensor:
         """Normed states (m, E) -> the target's laws (m, Vd) over the tokens that are kept."""
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
+
+
+def taps_of(kind: str, target: TargetShape) -> tuple[int, ...]:
+    """What states are kept for: the usual taps of all heads, and those of this kind."""
+    usual = (2, target.layers // 2, target.layers - 3, target.layers)
+    return tuple(sorted({*usual, *build(kind, target).taps}))
+
+
+def plan(
+    prompts: int,
+    answer_tokens: int,
+    target: TargetShape,
+    taps: Sequence[int],
+    config: TrainHead,
+    costs: Costs,
+) -> str:
+    """What a run takes: bytes, and hours by the measured costs of the target's forwards."""
+    tokens = prompts * answer_tokens
+    answering = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
+    reading = tokens * float(costs.curve(PIECE)[-1]) / PIECE
+    size = tokens * len(taps) * target.hidden * 2
+    return (
+        f"at most {tokens:,} tokens of answers: {answering / 3600:.1f} hours to write them, "
+        f"{reading / 3600:.1f} hours and {size / 1e9:.1f} GB for their states; then "
+        f"{config.tokens:,} tokens of training, whose time shows when it begins"
+    )
 
 
 def places(answers: torch.Tensor, depth: int) -> torch.Tensor:
