@@ -77,7 +77,7 @@ class Medusa(Drafter):
         laws = reply.logits[0].unflatten(0, (-1, len(reader.tokens)))
         shares = [row[: laws.shape[1]] for row in reader.shares[: min(depth, len(laws))]]
         best = laws.topk(max(map(len, shares)), -1).indices.tolist()
-        nodes = {(): 0}
+        nodes: dict[tuple[int, ...], int] = {(): 0}
         for path in best_paths(shares, min(self.total, budget - 1)):
             parent = nodes.get(path[:-1])
             if parent is None or (parent and ctx.ends(tree, parent)):

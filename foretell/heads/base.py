@@ -118,6 +118,7 @@ class Head(nn.Module):
     options: ClassVar[dict[str, Any]] = {}  # names and defaults of what `config.options` may hold
     layers = 1  # that keep cache rows
     depths = 5  # that it is trained for
+    deepest = 64  # that it can draft
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features
     agreement = 1.0  # weight of the divergence of the laws
@@ -146,11 +147,6 @@ class Head(nn.Module):
     def taps(self) -> tuple[int, ...]:
         """Of the target, what it reads: i is what enters layer i, `layers` what leaves the last."""
         raise NotImplementedError
-
-    @property
-    def deepest(self) -> int:
-        """How many depths it can draft at most."""
-        return 64
 
     @torch.no_grad()
     def begin(self, target: Any) -> None:

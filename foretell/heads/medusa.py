@@ -52,16 +52,13 @@ class Medusa(Head):
         count = self.option("blocks")
         if not isinstance(count, int) or not 1 <= count <= 16:
             raise BadConfig.field("medusa:blocks", count, "between 1 and 16")
+        self.deepest = count
         hidden = config.target.hidden
         self.blocks = nn.ModuleList(Residual(hidden) for _ in range(count))
 
     @property
     def taps(self) -> tuple[int, ...]:
         return (self.config.target.layers,)
-
-    @property
-    def deepest(self) -> int:
-        return len(self.blocks)
 
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         for depth, block in enumerate(self.blocks[:depths]):

@@ -90,7 +90,7 @@ class HeadModel(Model):
         self.context = target.context
         self.device = target.device
         self.tokenizer = target.tokenizer
-        self.feeds = head.taps
+        self.feeds, self.deepest = head.taps, head.deepest
         self.shape = shape or TreeShape()
         built = head.shape
         self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
