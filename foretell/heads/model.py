@@ -101,7 +101,7 @@ class HeadModel(Model):
         head.to(self.device, self.stream)
         if packed:
             pack(head, target.head.packed.format)
-            if isinstance(head, OneLayer) and NativeLayer.suits(self):
+            if NativeLayer.suits(self):
                 self.native = NativeLayer(self)
                 self.usual_executor = "native"
                 self.caps = HeadModel.caps | ({"grows"} if shape else set())
@@ -220,7 +220,10 @@ class NativeLayer:
     @staticmethod
     def suits(model: HeadModel) -> bool:
         """Whether the library computes a head of this build."""
-        shape = model.head.config.target
+        head = model.head
+        if not isinstance(head, OneLayer) or not head.by_library:
+            return False
+        shape = head.config.target
         wide = shape.hidden % 32 == 0 and shape.intermediate % 32 == 0 and shape.width % 32 == 0
         embeds = isinstance(model.target.loop.embed, PackedEmbedding)
         return library.available() and wide and embeds and not model.output.cap
