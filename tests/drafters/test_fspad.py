@@ -48,7 +48,7 @@ def test_it_is_brought_from_its_folder_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["depth", "breadth", "total"])
 def test_settings_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(BadConfig, match=f"fspad:{option}=0"):
-        Fspad(**{option: 0})
+        Fspad(**{option: 0})  # type: ignore[arg-type]
 
 
 def test_a_model_without_states_is_refused_by_name() -> None:

@@ -31,7 +31,11 @@ WIDE = {  # sizes that the C library computes
     "head_dim": 32,
     "tie_word_embeddings": True,
 }
-HALVES = {"both": {}, "gate": {"adapter": False}, "adapter": {"times": 0}}
+HALVES: dict[str, dict[str, Any]] = {
+    "both": {},
+    "gate": {"adapter": False},
+    "adapter": {"times": 0},
+}
 
 
 @cache
