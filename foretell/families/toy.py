@@ -212,7 +212,7 @@ class Toy(Model):
 
     def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
         laws = 3 if kind == "medusa" else 1
-        return ToyHead(self.vocab, self.seed, context=self.context, laws=laws)
+        return ToyHead(self.vocab, self.seed, noise=0.3, context=self.context, laws=laws)
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 

@@ -12,7 +12,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy, ToyRecurrent
 from tests.heads.driving import trees
 
-SPECS = ["mlp-speculator:children=2 2,suffixes=2", "mlp-speculator:children=1 1 1"]
+SPECS = ["mlp-speculator:children=2 2,suffixes=2", "mlp-speculator:children=2 1 1"]
 TOY = Toy(5, seed=2, sharpness=3.0)
 
 
