@@ -211,7 +211,8 @@ class Toy(Model):
         return ToyRetrieving(self, budget, chunk)
 
     def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
-        return ToyHead(self.vocab, self.seed, context=self.context)
+        laws = 3 if kind == "medusa" else 1
+        return ToyHead(self.vocab, self.seed, noise=0.3, context=self.context, laws=laws)
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
@@ -308,7 +309,8 @@ class ToyHead(Toy):
     None: they have none. Cache rows hold token, position and the feature's hash. Its logits are
     those of a Toy with the same seed, plus `noise` times a hash of every (token, position, feature)
     it sees: it agrees with its target in part, and any wrong or missing feature changes its answer.
-    Its own hidden states, (T, 2), may be the features of nodes that follow.
+    Its own hidden states, (T, 2), may be the features of nodes that follow. A row holds `laws` laws
+    side by side; those behind the first agree with the target by chance alone.
     """
 
     feeds = (2,)  # the taps of the target that its nodes read
@@ -321,8 +323,10 @@ class ToyHead(Toy):
         sharpness: float = 4.0,
         context: int = 4096,
         name: str = "head",
+        laws: int = 1,
     ):
         super().__init__(vocab, seed, noise, sharpness, context, name=name)
+        self.laws = laws
         self.layout = ((1, 1, 2),) * self.layers
 
     def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
@@ -343,8 +347,13 @@ class ToyHead(Toy):
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         key = path_key(tokens, values[:, 0])
         logits = self.sharpness * spread(key, self.seed, self.vocab)
-        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
-        return logits + self.noise * self.sharpness * other
+        own = self._key(tokens, values)
+        first = logits + self.noise * self.sharpness * spread(own, self.seed + RELATIVE, self.vocab)
+        later = [
+            self.sharpness * spread(own, self.seed + RELATIVE + law, self.vocab)
+            for law in range(1, self.laws)
+        ]
+        return np.concatenate([first, *later])
 
 
 def whole_numbers(keys: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -118,11 +118,14 @@ class Head(nn.Module):
     options: ClassVar[dict[str, Any]] = {}  # names and defaults of what `config.options` may hold
     layers = 1  # that keep cache rows
     depths = 5  # that it is trained for
+    deepest = 64  # that it can draft
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features
     agreement = 1.0  # weight of the divergence of the laws
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
+    # By depth and rank, how often its token of that rank was the target's; (): not measured.
+    ranks: Sequence[Sequence[float]] = ()
 
     matrix: nn.Module | None  # its own output matrix, E -> the tokens that it drafts
 

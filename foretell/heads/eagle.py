@@ -82,6 +82,7 @@ class OneLayer(Head):
     norm: Norm | None
     hands_on_normed = False  # whether nodes below are given what leaves the norm
     stream_normed = False  # whether the stream begins with the normed state, in place of the state
+    by_library = True  # whether it has these parts alone, which the C library computes
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
@@ -141,7 +142,7 @@ class OneLayer(Head):
             embedded = texts.shifted(texts.embedded, depth)
             out = self.behind(embedded, states, positions + depth, attend)
             read, states = self.leaving(out)
-            yield Drafted(depth, read, read if self.regression else None)
+            yield Drafted(depth, read, states if self.regression else None)
 
     def states(self, nodes: Nodes) -> torch.Tensor:
         """(n, E): the target's, or those of drafted nodes."""

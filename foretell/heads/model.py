@@ -90,7 +90,7 @@ class HeadModel(Model):
         self.context = target.context
         self.device = target.device
         self.tokenizer = target.tokenizer
-        self.feeds = head.taps
+        self.feeds, self.deepest = head.taps, head.deepest
         self.shape = shape or TreeShape()
         built = head.shape
         self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
@@ -104,7 +104,7 @@ class HeadModel(Model):
             pack(head, target.head.packed.format)
         self.output = Output(target, kept, head.matrix)
         self.tokens = self.output.tokens
-        if packed and isinstance(head, OneLayer) and NativeLayer.suits(self):
+        if packed and NativeLayer.suits(self):
             self.native = NativeLayer(self)
             self.usual_executor = "native"
             # The library hands states on below the root without a norm in front of the stream.
@@ -115,6 +115,11 @@ class HeadModel(Model):
         cache = super().cache(request, beside)
         cache.breadth = self.shape.breadth
         return cache
+
+    @property
+    def ranks(self) -> Sequence[Sequence[float]]:
+        """By depth and rank, how often its token was the target's; empty: not measured."""
+        return self.head.ranks
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
@@ -229,7 +234,10 @@ class NativeLayer:
     @staticmethod
     def suits(model: HeadModel) -> bool:
         """Whether the library computes a head of this build."""
-        shape = model.head.shape
+        head = model.head
+        if not isinstance(head, OneLayer) or not head.by_library:
+            return False
+        shape = head.shape
         wide = shape.hidden % 32 == 0 and shape.intermediate % 32 == 0 and shape.width % 32 == 0
         embeds = isinstance(model.target.loop.embed, PackedEmbedding)
         return library.available() and wide and embeds and not model.output.cap

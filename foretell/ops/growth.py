@@ -7,7 +7,7 @@ are chosen, not drawn, by the head's own chances, whatever the sampling.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class TreeShape:
     breadth: int = 10  # nodes of a level that have children, and children of each
     total: int = 59  # nodes that are kept, those with the likeliest paths
     least: float = 0.0  # no level follows one whose best path is less likely
+    share: float = 0.0  # children less likely than this share of their best sibling are dropped
 
     def check(self, method: str) -> None:
         """Raises BadConfig."""
@@ -40,8 +41,10 @@ class TreeShape:
             if not 1 <= getattr(self, name) <= most:
                 allowed = f"between 1 and {most}"
                 raise BadConfig.field(f"{method}:{name}", getattr(self, name), allowed)
-        if not 0 <= self.least < 1:
-            raise BadConfig.field(f"{method}:least", self.least, "at least 0 and below 1")
+        for name in ("least", "share"):
+            if not 0 <= getattr(self, name) < 1:
+                allowed = "at least 0 and below 1"
+                raise BadConfig.field(f"{method}:{name}", getattr(self, name), allowed)
 
 
 @dataclass
@@ -66,10 +69,11 @@ class HeadReader:
         self.model: Any = ctx.models[name]
         # The tokens that the numbers of its rows stand for.
         self.tokens: Sequence[int] = getattr(self.model, "tokens", range(self.model.vocab))
+        self.deepest: int = getattr(self.model, "deepest", 64)  # that it can draft
 
     def depth(self, ctx: Context, depth: int) -> int:
         """How deep a tree may be that it has room for."""
-        return min(depth, ctx.depth, self.model.context - len(ctx.tokens))
+        return min(depth, self.deepest, ctx.depth, self.model.context - len(ctx.tokens))
 
 
 def head_of(
@@ -97,7 +101,7 @@ def grow(
     if depth < 1 or budget < 2:
         return TokenTree(ctx.tokens[-1])
     found: list[Candidate] = []
-    if "grows" in reader.model.caps:
+    if "grows" in reader.model.caps and not shape.share:
         root = TokenTree(ctx.tokens[-1])
         reply = yield Ask(root, reader.name, ctx.branch, rows=[0], follow=depth)
         found = candidates_of(reply.followed)
@@ -126,7 +130,7 @@ def by_levels(
         rows = yield from levels.ask(found, frontier)
         first = len(found)
         for parent, row in zip(frontier, rows, strict=True):
-            add_children(found, parent, row, shape.breadth, reader)
+            add_children(found, parent, row, shape.breadth, reader, shape.share)
         below = sorted(range(first, len(found)), key=lambda number: -found[number].total)
         frontier = below[: shape.breadth]
         if found[frontier[0]].total < shape.least:
@@ -156,12 +160,19 @@ def by_ranks(
 
 
 def add_children(
-    found: list[Candidate], parent: int, row: torch.Tensor, count: int, reader: HeadReader
+    found: list[Candidate],
+    parent: int,
+    row: torch.Tensor,
+    count: int,
+    reader: HeadReader,
+    share: float = 0.0,
 ) -> int:
     """Adds the `count` best tokens of a row (Vd,) behind a candidate, -1 the root, best first;
-    returns how many there are.
+    returns how many there are. Those less likely than `share` of the best are left out.
     """
     chances, places = row.softmax(-1).topk(min(count, len(row)))
+    chances = chances[chances >= share * chances[0]]
+    places = places[: len(chances)]
     total, level = (found[parent].total, found[parent].level + 1) if parent >= 0 else (1.0, 0)
     for chance, place in zip(chances.tolist(), places.tolist(), strict=True):
         token = reader.tokens[place]
@@ -206,11 +217,19 @@ class Levels:
 
 def best_tree(ctx: Context, found: Sequence[Candidate], count: int, source: str) -> TokenTree:
     """The `count` candidates of the highest totals, behind none that ends the text."""
-    tree = TokenTree(ctx.tokens[-1])
     order = sorted(range(len(found)), key=lambda number: -found[number].total)
-    chosen = sorted(order[:count])
+    return tree_of(ctx, found, order[:count], source)
+
+
+def tree_of(
+    ctx: Context, found: Sequence[Candidate], chosen: Iterable[int], source: str
+) -> TokenTree:
+    """These candidates, by number; those without their parents and those behind one that ends the
+    text are left out.
+    """
+    tree = TokenTree(ctx.tokens[-1])
     places = {-1: 0}
-    for number in chosen:
+    for number in sorted(chosen):
         one = found[number]
         parent = places.get(one.parent)
         if parent is None or (parent and ctx.ends(tree, parent)):

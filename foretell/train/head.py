@@ -22,6 +22,7 @@ from foretell.heads.base import Head, TargetShape, Texts
 from foretell.heads.folder import build, load, save, target_shape
 from foretell.heads.output import Output
 from foretell.ops.files import write_text
+from foretell.ops.ranks import smoothed
 from foretell.policy.costs import Costs
 from foretell.train.answers import AT_ONCE, Text, read
 from foretell.train.draft import HELD_BACK, ROUND, blocks
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from foretell.api import LM
 
 LEAST = 8  # tokens of an answer that is of use
+RANKS = 10  # candidates of a place that are counted apart
 PIECE = 128  # tokens of a forward by which the time of reading texts is told
 
 
@@ -271,6 +273,50 @@ def hits(
     return [round(float(share), 4) for share in right / max(1, count)]
 
 
+@torch.inference_mode()
+def true_ranks(
+    head: Head, texts: Sequence[Known], teacher: Teacher, depths: int, size: int
+) -> list[np.ndarray]:
+    """Of each greedy text, by place and depth, the rank that the head gives the text's own token,
+    given the tokens before it: (m, depths) int, RANKS where it is not among the first.
+    """
+    head.eval()
+    greedy = [text for text in texts if (text.tokens[text.prompt :] == text.best).all()]
+    if not greedy:
+        return []
+    found: list[np.ndarray] = []
+    for group in blocks([len(text.tokens) for text in greedy], size, 0):
+        batch, answers = teacher.texts([greedy[number] for number in group], 0.0, 0)
+        # Places of which all depths are known, so that depths have the same ones.
+        row, place = places(answers, depths - 1).T
+        kept = answers[row, place + 1]
+        row, place = row[kept], place[kept]
+        ranks = np.full((len(row), depths), RANKS)
+        with torch.autocast(teacher.device.type, dtype=torch.bfloat16):
+            for drafted in head.unroll(batch, depths):
+                names = teacher.names[batch.ids[row, place + drafted.depth + 1].cpu()]
+                states = drafted.states[row, place].to(teacher.weight.dtype)
+                logits = states @ teacher.weight.T
+                best = logits.topk(min(RANKS, logits.shape[1]), -1).indices.cpu()
+                rank, column = (best == names[:, None]).nonzero().T
+                ranks[rank.numpy(), drafted.depth] = column.numpy()
+        found += [ranks[(row == number).numpy()] for number in range(len(group))]
+    head.train()
+    return found
+
+
+def rank_table(ranks: Sequence[np.ndarray]) -> list[list[float]]:
+    """By depth and rank the share of places where that rank is the text's token; [] of no place.
+
+    A worse rank is never said to be right more often than a better one.
+    """
+    if not sum(map(len, ranks)):
+        return []
+    joined = np.concatenate(list(ranks))
+    shares = [np.bincount(column, minlength=RANKS + 1)[:RANKS] / len(joined) for column in joined.T]
+    return smoothed([[round(float(share), 4) for share in row] for row in shares])
+
+
 class HeadRun(Run):
     """A run folder whose batches are groups of answers with their states."""
 
@@ -321,6 +367,8 @@ def train(
     corpus = Corpus(files, states, config.window)
     torch.manual_seed(config.seed)
     head = build(config.kind, target_shape(target)).to(device)
+    if config.depths > head.deepest:
+        raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
     head.begin(target)
     kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
     if init is not None:
@@ -333,15 +381,18 @@ def train(
     teacher = Teacher(target, taps, head, kept)
     run = HeadRun(out, config, head)
     run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
-    depths = max(config.depths or head.depths, 5)
+    trained = config.depths or head.depths
+    depths = min(max(trained, 5), head.deepest)
+    ranks = rank_table(true_ranks(head, corpus.held_back, teacher, trained, config.micro))
     report: dict[str, Any] = {
         "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
         "answers": len(corpus.train),
         "hits": hits(head, corpus.held_back, teacher, depths, config.micro),
+        "ranks": ranks,
         "settings": asdict(config),
     }
-    about = {"hits": report["hits"], "tokens_seen": report["tokens_seen"]}
+    about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
     save(head, kept, out / "head", target, about)
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report
