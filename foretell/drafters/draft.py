@@ -8,16 +8,28 @@ level is begun that could exceed the budget. With `best` it is the draft model's
 temperature: then nothing is drawn, the C library computes a chain in one call, how much is drafted
 follows what it costs, and a seed gives the tokens that plain decoding gives.
 
+With `online=N` the draft model learns while it serves: after every N responses of a tenant one
+step of AdamW at `rate` on the divergence of its laws from the target's (D(p || q), in float32),
+where verification tested its tokens. The target's laws there are known, so nothing is computed
+twice. Each request keeps the weights it began with, and its drafts are the draft model's best
+tokens: what was learnt changes how much is accepted, never a token.
+
 Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts:
-Miao et al. (SpecInfer), arXiv:2305.09781
+Miao et al. (SpecInfer), arXiv:2305.09781; learning: Liu et al. (Online Speculative Decoding),
+arXiv:2310.07177
 Guarantee: exact
 Cost: target 1, draft length
 Needs: a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
-Trains: the draft model, best distilled from the target
+Trains: the draft model, best distilled from the target; with `online=N` further, while it serves
 Differs:
 - `confidence` may end a chain early, before a token is drawn: the decision sees the law, not the
 draw
 - `best` is ours: a token is accepted with the target's own chance of it
+- `online` drafts as `best` does, where the paper's drafts are drawn
+- it learns at accepted places as well as at refused ones, where the paper has the refused alone
+- of a response at most 64 places are kept, those first where the two chances of the drafted token
+differ most, on its last 1024 tokens, with the target's 64 likeliest tokens and all others as one
+- the update is made before the first draft of the next request; the paper makes it in idle time
 """
 
 from __future__ import annotations
@@ -52,7 +64,7 @@ class Draft(Drafter):
     confidence: float = 0.0
     best: bool = False  # the draft model's best tokens at any temperature
     online: int = 0  # responses of a tenant after which the draft model learns; 0: never
-    rate: float = 1e-4  # of its learning, AdamW's
+    rate: float = 1e-4  # learning rate of AdamW
 
     models = ("draft",)
 
