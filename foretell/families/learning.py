@@ -20,6 +20,7 @@ from foretell.core.model import Computed, Model
 from foretell.errors import RequestFailed, Unsupported, first_line
 from foretell.families.derived import Derived
 from foretell.families.fused import blocks
+from foretell.families.packed import PackedLinear
 from foretell.memory.job import Job
 from foretell.ops.online import Learner, Lesson
 from foretell.ops.threads import one_at_a_time
@@ -170,7 +171,11 @@ class Student:
 def copied(base: Any) -> Any:
     """A decoder's modules in float32, copied while no forward has them set otherwise."""
     with torch.inference_mode(False):
-        return copy.deepcopy(base.hf).float().eval().requires_grad_(True)
+        hf = copy.deepcopy(base.hf)
+        for name, module in list(hf.named_modules()):
+            if isinstance(module, PackedLinear):  # the C library's, no gradient passes
+                hf.set_submodule(name, module.plain())
+        return hf.float().eval().requires_grad_(True)
 
 
 def usable(lesson: Lesson) -> Lesson:
