@@ -41,6 +41,7 @@ from foretell.errors import BadConfig
 from foretell.families.retrieved import RetrievedCache
 from foretell.families.toy import Toy, ToyRetrieving
 from foretell.families.toy_layers import ToyLayers
+from foretell.families.toy_learning import ToyLearning
 from foretell.measure.outcomes import Enumerator
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
@@ -290,8 +291,12 @@ def world(
     """
     kind = ToyLayers if "layers" in strategy.needs else Toy
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
+    learns = isinstance(strategy, Speculative) and getattr(strategy.drafter, "online", 0)
+    relative = ToyLearning if learns else Toy
     for i, name in enumerate((*strategy.models, *source.models)):
-        models[name] = Toy(vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy)
+        models[name] = relative(
+            vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy
+        )
     return {**models, **strategy.bring(models)}
 
 
