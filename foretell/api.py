@@ -47,7 +47,7 @@ from foretell.prompting import (
     split_prompts,
     split_terms,
 )
-from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, QUICK, STEP, resolve
+from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STEP, resolve
 from foretell.stats import Stats
 from foretell.status import troubles
 from foretell.tracing import Steps, TraceStep
@@ -343,7 +343,8 @@ class LM:
     def default(self) -> str:
         """What `auto` stands for without a profile: spec.AUTO, or spec.QUICK where a plain step is
         so quick that asking more drafters would take too much of it; and with it spec.HEAD, where
-        a head ships for the model, else spec.DRAFT, where there is a small enough draft model.
+        a head ships for a model that is not too quick for it, else spec.DRAFT, where there is a
+        draft model that is small enough.
         """
         self._measure_once()
         return self._default
@@ -404,7 +405,7 @@ class LM:
                 self.engine.take_costs(target, costs)
                 # Decided once: what steps turn out to take later must not change it.
                 self._default = QUICK if costs.single() < STEP else AUTO
-                if shipped(target, HEAD.partition(":")[0]) is not None:
+                if costs.single() >= HEAD_STEP and shipped(target, HEAD.partition(":")[0]):
                     self._default += f"+{HEAD}"
                 elif self._has_cheap_draft():
                     self._default += f"+{DRAFT}"

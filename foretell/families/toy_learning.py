@@ -38,7 +38,8 @@ class ToyScholar:
         for lesson in lessons:
             for number in (*lesson.ids, *lesson.direct, len(lesson.ids)):
                 with np.errstate(over="ignore"):
-                    self.seen = np.uint64(mix(self.seen * GOLDEN + np.uint64(number + 1)))
+                    told = np.array(self.seen * GOLDEN + np.uint64(number + 1))
+                    self.seen = np.uint64(mix(told))
         toy: Toy = self.model.base
         noise = 0.2 + 0.8 * float(self.seen >> np.uint64(11)) * 2.0**-53
         return Toy(
