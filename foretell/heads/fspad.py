@@ -66,7 +66,7 @@ class Fspad(Eagle):
     kind = "fspad"
     agreement = 0.5
     by_library = False
-    options: ClassVar[dict[str, Any]] = {"times": 2, "adapter": True}
+    options: ClassVar[dict[str, Any]] = {**Eagle.options, "times": 2, "adapter": True}
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
