@@ -28,6 +28,7 @@ from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.driver import Driver
 from foretell.errors import BadConfig, ForetellError
+from foretell.heads.model import shipped
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
@@ -46,7 +47,7 @@ from foretell.prompting import (
     split_prompts,
     split_terms,
 )
-from foretell.spec import AUTO, CHEAP, DRAFT, QUICK, STEP, resolve
+from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STEP, resolve
 from foretell.stats import Stats
 from foretell.status import troubles
 from foretell.tracing import Steps, TraceStep
@@ -341,8 +342,9 @@ class LM:
     @property
     def default(self) -> str:
         """What `auto` stands for without a profile: spec.AUTO, or spec.QUICK where a plain step is
-        so quick that asking more drafters would take too much of it; and with it spec.DRAFT, where
-        there is a draft model that is small enough.
+        so quick that asking more drafters would take too much of it; and with it spec.HEAD, where
+        a head ships for a model that is not too quick for it, else spec.DRAFT, where there is a
+        draft model that is small enough.
         """
         self._measure_once()
         return self._default
@@ -403,7 +405,9 @@ class LM:
                 self.engine.take_costs(target, costs)
                 # Decided once: what steps turn out to take later must not change it.
                 self._default = QUICK if costs.single() < STEP else AUTO
-                if self._has_cheap_draft():
+                if costs.single() >= HEAD_STEP and shipped(target, HEAD.partition(":")[0]):
+                    self._default += f"+{HEAD}"
+                elif self._has_cheap_draft():
                     self._default += f"+{DRAFT}"
                 self.measured = True
                 seconds = {}

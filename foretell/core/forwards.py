@@ -43,7 +43,7 @@ def answer(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
         return
     seconds = time.perf_counter() - start
     engine.forwards += 1
-    note(engine, prepared, seconds, model.forwards)
+    note(engine, prepared, seconds, model.took)
     total = sum(len(part.job.tokens) for part in prepared)
     for part, reply in zip(prepared, replies, strict=True):
         count = len(part.job.tokens)

@@ -104,7 +104,7 @@ class Model:
     recipe: Mapping[str, Any] | None = None  # by which a worker makes the same: ops/remote.py
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
-    forwards = 1  # that it was, with those of what followed
+    took = 1  # forwards that it was, with those of what followed
     computed_by = "torch"  # the last one
 
     @property
@@ -185,7 +185,7 @@ class Model:
         computed = self.compute(jobs, taps)
         self.calls += 1
         self.width = computed.width
-        self.computed_by, self.forwards = computed.computed_by, computed.forwards
+        self.computed_by, self.took = computed.computed_by, computed.forwards
         logits = computed.logits
         if logits.dtype != torch.float64:
             logits = logits.float()

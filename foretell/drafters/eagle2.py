@@ -14,6 +14,7 @@ Differs:
 - of the output matrix the rows of the commonest tokens alone are computed
 - verification walks the tree by one draw a node, which accepts each token with the same chance as
 the paper's trials in turn
+- `least` is ours: levels that are hardly ever reached are not worth the head's forward
 - the policy may verify fewer nodes than `total`, where more are not worth their time
 """
 
@@ -25,30 +26,35 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
-from foretell.ops.growth import HeadReader, check_growth, grow, head_of
+from foretell.ops.growth import HeadReader, TreeShape, grow, head_of
 
 
 @dataclass(frozen=True)
 class Eagle2(Drafter):
-    """Counts of levels and nodes."""
+    """Counts of levels and nodes; `least` is a probability."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
     depth: int = 8  # levels of the tree
     breadth: int = 10  # nodes of a level that have children, and children of each
     total: int = 59  # nodes that are verified at most
+    least: float = 0.0  # no level follows one whose best path is less likely
 
     models = ("head",)
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        check_growth("eagle2", self.depth, self.breadth, self.total)
+        self.shape.check("eagle2")
+
+    @property
+    def shape(self) -> TreeShape:
+        return TreeShape(self.depth, self.breadth, self.total, self.least)
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return head_of(models["target"], "eagle2", "eagle", self.head, self.breadth, self.total)
+        return head_of(models["target"], "eagle2", "eagle", self.head, self.shape)
 
     def start(self, ctx: Context) -> HeadReader:
         return HeadReader(ctx)
 
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        tree = yield from grow(ctx, reader, budget, self.depth, self.breadth, self.total, "eagle2")
+        tree = yield from grow(ctx, reader, budget, self.shape, "eagle2")
         return tree

@@ -43,9 +43,9 @@ from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.model import Model
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Message
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import BadConfig
 from foretell.ops.ngram_pairs import Reading, Seen, Sequence, State, Stream
-from foretell.ops.online import Learner, Study
+from foretell.ops.online import Learner, Study, learning
 from foretell.ops.trees import add_drawn
 from foretell.ops.words import Shared
 
@@ -89,15 +89,7 @@ class Omnidraft(Drafter):
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The draft model as one that learns. Raises Unsupported where it cannot."""
-        draft = models.get("draft")
-        if not self.online or draft is None:  # which is told of where models are looked for
-            return {}
-        make = getattr(draft, "learning", None)
-        if make is None:
-            need = "a draft model whose weights torch can train"
-            cure = "load one by transformers, or set online=0"
-            raise Unsupported.missing("omnidraft:online", draft.name, need, cure)
-        return {"draft": make()}
+        return learning("omnidraft", models) if self.online else {}
 
     def start(self, ctx: Context) -> State:
         state = State.of(ctx, self.capacity)

@@ -26,7 +26,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
 from foretell.families.layered import run_layers
-from foretell.families.learning import Learning
+from foretell.families.learning import Learning, learning_decoder
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.families.parallel import LayerParallel
@@ -35,6 +35,7 @@ from foretell.families.retrieving import Retrieving
 from foretell.heads.model import HeadModel, head_model
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
+from foretell.ops.growth import TreeShape
 from foretell.ops.threads import torch_threads
 from foretell.runtimes.protocol import Executor, interleave
 
@@ -439,16 +440,18 @@ class Decoder(Model):
         """This decoder over `budget` retrieved rows, see retrieving.py. Raises Unsupported."""
         return Retrieving(self, budget, chunk)
 
-    def learning(self) -> Learning:
-        """It as a draft model that learns, see learning.py. Raises Unsupported."""
-        return Learning(self, Decoder)
+    def learning(self, kept: torch.Tensor | None = None) -> Learning:
+        """It as a draft model that learns, see learning.py; `kept`: the tokens that its rows are
+        of, None: all. Raises Unsupported.
+        """
+        return learning_decoder(self, Decoder, kept)
 
-    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> HeadModel:
+    def headed(self, method: str, kind: str, folder: str, shape: TreeShape | None) -> HeadModel:
         """A trained head for it, see heads/model.py: the one in `folder`, else the one that ships.
 
         Raises Unsupported, BadModel.
         """
-        return head_model(self, method, kind, folder, breadth, nodes)
+        return head_model(self, method, kind, folder, shape)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))

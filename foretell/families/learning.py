@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,6 +20,7 @@ from foretell.core.model import Computed, Model
 from foretell.errors import RequestFailed, Unsupported, first_line
 from foretell.families.derived import Derived
 from foretell.families.fused import blocks
+from foretell.families.packed import PackedLinear
 from foretell.memory.job import Job
 from foretell.ops.online import Learner, Lesson
 from foretell.ops.threads import one_at_a_time
@@ -26,7 +28,7 @@ from foretell.ops.threads import one_at_a_time
 if TYPE_CHECKING:
     from foretell.core.request import Request
 
-RATE = 1e-4  # of AdamW
+RATE = 1e-4  # of AdamW, unless a method has its own
 DECAY = 0.01  # of weights, an update's, times the rate
 
 
@@ -36,22 +38,30 @@ class LearntCache(Cache):
     weights: Model | None = None  # None: the base's
 
 
-class Learning(Derived):
-    """The decoder `base`, with the weights that a request was told to begin with.
+class Scholar(Protocol):
+    """What learns for a tenant."""
 
-    `kind`: its class, which is made anew of weights that were learnt. Raises Unsupported for a
-    model that cannot be trained.
+    def learn(self, lessons: Sequence[Lesson]) -> Model:
+        """New weights, made of the last ones and these lessons."""
+
+
+class Learning(Derived):
+    """The model `base`, with the weights that a request was told to begin with.
+
+    `scholar(model, rate)`: a new one for a tenant, who learns from this model's weights at a rate
+    (None: its own).
     """
 
     learns = True
 
-    def __init__(self, base: Any, kind: type[Any]):
-        kinds = {p.dtype for p in base.hf.parameters()}
-        if type(base) is not kind or base.narrow or not all(k.is_floating_point for k in kinds):
-            raise cannot_learn(base.name)
+    def __init__(self, base: Any, scholar: Callable[[Learning, float | None], Scholar]):
         super().__init__(base, "online")
-        self.kind = kind
+        self.scholar = scholar
         self.begun: dict[int, Model] = {}  # by the request's id
+
+    def learning(self) -> Learning:
+        """It learns already."""
+        return self
 
     def begin(self, request: Request, weights: Model | None) -> None:
         """Caches that are made for this request from now on belong to these weights."""
@@ -89,24 +99,40 @@ class Learning(Derived):
         states = {tap: torch.cat([hidden[number][tap] for number in order]) for tap in taps}
         return Computed(torch.cat([logits[number] for number in order]), states, "torch", width)
 
-    def learner(self, every: int) -> Learner:
-        """A tenant's, with weights of its own."""
-        return Learner(every, Student(self).learn)
+    def learner(self, every: int, rate: float | None = None) -> Learner:
+        """A tenant's, with weights of its own. `rate`: of its steps; None: RATE."""
+        return Learner(every, self.scholar(self, rate).learn)
 
-    @one_at_a_time
-    def copied(self) -> Any:
-        """Its modules in float32, copied while no forward has them set otherwise."""
-        with torch.inference_mode(False):
-            return copy.deepcopy(self.base.hf).float().eval().requires_grad_(True)
+
+def learning_decoder(base: Any, kind: type[Any], kept: torch.Tensor | None = None) -> Learning:
+    """The decoder `base` as a model that learns.
+
+    `kind`: its class, which is made anew of weights that were learnt; `kept`: the tokens that its
+    rows are of, None: all. Raises Unsupported for a model that cannot be trained.
+    """
+    kinds = {p.dtype for p in base.hf.parameters()}
+    if type(base) is not kind or base.narrow or not all(k.is_floating_point for k in kinds):
+        raise cannot_learn(base.name)
+    return Learning(base, lambda model, rate: Student(model, kind, rate, kept))
 
 
 class Student:
-    """A copy of the model that learns, and the optimiser of its weights."""
+    """A copy of a decoder that learns, and the optimiser of its weights."""
 
-    def __init__(self, model: Learning):
+    def __init__(
+        self, model: Learning, kind: type[Any], rate: float | None, kept: torch.Tensor | None
+    ):
         self.model = model
+        self.kind = kind
+        self.rate = RATE if rate is None else rate
+        self.kept = None if kept is None else kept.cpu()
         self.hf: Any = None  # copied when it first learns
         self.optimiser: torch.optim.Optimizer | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Student:
+        twin = Student(self.model, self.kind, self.rate, self.kept)
+        twin.hf, twin.optimiser = copy.deepcopy((self.hf, self.optimiser), memo)
+        return twin
 
     def learn(self, lessons: Sequence[Lesson]) -> Model:
         """One step on these; returns the weights. Raises RequestFailed, which names the model."""
@@ -121,15 +147,15 @@ class Student:
 
     def _learn(self, lessons: Sequence[Lesson]) -> Model:
         if self.hf is None:
-            self.hf = self.model.copied()
+            self.hf = copied(self.model.base)
         if self.optimiser is None:
-            self.optimiser = torch.optim.AdamW(self.hf.parameters(), RATE, weight_decay=DECAY)
+            self.optimiser = torch.optim.AdamW(self.hf.parameters(), self.rate, weight_decay=DECAY)
         self.optimiser.zero_grad()
         size = sum(lesson.size for lesson in lessons)
         for lesson in lessons:
             ids = torch.tensor([lesson.ids], device=self.model.device)
             logits = self.hf(input_ids=ids, use_cache=False).logits[0].cpu()
-            loss = Lesson.loss(usable(lesson), logits) / size
+            loss = Lesson.loss(usable(lesson), logits, self.kept) / size
             if not bool(loss.isfinite()):
                 raise ValueError("its loss is not a finite number")
             loss.backward()  # type: ignore[no-untyped-call]
@@ -137,20 +163,30 @@ class Student:
         self.optimiser.zero_grad()
         frozen = copy.deepcopy(self.hf).to(self.model.dtype).requires_grad_(False)
         base = self.model.base
-        learnt: Model = self.model.kind(frozen, self.model.name, blocks if base.fused else None)
+        learnt: Model = self.kind(frozen, self.model.name, blocks if base.fused else None)
         return learnt
+
+
+@one_at_a_time
+def copied(base: Any) -> Any:
+    """A decoder's modules in float32, copied while no forward has them set otherwise."""
+    with torch.inference_mode(False):
+        hf = copy.deepcopy(base.hf)
+        for name, module in list(hf.named_modules()):
+            if isinstance(module, PackedLinear):  # the C library's, no gradient passes
+                hf.set_submodule(name, module.plain())
+        return hf.float().eval().requires_grad_(True)
 
 
 def usable(lesson: Lesson) -> Lesson:
     """Its tensors may come from a step without gradients, whose tensors no gradient may keep."""
-    return Lesson(
-        lesson.ids, lesson.direct, lesson.tokens.clone(), lesson.chances.clone(), lesson.merged
-    )
+    tokens, chances = lesson.tokens.clone(), lesson.chances.clone()
+    return replace(lesson, tokens=tokens, chances=chances)
 
 
 def cannot_learn(name: str) -> Unsupported:
     return Unsupported.missing(
-        "omnidraft:online",
+        "online",
         name,
         "a draft model whose weights torch can train",
         "load one in float32 or bfloat16 by transformers, or set online=0",

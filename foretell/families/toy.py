@@ -211,8 +211,11 @@ class Toy(Model):
     def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
         return ToyRetrieving(self, budget, chunk)
 
-    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
-        return ToyHead(self.vocab, self.seed, context=self.context, kind=kind, copy=self.copy)
+    def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
+        laws = 3 if kind == "medusa" else 1
+        return ToyHead(
+            self.vocab, self.seed, noise=0.3, context=self.context, laws=laws, kind=kind, copy=self.copy
+        )
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
@@ -309,7 +312,8 @@ class ToyHead(Toy):
     None: they have none. Cache rows hold token, position and the feature's hash. Its logits are
     those of a Toy with the same seed, plus `noise` times a hash of every (token, position, feature)
     it sees: it agrees with its target in part, and any wrong or missing feature changes its answer.
-    Its own hidden states, (T, 2), may be the features of nodes that follow. `kind`: of the head
+    Its own hidden states, (T, 2), may be the features of nodes that follow. A row holds `laws` laws
+    side by side; those behind the first agree with the target by chance alone. `kind`: of the head
     whose cache it has.
     """
 
@@ -323,11 +327,13 @@ class ToyHead(Toy):
         sharpness: float = 4.0,
         context: int = 4096,
         name: str = "head",
+        laws: int = 1,
         kind: str = "eagle3",
         copy: float = 0.0,
     ):
         super().__init__(vocab, seed, noise, sharpness, context, copy=copy, name=name)
         self.plain = Toy(vocab, seed, 0.0, sharpness, context, copy=copy)
+        self.laws = laws
         self.layout = ((1, 1, 2),) * self.layers
         self.kind = kind
         self.lag = kinds()[kind].lag
@@ -356,8 +362,13 @@ class ToyHead(Toy):
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         known = tokens >= 0  # others are masks in a block
         logits = self.plain.row(tokens[known], values[known, 0])
-        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
-        return logits + self.noise * self.sharpness * other
+        own = self._key(tokens, values)
+        first = logits + self.noise * self.sharpness * spread(own, self.seed + RELATIVE, self.vocab)
+        later = [
+            self.sharpness * spread(own, self.seed + RELATIVE + law, self.vocab)
+            for law in range(1, self.laws)
+        ]
+        return np.concatenate([first, *later])
 
 
 def whole_numbers(keys: np.ndarray) -> np.ndarray:

@@ -24,10 +24,12 @@ from foretell.core.model import Computed, Model
 from foretell.core.types import Reply
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
+from foretell.families.learning import cannot_learn
 from foretell.families.packed import PackedLinear, weight_count
 from foretell.families.parallel import distrust_drafts
 from foretell.heads.output import cut
 from foretell.memory.job import Job
+from foretell.ops.online import Learner
 from foretell.runtimes import registry
 
 if TYPE_CHECKING:
@@ -118,6 +120,32 @@ class Trimmed(Model):
         rough = TrimmedParallel(make(size), self.kept.tolist(), self.vocab)
         rough.tokenizer = self.tokenizer
         return rough
+
+    def learning(self) -> TrimmedLearning:
+        """As Decoder.learning, of the base. Raises Unsupported."""
+        make = getattr(self.base, "learning", None)
+        if make is None:
+            raise cannot_learn(self.name)
+        learning = TrimmedLearning(make(self.kept), self.kept.tolist(), self.vocab)
+        learning.tokenizer = self.tokenizer
+        return learning
+
+
+class TrimmedLearning(Trimmed):
+    """A trimmed decoder that learns, see learning.py: its `base` is a Learning."""
+
+    learns = True
+
+    def learning(self) -> TrimmedLearning:
+        """It learns already."""
+        return self
+
+    def begin(self, request: Request, weights: Model | None) -> None:
+        self.base.begin(request, weights)
+
+    def learner(self, every: int, rate: float | None = None) -> Learner:
+        learner: Learner = self.base.learner(every, rate)
+        return learner
 
 
 class TrimmedParallel(Trimmed):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -49,7 +50,7 @@ class HeadConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.target, tuple(sorted(self.options.items()))))
+        return hash(json.dumps(self.to_json(), sort_keys=True))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -109,7 +110,8 @@ class Nodes:
 
 
 class Head(nn.Module):
-    """A network that drafts. Its output matrix is the target's, cut down to some tokens.
+    """A network that drafts. Its output matrix is `matrix`, or else the target's, cut down to some
+    tokens.
 
     In training `unroll` gives every depth; in drafting `step` computes new nodes.
     """
@@ -121,25 +123,41 @@ class Head(nn.Module):
     cache: type[Cache] = Cache  # of its rows
     block = 1  # nodes that it is asked about at once
     depths = 5  # that it is trained for
+    deepest = 64  # that it can draft
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features
     agreement = 1.0  # weight of the divergence of the laws
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
+    # By depth and rank, how often its token of that rank was the target's; (): not measured.
+    ranks: Sequence[Sequence[float]] = ()
+
     blank: nn.Parameter | None  # (E,) what stands for a node that has no token
+    matrix: nn.Module | None  # its own output matrix, E -> the tokens that it drafts
 
     def __init__(self, config: HeadConfig):
         super().__init__()
         self.config = config
         self.blank = None
+        self.matrix = None
 
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 
     @property
+    def shape(self) -> LayerShape:
+        """Of its layers: the target's, but for the fields that an option `layer` names."""
+        other = self.option("layer") if "layer" in self.options else {}
+        return replace(self.config.target.layer(), **other)
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Of the target, what it reads: i is what enters layer i, `layers` what leaves the last."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def begin(self, target: Any) -> None:
+        """Takes over of the target's weights what training is to begin with."""
 
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError

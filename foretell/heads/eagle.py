@@ -14,8 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretell.families.packed import PackedLinear
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
-from foretell.heads.layers import Attend, Layer, Norm, Rotation
+from foretell.heads.layers import Attend, Layer, Norm, Rotation, widened
+
+LITTLE = 0.2  # what random weights are multiplied with beside weights of the target
+
+
+def weight_of(linear: Any) -> torch.Tensor:
+    """The weight (out, in) of a layer of the target, packed or not, in float32."""
+    plain = linear.plain() if isinstance(linear, PackedLinear) else linear
+    weight: torch.Tensor = plain.weight.detach().float()
+    return weight
 
 
 class TextAttention:
@@ -46,9 +56,9 @@ class TextAttention:
         grouped = q.unflatten(1, (-1, times))  # (B, KV, times, n, D)
         scores = torch.einsum("bghnd,bgmd->bghnm", grouped, first_key) * scale
         hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.float().masked_fill(hidden, -torch.inf)
+        scores = widened(scores).masked_fill(hidden, -torch.inf)
         own = [
-            (grouped * key.unsqueeze(2)).sum(-1, keepdim=True).float() * scale
+            widened((grouped * key.unsqueeze(2)).sum(-1, keepdim=True)) * scale
             for key in self.keys[1:]
         ]
         weights = torch.cat([scores, *own], -1).softmax(-1).to(v.dtype)
@@ -71,12 +81,20 @@ class OneLayer(Head):
     state_norm: Norm | None  # of the state, likewise
     norm: Norm | None
     hands_on_normed = False  # whether nodes below are given what leaves the norm
+    stream_normed = False  # whether the stream begins with the normed state, in place of the state
+    by_library = True  # whether it has these parts alone, which the C library computes
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
+        shape = self.shape
         self.rotation = Rotation(shape.width, shape.theta)
         self.enter = self.token_norm = self.state_norm = self.norm = None
+
+    @torch.no_grad()
+    def begin(self, target: Any) -> None:
+        """The last norm, by which the output matrix is scaled."""
+        if self.norm is not None:
+            self.norm.weight.copy_(target.loop.norm.weight)
 
     def exact(self, features: torch.Tensor) -> torch.Tensor:
         """The state (..., E) that the target's own (..., F) stand for."""
@@ -85,12 +103,17 @@ class OneLayer(Head):
     def entering(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """What enters the layer (..., E)."""
         if self.enter is None:
-            return states
+            return self.normed_state(states) if self.stream_normed else states
         if self.token_norm is not None:
             embedded = self.token_norm(embedded)
         if self.state_norm is not None:
             states = self.state_norm(states)
         out: torch.Tensor = self.enter(torch.cat([embedded, states], -1))
+        return out
+
+    def normed_state(self, states: torch.Tensor) -> torch.Tensor:
+        assert self.state_norm is not None
+        out: torch.Tensor = self.state_norm(states)
         return out
 
     def behind(
@@ -100,8 +123,9 @@ class OneLayer(Head):
         h = self.entering(embedded, states)
         read = None
         if self.enter is None:
-            assert self.token_norm is not None and self.state_norm is not None
-            read = torch.cat([self.token_norm(embedded), self.state_norm(h)], -1)
+            assert self.token_norm is not None
+            state = h if self.stream_normed else self.normed_state(h)
+            read = torch.cat([self.token_norm(embedded), state], -1)
         out: torch.Tensor = self.layer(h, self.rotation(positions), attend, read)
         return out
 
@@ -118,7 +142,7 @@ class OneLayer(Head):
             embedded = texts.shifted(texts.embedded, depth)
             out = self.behind(embedded, states, positions + depth, attend)
             read, states = self.leaving(out)
-            yield Drafted(depth, read, read if self.regression else None)
+            yield Drafted(depth, read, states if self.regression else None)
 
     def states(self, nodes: Nodes) -> torch.Tensor:
         """(n, E): the target's, or those of drafted nodes."""
@@ -142,6 +166,10 @@ class Eagle(OneLayer):
     """
 
     kind = "eagle"
+    options: ClassVar[dict[str, Any]] = {
+        "layer": {},  # fields of its layer that are not the target's
+        "bias": True,  # of fc
+    }
     depths = 1
     regression = 1.0
     agreement = 0.1
@@ -150,8 +178,8 @@ class Eagle(OneLayer):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
-        self.enter = nn.Linear(2 * shape.hidden, shape.hidden)
+        shape = self.shape
+        self.enter = nn.Linear(2 * shape.hidden, shape.hidden, bool(self.option("bias")))
         self.layer = Layer(shape, normed=False)
 
     @property
@@ -167,16 +195,50 @@ class Eagle3(OneLayer):
 
     kind = "eagle3"
     depths = 7
-    options: ClassVar[dict[str, Any]] = {"taps": ()}  # (): what enters layers 2, L / 2 and L - 3
+    options: ClassVar[dict[str, Any]] = {
+        "taps": (),  # (): what enters layers 2, L / 2 and L - 3
+        "layer": {},  # fields of its layer that are not the target's
+        "own_matrix": 0,  # rows of an output matrix of its own; 0: the target's
+        "stream_normed": False,  # whether its stream begins with the normed state
+        "hands_on_normed": False,  # whether nodes below are given the state behind the last norm
+        "last_norm": True,  # whether a norm stands before the output matrix
+        "tap_norms": "",  # "each": a norm for each tap before fc, "all": one for all; "": none
+    }
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
-        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
+        shape = self.shape
+        taps, norms = len(self.taps), self.option("tap_norms")
+        self.fc = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
+        widths = {"each": [shape.hidden] * taps, "all": [taps * shape.hidden]}.get(norms, [])
+        self.tap_norms = nn.ModuleList([Norm(width, shape.eps) for width in widths])
         self.token_norm = Norm(shape.hidden, shape.eps)
         self.state_norm = Norm(shape.hidden, shape.eps)
         self.layer = Layer(shape, inputs=2 * shape.hidden)
-        self.norm = Norm(shape.hidden, shape.eps)
+        self.norm = Norm(shape.hidden, shape.eps) if self.option("last_norm") else None
+        self.hands_on_normed = bool(self.option("hands_on_normed"))
+        self.stream_normed = bool(self.option("stream_normed"))
+        if self.option("own_matrix"):
+            self.matrix = nn.Linear(shape.hidden, int(self.option("own_matrix")), bias=False)
+
+    @torch.no_grad()
+    def begin(self, target: Any) -> None:
+        """The target's last layer over the highest tap, with little of the tokens."""
+        super().begin(target)
+        last, width = target.loop.layers[-1], self.config.target.hidden
+        own = self.layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(own, name).weight
+            weight *= LITTLE
+            weight[:, width:] = weight_of(getattr(last.self_attn, name))
+        own.o_proj.weight.copy_(weight_of(last.self_attn.o_proj))
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            getattr(self.layer.mlp, name).weight.copy_(weight_of(getattr(last.mlp, name)))
+        assert self.state_norm is not None
+        self.state_norm.weight.copy_(last.input_layernorm.weight)
+        self.layer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+        self.fc.weight *= LITTLE
+        self.fc.weight[:, 2 * width :] += torch.eye(width).to(self.fc.weight)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -185,5 +247,9 @@ class Eagle3(OneLayer):
         return chosen or (2, layers // 2, layers - 3)
 
     def exact(self, features: torch.Tensor) -> torch.Tensor:
+        if self.tap_norms:
+            parts = features.chunk(len(self.tap_norms), -1)
+            pairs = zip(self.tap_norms, parts, strict=True)
+            features = torch.cat([norm(part) for norm, part in pairs], -1)
         out: torch.Tensor = self.fc(features)
         return out

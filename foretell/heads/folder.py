@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.heads.base import Head, HeadConfig, TargetShape
 from foretell.ops.files import whole, write_text
+from foretell.ops.ranks import smoothed
 
 SCHEMA = "foretell.head/1"
 WEIGHTS = "model.safetensors"
@@ -143,6 +144,7 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
             raise BadModel(f"{folder / WEIGHTS}: {name} is {shapes}")
     head.load_state_dict(tensors)
     head.requires_grad_(False).eval()
+    head.ranks = ranks_of(folder, config.get("ranks", []))
     warn_of_another(folder, config.get("fingerprint", {}), target)
     return head, None if kept is None else kept.long()
 
@@ -158,6 +160,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     if schema != SCHEMA:
         raise BadModel(f"{path}: is of schema {schema!r}, not {SCHEMA}; {MAKE}")
     return dict(config)
+
+
+def ranks_of(folder: Path, told: Any) -> list[list[float]]:
+    """The shares of right ranks that a configuration tells, by depth. Raises BadModel."""
+    try:
+        shares = [[float(share) for share in row] for row in told]
+    except (TypeError, ValueError):
+        shares = [[-1.0]]
+    if not all(row and all(0 <= share <= 1 for share in row) for row in shares):
+        raise BadModel(f"{folder / 'config.json'}: ranks must be shares from 0 to 1; {MAKE}")
+    return smoothed(shares)
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -30,8 +30,13 @@ class LayerShape:
     eps: float = 1e-5
 
 
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """In float32, or wider."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Norm(nn.Module):
-    """x / rms(x) * weight, in float32."""
+    """x / rms(x) * weight, in float32 or wider."""
 
     def __init__(self, width: int, eps: float = 1e-5):
         super().__init__()
@@ -39,7 +44,7 @@ class Norm(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
+        wide = widened(x)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
         return (self.weight * wide).to(x.dtype)
 

@@ -22,12 +22,14 @@ from foretell.errors import Unsupported
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight_bytes
 from foretell.heads.base import Head, Nodes
 from foretell.heads.eagle import OneLayer
-from foretell.heads.folder import fingerprint, load, target_shape
+from foretell.heads.folder import fingerprint, target_shape
+from foretell.heads.formats.reading import load
 from foretell.heads.layers import Layer
 from foretell.heads.output import Output
 from foretell.memory.job import Job
 from foretell.native import library
 from foretell.native.packing import FORMATS
+from foretell.ops.growth import TreeShape
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ STATE = 0  # the tap under which it gives what nodes below it are to be given as
 
 
 def head_model(
-    target: Any, method: str, kind: str, folder: str, breadth: int, nodes: int
+    target: Any, method: str, kind: str, folder: str, shape: TreeShape | None
 ) -> HeadModel:
     """A head of this kind for a decoder: the one in `folder`; "": the one that ships for it.
 
@@ -51,11 +53,13 @@ def head_model(
         need = f"a head of kind {kind}, and none ships for this model"
         cure = f"give {method}:head=FOLDER; `foretell train head` makes one"
         raise Unsupported.missing(method, target.name, need, cure)
-    return HeadModel(*load(found, target, kind), target, breadth=breadth, nodes=nodes)
+    return HeadModel(*load(found, target, kind), target, shape)
 
 
 def shipped(target: Any, kind: str) -> Path | None:
-    """The folder of the head of this kind that the package ships for a target."""
+    """The folder of the head of this kind that the package ships for a target, if there is one."""
+    if getattr(target, "loop", None) is None or "taps" not in target.caps:
+        return None
     told = fingerprint(target)
     for path in sorted(SHIPPED.glob("*/config.json")):
         config = json.loads(path.read_text("utf-8"))
@@ -67,8 +71,7 @@ def shipped(target: Any, kind: str) -> Path | None:
 class HeadModel(Model):
     """A head on the decoder `target`, for the tokens `kept` (Vd,); None: all.
 
-    `breadth`, `nodes`: of trees that it grows by itself, the nodes of a level that have children,
-    how many each has, and how many nodes there are in all.
+    `shape`: of trees that it grows by itself; None: it grows none.
     """
 
     caps = Model.caps | {"taps"}
@@ -78,22 +81,20 @@ class HeadModel(Model):
         head: Head,
         kept: torch.Tensor | None,
         target: Any,
-        breadth: int = 1,
-        nodes: int = 64,
+        shape: TreeShape | None = None,
     ):
         self.head = head.eval().requires_grad_(False)
         self.target = target
         self.name = f"{target.name} ({head.kind} head)"
-        self.output = Output(target, kept)
-        self.tokens = self.output.tokens
         self.vocab = target.vocab
         self.context = target.context
         self.device = target.device
         self.tokenizer = target.tokenizer
         self.feeds, self.lag, self.block = head.taps, head.lag, head.block
-        self.breadth, self.nodes = breadth, nodes
-        shape = head.config.target
-        self.layout = ((shape.kv_heads, shape.width, shape.width),) * head.layers
+        self.deepest = head.deepest
+        self.shape = shape or TreeShape()
+        built = head.shape
+        self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
         self.native: NativeLayer | None = None
         packed = isinstance(target.head, PackedLinear)
         # The products of a target's packed weights read float32, and its caches are bfloat16.
@@ -102,22 +103,33 @@ class HeadModel(Model):
         head.to(self.device, self.stream)
         if packed:
             pack(head, target.head.packed.format)
-            if isinstance(head, OneLayer) and NativeLayer.suits(self):
-                self.native = NativeLayer(self)
-                self.usual_executor = "native"
-                self.caps = HeadModel.caps | {"grows"}
+        self.output = Output(target, kept, head.matrix)
+        self.tokens = self.output.tokens
+        if packed and NativeLayer.suits(self):
+            self.native = NativeLayer(self)
+            self.usual_executor = "native"
+            # The library hands states on below the root without a norm in front of the stream.
+            grows = shape is not None and not head.stream_normed
+            self.caps = HeadModel.caps | ({"grows"} if grows else set())
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         rows = self.head.cache(self.layout, self.dtype, self.device)
         cache = self.prepared(rows, request, beside)
-        cache.breadth = self.breadth
+        cache.breadth = self.shape.breadth
         return cache
+
+    @property
+    def ranks(self) -> Sequence[Sequence[float]]:
+        """By depth and rank, how often its token was the target's; empty: not measured."""
+        return self.head.ranks
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
         """Of its own weights and its part of the output matrix."""
         own = weight_bytes(self.head)
-        return own if self.output.kept is None else own + weight_bytes(self.output.matrix)
+        if self.output.kept is None or self.head.matrix is not None:
+            return own
+        return own + weight_bytes(self.output.matrix)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         with torch_threads(self.threads):
@@ -187,6 +199,8 @@ class NativeLayer:
         shape = layer.self_attn.shape
         beside = head.enter is None
         before = head.state_norm if beside else layer.input_layernorm
+        if head.stream_normed:
+            before = None  # `entering` has it behind it
         part = library.Layer(
             before=self._weight(before),
             after=self._weight(layer.post_attention_layernorm),
@@ -225,7 +239,10 @@ class NativeLayer:
     @staticmethod
     def suits(model: HeadModel) -> bool:
         """Whether the library computes a head of this build."""
-        shape = model.head.config.target
+        head = model.head
+        if not isinstance(head, OneLayer) or not head.by_library:
+            return False
+        shape = head.shape
         wide = shape.hidden % 32 == 0 and shape.intermediate % 32 == 0 and shape.width % 32 == 0
         embeds = isinstance(model.target.loop.embed, PackedEmbedding)
         return library.available() and wide and embeds and not model.output.cap
@@ -281,8 +298,8 @@ class NativeLayer:
             tapped=hidden.data_ptr(),
         )
         if levels > 0:
-            followed = self._grow(step, levels)
-            return Computed(logits, {}, "native", len(ids), followed, levels)
+            followed, forwards = self._grow(step, levels)
+            return Computed(logits, {}, "native", len(ids), followed, forwards)
         if not self.library.ft_forward(self.described, step, model.threads):
             raise MemoryError("no memory for a step")
         found = {}
@@ -292,10 +309,12 @@ class NativeLayer:
             found = dict.fromkeys(taps, torch.nn.functional.pad(state, (0, missing)))
         return Computed(logits, found, "native", len(ids))
 
-    def _grow(self, step: Any, levels: int) -> list[list[tuple[int, float, int]]]:
-        """Computes a step and the tree below it; of each job its nodes."""
+    def _grow(self, step: Any, levels: int) -> tuple[list[list[tuple[int, float, int]]], int]:
+        """Computes a step and the trees below it; returns of each job its Reply's `followed`, and
+        how many forwards it took.
+        """
         model, head, jobs = self.model, self.head, step.job_count
-        chosen = model.nodes
+        chosen = model.shape.total
         tokens = torch.empty(jobs, chosen, dtype=torch.long)
         parents = torch.empty(jobs, chosen, dtype=torch.int32)
         counts = torch.empty(jobs, dtype=torch.int32)
@@ -311,23 +330,25 @@ class NativeLayer:
             enter=none if entered is None else entered.matrix,
             token_norm=self._weight(head.token_norm) if entered is not None else None,
             state_norm=self._weight(head.state_norm) if entered is not None else None,
-            eps=head.config.target.eps,
+            eps=head.shape.eps,
             hands_on_normed=int(head.hands_on_normed),
             depth=levels,
-            breadth=model.breadth,
+            breadth=model.shape.breadth,
             chosen=chosen,
+            least=model.shape.least,
             tokens=tokens.data_ptr(),
             parents=parents.data_ptr(),
             counts=counts.data_ptr(),
             chances=chances.data_ptr(),
         )
-        if not self.library.ft_grow(self.described, step, growth, model.threads):
+        forwards = self.library.ft_grow(self.described, step, growth, model.threads)
+        if not forwards:
             raise MemoryError("no memory for a tree")
         grown = []
         for job, count in enumerate(counts.tolist()):
             parts = (part[job, :count].tolist() for part in (tokens, chances, parents))
             grown.append(list(zip(*parts, strict=True)))
-        return grown
+        return grown, forwards
 
 
 def joined(parts: Sequence[Any]) -> PackedLinear:

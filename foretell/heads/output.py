@@ -15,17 +15,22 @@ from foretell.families.packed import PackedLinear
 class Output:
     """Rows of the target's output matrix, with what the target makes of its logits.
 
-    `kept` (Vd,): the tokens in ascending order; None: all. Raises Unsupported where the target's
-    matrix is no plain one, BadConfig for ids that are none of its tokens.
+    `kept` (Vd,): the tokens in ascending order; None: all. `own`: a matrix E -> Vd that a head has
+    learnt in the place of the target's; its logits are taken as they are. Raises Unsupported where
+    the target's matrix is needed and no plain one, BadConfig for ids that are none of its tokens.
     """
 
-    def __init__(self, decoder: Any, kept: torch.Tensor | None):
+    def __init__(self, decoder: Any, kept: torch.Tensor | None, own: nn.Module | None = None):
         loop = decoder.loop
         if kept is not None and not bool((kept[1:] > kept[:-1]).all() and kept[-1] < decoder.vocab):
             raise BadConfig(f"kept tokens: must be ids below {decoder.vocab}, each once, in order")
         self.kept = kept
-        self.matrix: Any = decoder.head if kept is None else cut(decoder, kept)
         self.norm: nn.Module = loop.norm
+        if own is not None:
+            self.matrix: Any = own
+            self.scale, self.cap = 1.0, None
+            return
+        self.matrix = decoder.head if kept is None else cut(decoder, kept)
         self.scale = float(loop.logit_factor or 1) / float(loop.logit_divisor or 1)
         self.cap = loop.logit_cap
 

@@ -17,11 +17,12 @@ from typing import Any
 from foretell import profiles
 from foretell.api import LM
 from foretell.errors import BadConfig
+from foretell.heads.model import shipped
 from foretell.measure import bench, report
 from foretell.measure.profiling import numbers
 from foretell.measure.prompts import Prompt
 from foretell.ops.files import write_text
-from foretell.spec import AUTO
+from foretell.spec import AUTO, HEAD
 
 CANDIDATES = (AUTO, "suffix+token-recycling", "suffix+approx", "suffix", "token-recycling", "ngram")
 # Beside these, where the target's layers can be run one by one: it may draft for itself.
@@ -118,7 +119,11 @@ def tune(
 
 def candidates(lm: LM) -> tuple[str, ...]:
     """The methods that are worth measuring on this model."""
-    return CANDIDATES + (SELF if "parts" in lm.models["target"].caps else ())
+    target = lm.models["target"]
+    found = CANDIDATES + (SELF if "parts" in target.caps else ())
+    if shipped(target, HEAD.partition(":")[0]) is not None:
+        found += (HEAD, f"suffix+{HEAD}")
+    return found
 
 
 class _Measurement:

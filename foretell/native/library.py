@@ -115,6 +115,7 @@ class Growth(ctypes.Structure):
         *((name, c_void_p) for name in ("token_norm", "state_norm")),
         ("eps", c_float),
         *((name, c_int32) for name in ("hands_on_normed", "depth", "breadth", "chosen")),
+        ("least", c_float),
         *((name, c_void_p) for name in ("tokens", "parents", "counts", "chances")),
     ]
 

@@ -7,7 +7,7 @@ are chosen, not drawn, by the head's own chances, whatever the sampling.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,28 @@ if TYPE_CHECKING:
 
 STATE = 0  # the tap under which a head gives what nodes below are to be given as features
 Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Of a tree that grows by its nodes' chances."""
+
+    depth: int = 8  # levels
+    breadth: int = 10  # nodes of a level that have children, and children of each
+    total: int = 59  # nodes that are kept, those with the likeliest paths
+    least: float = 0.0  # no level follows one whose best path is less likely
+    share: float = 0.0  # children less likely than this share of their best sibling are dropped
+
+    def check(self, method: str) -> None:
+        """Raises BadConfig."""
+        for name, most in (("depth", 64), ("breadth", 64), ("total", 1023)):
+            if not 1 <= getattr(self, name) <= most:
+                allowed = f"between 1 and {most}"
+                raise BadConfig.field(f"{method}:{name}", getattr(self, name), allowed)
+        for name in ("least", "share"):
+            if not 0 <= getattr(self, name) < 1:
+                allowed = "at least 0 and below 1"
+                raise BadConfig.field(f"{method}:{name}", getattr(self, name), allowed)
 
 
 @dataclass
@@ -47,62 +69,45 @@ class HeadReader:
         self.model: Any = ctx.models[name]
         # The tokens that the numbers of its rows stand for.
         self.tokens: Sequence[int] = getattr(self.model, "tokens", range(self.model.vocab))
+        self.deepest: int = getattr(self.model, "deepest", 64)  # that it can draft
 
     def depth(self, ctx: Context, depth: int) -> int:
         """How deep a tree may be that it has room for."""
-        return min(depth, ctx.depth, self.model.context - len(ctx.tokens))
+        return min(depth, self.deepest, ctx.depth, self.model.context - len(ctx.tokens))
 
 
 def head_of(
-    target: Any, method: str, kind: str, folder: str, breadth: int = 1, nodes: int = 64
+    target: Any, method: str, kind: str, folder: str, shape: TreeShape | None = None
 ) -> dict[str, Model]:
     """What a drafter of a head of this kind brings, see heads/model.py.
 
-    `breadth`, `nodes`: of trees that it grows in one call. Raises Unsupported, BadModel.
+    `shape`: of trees that it may grow in one call. Raises Unsupported, BadModel.
     """
     make = getattr(target, "headed", None)
     if make is None:
         need = "hidden states, which come of layers that can be run one by one"
         raise Unsupported.missing(method, target.name, need, "use a method without a head")
-    return {"head": make(method, kind, folder, breadth, nodes)}
-
-
-def check_growth(method: str, depth: int, breadth: int, total: int) -> None:
-    """Raises BadConfig."""
-    for name, value, most in (
-        ("depth", depth, 64),
-        ("breadth", breadth, 64),
-        ("total", total, 1023),
-    ):
-        if not 1 <= value <= most:
-            raise BadConfig.field(f"{method}:{name}", value, f"between 1 and {most}")
+    return {"head": make(method, kind, folder, shape)}
 
 
 def grow(
-    ctx: Context,
-    reader: HeadReader,
-    budget: int,
-    depth: int,
-    breadth: int,
-    nodes: int,
-    source: str,
+    ctx: Context, reader: HeadReader, budget: int, shape: TreeShape, source: str
 ) -> Generator[Ask, Any, TokenTree]:
-    """The best of all candidates, at most `nodes` and `budget` with the root.
+    """The best of all candidates, `budget` nodes with the root at most.
 
-    A level's `breadth` best candidates have `breadth` children each. A chance never grows on the
-    way down, so the best ones have their parents among them.
+    A chance never grows on the way down, so the best ones have their parents among them.
     """
-    depth = reader.depth(ctx, depth)
+    depth = reader.depth(ctx, shape.depth)
     if depth < 1 or budget < 2:
         return TokenTree(ctx.tokens[-1])
     found: list[Candidate] = []
-    if "grows" in reader.model.caps:
+    if "grows" in reader.model.caps and not shape.share:
         root = TokenTree(ctx.tokens[-1])
         reply = yield Ask(root, reader.name, ctx.branch, rows=[0], follow=depth)
         found = candidates_of(reply.followed)
     if not found:
-        found = yield from by_levels(ctx, reader, depth, breadth)
-    return best_tree(ctx, found, min(nodes, budget - 1), source)
+        found = yield from by_levels(ctx, reader, depth, shape)
+    return best_tree(ctx, found, min(shape.total, budget - 1), source)
 
 
 def candidates_of(followed: Sequence[tuple[int, float, int]]) -> list[Candidate]:
@@ -115,9 +120,9 @@ def candidates_of(followed: Sequence[tuple[int, float, int]]) -> list[Candidate]
 
 
 def by_levels(
-    ctx: Context, reader: HeadReader, depth: int, breadth: int
+    ctx: Context, reader: HeadReader, depth: int, shape: TreeShape
 ) -> Generator[Ask, Any, list[Candidate]]:
-    """All candidates, by one ask a level."""
+    """All candidates of at most `depth` levels, by one ask a level."""
     levels = Levels(ctx, reader)
     found: list[Candidate] = []
     frontier = [-1]
@@ -125,9 +130,11 @@ def by_levels(
         rows = yield from levels.ask(found, frontier)
         first = len(found)
         for parent, row in zip(frontier, rows, strict=True):
-            add_children(found, parent, row, breadth, reader)
+            add_children(found, parent, row, shape.breadth, reader, shape.share)
         below = sorted(range(first, len(found)), key=lambda number: -found[number].total)
-        frontier = below[:breadth]
+        frontier = below[: shape.breadth]
+        if found[frontier[0]].total < shape.least:
+            break
     return found
 
 
@@ -153,12 +160,19 @@ def by_ranks(
 
 
 def add_children(
-    found: list[Candidate], parent: int, row: torch.Tensor, count: int, reader: HeadReader
+    found: list[Candidate],
+    parent: int,
+    row: torch.Tensor,
+    count: int,
+    reader: HeadReader,
+    share: float = 0.0,
 ) -> int:
     """Adds the `count` best tokens of a row (Vd,) behind a candidate, -1 the root, best first;
-    returns how many there are.
+    returns how many there are. Those less likely than `share` of the best are left out.
     """
     chances, places = row.softmax(-1).topk(min(count, len(row)))
+    chances = chances[chances >= share * chances[0]]
+    places = places[: len(chances)]
     total, level = (found[parent].total, found[parent].level + 1) if parent >= 0 else (1.0, 0)
     for chance, place in zip(chances.tolist(), places.tolist(), strict=True):
         token = reader.tokens[place]
@@ -203,11 +217,19 @@ class Levels:
 
 def best_tree(ctx: Context, found: Sequence[Candidate], count: int, source: str) -> TokenTree:
     """The `count` candidates of the highest totals, behind none that ends the text."""
-    tree = TokenTree(ctx.tokens[-1])
     order = sorted(range(len(found)), key=lambda number: -found[number].total)
-    chosen = sorted(order[:count])
+    return tree_of(ctx, found, order[:count], source)
+
+
+def tree_of(
+    ctx: Context, found: Sequence[Candidate], chosen: Iterable[int], source: str
+) -> TokenTree:
+    """These candidates, by number; those without their parents and those behind one that ends the
+    text are left out.
+    """
+    tree = TokenTree(ctx.tokens[-1])
     places = {-1: 0}
-    for number in chosen:
+    for number in sorted(chosen):
         one = found[number]
         parent = places.get(one.parent)
         if parent is None or (parent and ctx.ends(tree, parent)):

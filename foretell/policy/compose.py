@@ -110,7 +110,10 @@ class Composition(Drafter):
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         brought: dict[str, Model] = {}
         for part in self.parts:
-            brought |= part.bring(models)
+            own = part.bring(models)
+            if brought.keys() & own.keys():
+                raise BadConfig("of the drafters joined by '+' at most one may have a head: choose")
+            brought |= own
         return brought
 
     def start(self, ctx: Context) -> list[Part]:

@@ -1,7 +1,10 @@
 """Trains a corrector and the drafter that fills in blocks of its text: `foretell train gad`.
 
-The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py). The
-drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
+The corrector is a small encoder-decoder that puts mistakes in sentences right (corrections.py). It
+is a Marian model: the positions of source and text enter its first layers, so that cross-attention
+finds the place to copy from by its number, too, and not by what stands there alone, as T5's does.
+
+The drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
 hides: text and masks lie in one row, the text is read from left to right, the masks see all of it
 and each other. Some of the masks are taken off first, the more the worse its guesses are (Qian et
 al., Glancing Transformer, arXiv:2008.07905). At the end both are measured on sentences whose
@@ -11,29 +14,27 @@ those of plain decoding?
 
 from __future__ import annotations
 
+import copy
 import json
-import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
-from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.train.corpus import END, SPECIALS, train_tokenizer
 from foretell.train.corrections import sentences, spoiled
+from foretell.train.lm import Run
 
 PAD, MASK = "<|pad|>", "<|mask|>"
 IGNORED = -100  # a label without loss
-CLIP = 1.0  # norm of a step's gradient at most
 HIDDEN = -1e9  # added to the score of what a token does not see
 SPECS = (
     "plain",
@@ -48,19 +49,22 @@ Pair = tuple[list[int], list[int]]  # ids of a spoiled sentence and of the right
 class TrainGad:
     """Shape of both models, and of the two runs. Lengths are in tokens."""
 
-    hidden: int = 256  # width of the hidden state
-    encoder_layers: int = 4  # layers of the encoder
+    hidden: int = 192  # width of the hidden state
+    encoder_layers: int = 2  # layers of the encoder
     decoder_layers: int = 2  # layers of the decoder
-    heads: int = 4  # attention heads
-    intermediate: int = 1024  # width inside a feed-forward block
+    heads: int = 3  # attention heads
+    intermediate: int = 512  # width inside a feed-forward block
+    context: int = 512  # longest source and longest text; sentences have half as many letters
     vocab_size: int = 4096  # tokens of the tokenizer that is trained
     k: int = 25  # masked tokens of a block
     mistakes: float = 0.1  # share of the words with a mistake
-    steps: int = 20000  # of training the corrector
-    draft_steps: int = 20000  # of training the drafter
-    batch: int = 64  # sentences a step
-    rate: float = 0.001  # learning rate at its highest (AdamW)
-    warmup: int = 500  # steps over which it rises; then it falls to 0 in a cosine
+    steps: int = 3000  # of training the corrector
+    draft_steps: int = 2000  # of training the drafter
+    batch: int = 32  # sentences a step
+    matrix_rate: float = 0.02  # learning rate of matrices (Muon)
+    other_rate: float = 0.003  # learning rate of embeddings, norms and biases (AdamW)
+    warmup: int = 50  # steps over which the rate rises
+    decay: float = 0.6  # share of the run over which the rate falls to 0
     glance: float = 0.5  # share of its wrong guesses that are shown first, at the start; 0: none
     share: float = 0.02  # of the documents that are held back
     measured: int = 200  # sentences of these that are measured
@@ -69,15 +73,16 @@ class TrainGad:
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
             raise BadConfig(f"hidden={self.hidden} must be a multiple of heads={self.heads}")
-        for name in ("k", "steps", "draft_steps", "batch", "measured"):
+        if self.hidden % 2:
+            raise BadConfig.field("hidden", self.hidden, "even, for its positions are sines")
+        for name in ("k", "steps", "draft_steps", "batch", "warmup", "measured"):
             if getattr(self, name) < 1:
                 raise BadConfig.field(name, getattr(self, name), "at least 1")
-        for name in ("mistakes", "glance", "share"):
+        if self.context < 2 * self.k:
+            raise BadConfig(f"context={self.context} must be at least twice k={self.k}")
+        for name in ("mistakes", "glance", "share", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadConfig.field(name, getattr(self, name), "between 0 and 1")
-
-
-Tell = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
 
 
 @dataclass
@@ -87,6 +92,7 @@ class Task:
     learnt: list[str]
     held_back: list[str]
     tokenizer: PreTrainedTokenizerFast
+    order: tuple[int, list[str]] = (-1, [])  # the last round, and the sentences in its order
 
     def pair(self, sentence: str, config: TrainGad, round: int = 0) -> Pair:
         wrong = spoiled(sentence, config.mistakes, config.seed, round)
@@ -94,30 +100,32 @@ class Task:
         end = self.tokenizer.eos_token_id
         return [*ids[0], end], [*ids[1], end]
 
-    def batches(self, config: TrainGad) -> Iterator[list[Pair]]:
-        """Without end: round after round in another order, with other mistakes."""
-        round = 0
-        pairs: list[Pair] = []
-        while True:
-            order = list(self.learnt)
-            random.Random(config.seed * 1000 + round).shuffle(order)
-            for sentence in order:
-                pairs.append(self.pair(sentence, config, round))
-                if len(pairs) == config.batch:
-                    yield pairs
-                    pairs = []
-            round += 1
+    def batch(self, config: TrainGad, step: int) -> list[Pair]:
+        """The pairs of a step: round after round in another order, with other mistakes."""
+        pairs = []
+        for number in range(step * config.batch, (step + 1) * config.batch):
+            round, place = divmod(number, len(self.learnt))
+            if self.order[0] != round:
+                order = list(self.learnt)
+                random.Random(config.seed * 1_000_003 + round).shuffle(order)
+                self.order = round, order
+            pairs.append(self.pair(self.order[1][place], config, round))
+        return pairs
 
 
 def task(sources: list[str], config: TrainGad) -> Task:
-    """Raises BadConfig where the sources have too few sentences."""
+    """Raises BadConfig where the sources have too few sentences that fit in the context."""
     parts: dict[bool, list[str]] = {False: [], True: []}
+    # Mistakes make a sentence twice as long at most, and a token has at least one letter.
+    longest = config.context // 2 - 2
     for sentence, back in sentences(sources, config.share):
-        parts[back].append(sentence)
+        if len(sentence) <= longest:
+            parts[back].append(sentence)
     if len(parts[False]) < config.batch or not parts[True]:
         raise BadConfig(
             f"--text: {len(parts[False])} sentences to learn from and {len(parts[True])} held back "
-            f"are too few for a batch of {config.batch}; give more texts, or another --share"
+            f"are too few for a batch of {config.batch} (they have at most {longest} letters); "
+            "give more texts, another --share or a larger --context"
         )
     random.Random(config.seed).shuffle(parts[True])
     texts = [text for s in parts[False] for text in (s, spoiled(s, config.mistakes, config.seed))]
@@ -132,23 +140,35 @@ def task(sources: list[str], config: TrainGad) -> Task:
     return Task(parts[False], parts[True][: config.measured], tokenizer)
 
 
-def build(config: TrainGad, vocab: int) -> T5ForConditionalGeneration:
-    """A random T5, whose positions know no limit."""
+def build(config: TrainGad, vocab: int) -> MarianMTModel:
+    """A random Marian model."""
     torch.manual_seed(config.seed)
-    shape = T5Config(
+    shape = MarianConfig(
         vocab_size=vocab,
         d_model=config.hidden,
-        d_kv=config.hidden // config.heads,
-        d_ff=config.intermediate,
-        num_layers=config.encoder_layers,
-        num_decoder_layers=config.decoder_layers,
-        num_heads=config.heads,
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        encoder_attention_heads=config.heads,
+        decoder_attention_heads=config.heads,
+        encoder_ffn_dim=config.intermediate,
+        decoder_ffn_dim=config.intermediate,
+        max_position_embeddings=config.context,
+        activation_function="gelu",
+        scale_embedding=True,
+        dropout=0.0,
+        attention_dropout=0.0,
         pad_token_id=SPECIALS.index(PAD),
         eos_token_id=SPECIALS.index(END),
+        forced_eos_token_id=None,
         decoder_start_token_id=SPECIALS.index(PAD),
-        dropout_rate=0.0,
     )
-    return T5ForConditionalGeneration(shape)
+    return MarianMTModel(shape)
+
+
+def layers_of(model: MarianMTModel) -> nn.Module:
+    """The layers of both halves, whose matrices Muon trains."""
+    halves: list[Any] = [model.get_encoder(), model.get_decoder()]
+    return nn.ModuleList([half.layers for half in halves])
 
 
 # --- the two objectives
@@ -160,15 +180,17 @@ def padded(rows: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
     return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
 
 
-def corrector_loss(model: T5ForConditionalGeneration, pairs: list[Pair]) -> torch.Tensor:
+def corrector_loss(model: MarianMTModel, pairs: list[Pair]) -> torch.Tensor:
     """Mean cross entropy of the right sentences' tokens."""
     source = padded([wrong for wrong, _ in pairs], model.config.pad_token_id)
     labels = padded([right for _, right in pairs], IGNORED)
     known = padded([[1] * len(wrong) for wrong, _ in pairs], 0)
     to = model.device
-    out = model(input_ids=source.to(to), attention_mask=known.to(to), labels=labels.to(to))
-    loss: torch.Tensor = out.loss
-    return loss
+    with torch.autocast(to.type, dtype=torch.bfloat16):
+        out = model(input_ids=source.to(to), attention_mask=known.to(to), labels=labels.to(to))
+    return F.cross_entropy(
+        out.logits.flatten(0, 1).float(), labels.flatten().to(to), ignore_index=IGNORED
+    )
 
 
 @dataclass
@@ -221,7 +243,7 @@ def glanced(made: Blocks, guesses: torch.Tensor, share: float, draw: random.Rand
 
 
 def drafter_loss(
-    model: T5ForConditionalGeneration,
+    model: MarianMTModel,
     pairs: list[Pair],
     k: int,
     share: float,
@@ -231,18 +253,21 @@ def drafter_loss(
     config, to = model.config, model.device
     source = padded([wrong for wrong, _ in pairs], config.pad_token_id).to(to)
     known = padded([[1] * len(wrong) for wrong, _ in pairs], 0).to(to)
-    states = model.encoder(input_ids=source, attention_mask=known)
+    encoder: Any = model.get_encoder()
+    with torch.autocast(to.type, dtype=torch.bfloat16):
+        states = encoder(input_ids=source, attention_mask=known)
     answers = [right for _, right in pairs]
     made = blocks(answers, k, config.decoder_start_token_id, config.mask_token_id, draw)
 
     def rows(given: Blocks) -> torch.Tensor:
-        out = model(
-            encoder_outputs=states,
-            attention_mask=known,
-            decoder_input_ids=given.ids.to(to),
-            decoder_attention_mask=given.sees.to(to),
-            use_cache=False,
-        )
+        with torch.autocast(to.type, dtype=torch.bfloat16):
+            out = model(
+                encoder_outputs=states,
+                attention_mask=known,
+                decoder_input_ids=given.ids.to(to),
+                decoder_attention_mask=given.sees.to(to),
+                use_cache=False,
+            )
         logits: torch.Tensor = out.logits
         return logits
 
@@ -251,42 +276,38 @@ def drafter_loss(
             guesses = rows(made).argmax(-1).cpu()
         made = glanced(made, guesses, share, draw)
     logits = rows(made).flatten(0, 1).float()
-    return F.cross_entropy(logits, made.labels.flatten().to(to), ignore_index=IGNORED)
+    labels = made.labels.flatten().to(to)
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return total / max(1, int((labels != IGNORED).sum()))  # every mask may have been taken off
 
 
 # --- the runs
 
 
-def run(
-    model: nn.Module,
-    loss_of: Callable[[list[Pair], int], torch.Tensor],
-    batches: Iterator[list[Pair]],
-    steps: int,
-    config: TrainGad,
-    tell: Callable[[float, int], None],
-) -> float:
-    """Trains for `steps` steps; returns the mean loss of the last tenth of them."""
-    model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=config.rate, weight_decay=0.01)
-    last = []
-    for step in range(steps):
-        part = min(1.0, (step + 1) / max(1, min(config.warmup, steps // 10)))
-        part *= (1 + math.cos(math.pi * step / steps)) / 2
-        for group in optimiser.param_groups:
-            group["lr"] = config.rate * part
-        loss = loss_of(next(batches), step)
-        if not bool(loss.isfinite()):
-            continue  # every mask of the batch was taken off
-        optimiser.zero_grad()
+class GadRun(Run):
+    """A run folder whose batches are pairs of sentences."""
+
+    longer = "steps"
+    unit = "sentences"
+
+    def __init__(self, folder: Path, config: TrainGad, model: MarianMTModel):
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder, config, model, layers_of(model))
+
+    def advance_on(self, known: Task, loss_of: Callable[[list[Pair], int], torch.Tensor]) -> float:
+        """One optimiser step with a loss of its pairs and its number; returns the loss."""
+        loss = loss_of(known.batch(self.config, self.step), self.step)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimiser.step()
-        value = float(loss.detach())
-        if step >= steps - max(1, steps // 10):
-            last.append(value)
-        tell(value, step + 1)
-    model.eval()
-    return sum(last) / max(1, len(last))
+        self.update()
+        return loss.item()
+
+    def last_loss(self) -> float:
+        """Mean loss of the last tenth of the steps."""
+        rows = map(json.loads, (self.folder / "log.jsonl").read_text("utf-8").splitlines())
+        losses = {row["step"]: row["loss"] for row in rows}  # a step may have been done again
+        steps = self.config.steps
+        last = [losses[step] for step in range(steps - max(1, steps // 10) + 1, steps + 1)]
+        return round(sum(last) / len(last), 4)
 
 
 def measure(folder: Path, held_back: list[Pair], k: int) -> dict[str, dict[str, float]]:
@@ -322,67 +343,53 @@ def _same(answers: list[list[int]], others: list[list[int]]) -> float:
 
 
 def train(
-    out: Path, sources: list[str], config: TrainGad, device: str = "", quiet: bool = False
+    out: Path,
+    sources: list[str],
+    config: TrainGad,
+    device: str = "",
+    quiet: bool = False,
+    save_every: float = 300.0,
 ) -> dict[str, Any]:
     """Trains both, measures them, and writes OUT/model, OUT/drafter and OUT/report.json, whose
-    content it returns. A corrector that is there already, of the same settings, is not trained
-    again. Raises BadConfig.
+    content it returns. A run that was interrupted goes on where it was. Raises BadConfig.
     """
     made_by = {"sources": sources, "settings": asdict(config)}
     record = out / "settings.json"
     if record.exists() and json.loads(record.read_text("utf-8")) != made_by:
         raise BadConfig(f"--out {out}: holds a run with other settings; choose another folder")
+    known = task(sources, config)  # before the folder is taken: the sources may be refused
     out.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps(made_by, indent=1))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    known = task(sources, config)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+
+    model = build(config, len(known.tokenizer)).to(device)
+    first = GadRun(out / "training" / "corrector", config, model)
+    first.through(
+        lambda: first.advance_on(known, lambda pairs, _: corrector_loss(model, pairs)),
+        save_every,
+        quiet,
     )
-    losses: dict[str, float] = {}
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
-        if not (out / "model" / "model.safetensors").exists():
-            model = build(config, len(known.tokenizer)).to(device)
-            bar = progress.add_task("corrector", total=config.steps)
+    _save(model, known, out / "model")
 
-            def tell(loss: float, step: int) -> None:
-                progress.update(bar, completed=step, description=f"corrector: loss {loss:.3f}")
+    drafter: MarianMTModel = copy.deepcopy(model)
+    drafter.config.mask_token_id = SPECIALS.index(MASK)
+    drafter.config.fills_blocks = True
+    of_drafter = replace(config, steps=config.draft_steps)
+    second = GadRun(out / "training" / "drafter", of_drafter, drafter)
 
-            losses["corrector"] = run(
-                model,
-                lambda pairs, _: corrector_loss(model, pairs),
-                known.batches(config),
-                config.steps,
-                config,
-                tell,
-            )
-            _save(model, known, out / "model")
-        drafter = T5ForConditionalGeneration.from_pretrained(out / "model", dtype=torch.float32)
-        drafter = drafter.to(device)
-        drafter.config.mask_token_id = SPECIALS.index(MASK)
-        drafter.config.fills_blocks = True
-        draw = random.Random(config.seed)
-        second = progress.add_task("drafter", total=config.draft_steps)
+    def glancing(pairs: list[Pair], step: int) -> torch.Tensor:
+        share = config.glance * (1 - step / config.draft_steps)
+        draw = random.Random(config.seed * 1_000_003 + step)
+        return drafter_loss(drafter, pairs, config.k, share, draw)
 
-        def tell_drafter(loss: float, step: int) -> None:
-            progress.update(second, completed=step, description=f"drafter: loss {loss:.3f}")
+    second.through(lambda: second.advance_on(known, glancing), save_every, quiet)
+    _save(drafter, known, out / "drafter")
 
-        def glancing(pairs: list[Pair], step: int) -> torch.Tensor:
-            share = config.glance * (1 - step / config.draft_steps)
-            return drafter_loss(drafter, pairs, config.k, share, draw)
-
-        batches = known.batches(config)
-        steps = config.draft_steps
-        losses["drafter"] = run(drafter, glancing, batches, steps, config, tell_drafter)
-        _save(drafter, known, out / "drafter")
     held_back = [known.pair(sentence, config) for sentence in known.held_back]
     report = {
-        "parameters": sum(p.numel() for p in drafter.parameters()),
+        "parameters": second.size,
         "sentences": {"learnt": len(known.learnt), "measured": len(held_back)},
-        "loss": {name: round(loss, 4) for name, loss in losses.items()},
+        "loss": {"corrector": first.last_loss(), "drafter": second.last_loss()},
         "methods": measure(out, held_back, config.k),
         **made_by,
     }
@@ -390,6 +397,6 @@ def train(
     return report
 
 
-def _save(model: T5ForConditionalGeneration, known: Task, folder: Path) -> None:
+def _save(model: MarianMTModel, known: Task, folder: Path) -> None:
     model.save_pretrained(folder)
     known.tokenizer.save_pretrained(folder)

@@ -18,11 +18,13 @@ import torch
 import torch.nn.functional as F
 
 from foretell.errors import BadConfig
-from foretell.heads.base import Head, Texts
-from foretell.heads.folder import build, save, target_shape
+from foretell.heads.base import Head, TargetShape, Texts
+from foretell.heads.folder import build, load, save, target_shape
 from foretell.heads.output import Output
 from foretell.ops.files import write_text
-from foretell.train.answers import Text, read
+from foretell.ops.ranks import smoothed
+from foretell.policy.costs import Costs
+from foretell.train.answers import AT_ONCE, Text, read
 from foretell.train.draft import HELD_BACK, ROUND, blocks
 from foretell.train.lm import Run
 from foretell.train.objectives import OBJECTIVES, objective, row_loss
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from foretell.api import LM
 
 LEAST = 8  # tokens of an answer that is of use
+RANKS = 10  # candidates of a place that are counted apart
+PIECE = 128  # tokens of a forward by which the time of reading texts is told
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,9 @@ class TrainHead:
     depths: int = 0  # that it learns to draft; 0: as many as its paper trains
     objective: str = "kl"  # kl, ce, tv, tvd++ or certainty
     window: int = 640  # longest text it is trained on
-    tokens: int = 500_000  # tokens of texts in all, prompts included
-    batch: int = 4_096  # tokens a step
-    micro: int = 4_096  # tokens a forward
+    tokens: int = 2_400_000  # tokens of texts in all, prompts included
+    batch: int = 1_024  # tokens a step
+    micro: int = 1_024  # tokens a forward
     common: int = 8_192  # commonest tokens, which it may draft
     matrix_rate: float = 0.02  # learning rate of matrices (Muon)
     other_rate: float = 0.003  # learning rate of norms and biases (AdamW)
@@ -168,6 +172,32 @@ class Teacher:
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
 
 
+def taps_of(kind: str, target: TargetShape) -> tuple[int, ...]:
+    """What states are kept for: the usual taps of all heads, and those of this kind."""
+    usual = (2, target.layers // 2, target.layers - 3, target.layers)
+    return tuple(sorted({*usual, *build(kind, target).taps}))
+
+
+def plan(
+    prompts: int,
+    answer_tokens: int,
+    target: TargetShape,
+    taps: Sequence[int],
+    config: TrainHead,
+    costs: Costs,
+) -> str:
+    """What a run takes: bytes, and hours by the measured costs of the target's forwards."""
+    tokens = prompts * answer_tokens
+    answering = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
+    reading = tokens * float(costs.curve(PIECE)[-1]) / PIECE
+    size = tokens * len(taps) * target.hidden * 2
+    return (
+        f"at most {tokens:,} tokens of answers: {answering / 3600:.1f} hours to write them, "
+        f"{reading / 3600:.1f} hours and {size / 1e9:.1f} GB for their states; then "
+        f"{config.tokens:,} tokens of training, whose time shows when it begins"
+    )
+
+
 def places(answers: torch.Tensor, depth: int, anchors: torch.Tensor | None = None) -> torch.Tensor:
     """(m, 2) rows and places from which a token of an answer is drafted at this depth: that
     `depth + 1` tokens on. `anchors` (n,) bool: the only places that count.
@@ -215,12 +245,13 @@ def hits(
     head: Head, texts: Sequence[Known], teacher: Teacher, depths: int, size: int
 ) -> list[float]:
     """At each depth the share of places where the head's best token is the target's best one and
-    was at every depth before.
+    was at every depth before, in those of the texts that are greedy.
     """
     head.eval()
     right = np.zeros(depths)
     count = 0
     tokens = torch.tensor(teacher.output.tokens)
+    texts = [text for text in texts if (text.tokens[text.prompt :] == text.best).all()]
     for group in blocks([len(text.tokens) for text in texts], size, 0):
         chosen = [texts[number] for number in group]
         batch, answers = teacher.texts(chosen, 0.0, 0)
@@ -240,11 +271,53 @@ def hits(
                 states = drafted.states[row, place].to(teacher.weight.dtype)
                 guess = tokens[(states @ teacher.weight.T).argmax(-1).cpu()]
                 so_far &= guess == best[row, place + drafted.depth]
-                # The text has to be greedy so far, or deeper rows read other tokens.
                 right[drafted.depth] += float(so_far.sum())
-                so_far &= batch.ids[row, place + drafted.depth + 1].cpu() == guess
     head.train()
     return [round(float(share), 4) for share in right / max(1, count)]
+
+
+@torch.inference_mode()
+def true_ranks(
+    head: Head, texts: Sequence[Known], teacher: Teacher, depths: int, size: int
+) -> list[np.ndarray]:
+    """Of each greedy text, by place and depth, the rank that the head gives the text's own token,
+    given the tokens before it: (m, depths) int, RANKS where it is not among the first.
+    """
+    head.eval()
+    greedy = [text for text in texts if (text.tokens[text.prompt :] == text.best).all()]
+    if not greedy:
+        return []
+    found: list[np.ndarray] = []
+    for group in blocks([len(text.tokens) for text in greedy], size, 0):
+        batch, answers = teacher.texts([greedy[number] for number in group], 0.0, 0)
+        # Places of which all depths are known, so that depths have the same ones.
+        row, place = places(answers, depths - 1).T
+        kept = answers[row, place + 1]
+        row, place = row[kept], place[kept]
+        ranks = np.full((len(row), depths), RANKS)
+        with torch.autocast(teacher.device.type, dtype=torch.bfloat16):
+            for drafted in head.unroll(batch, depths):
+                names = teacher.names[batch.ids[row, place + drafted.depth + 1].cpu()]
+                states = drafted.states[row, place].to(teacher.weight.dtype)
+                logits = states @ teacher.weight.T
+                best = logits.topk(min(RANKS, logits.shape[1]), -1).indices.cpu()
+                rank, column = (best == names[:, None]).nonzero().T
+                ranks[rank.numpy(), drafted.depth] = column.numpy()
+        found += [ranks[(row == number).numpy()] for number in range(len(group))]
+    head.train()
+    return found
+
+
+def rank_table(ranks: Sequence[np.ndarray]) -> list[list[float]]:
+    """By depth and rank the share of places where that rank is the text's token; [] of no place.
+
+    A worse rank is never said to be right more often than a better one.
+    """
+    if not sum(map(len, ranks)):
+        return []
+    joined = np.concatenate(list(ranks))
+    shares = [np.bincount(column, minlength=RANKS + 1)[:RANKS] / len(joined) for column in joined.T]
+    return smoothed([[round(float(share), 4) for share in row] for row in shares])
 
 
 class HeadRun(Run):
@@ -287,29 +360,42 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
     device: str = "cpu",
+    init: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains until `config.tokens` are seen; writes OUT/head and returns the report."""
+    """Trains until `config.tokens` are seen; writes OUT/head and returns the report. `init`: folder
+    of a head of the same kind to begin with, whose tokens it keeps.
+    """
     target: Any = lm.models["target"]
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, states, config.window)
     torch.manual_seed(config.seed)
     head = build(config.kind, target_shape(target)).to(device)
+    if config.depths > head.deepest:
+        raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
+    head.begin(target)
+    kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
+    if init is not None:
+        known, old_kept = load(init, target, config.kind)
+        head.load_state_dict(known.state_dict())
+        kept = torch.arange(target.vocab) if old_kept is None else old_kept
     missing = {*head.taps, head.config.target.layers} - {*taps}
     if missing:
         raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")
-    kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
     teacher = Teacher(target, taps, head, kept)
     run = HeadRun(out, config, head)
     run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
-    depths = max(config.depths or head.depths, 5)
+    trained = config.depths or head.depths
+    depths = min(max(trained, 5), head.deepest)
+    ranks = rank_table(true_ranks(head, corpus.held_back, teacher, trained, config.micro))
     report: dict[str, Any] = {
         "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
         "answers": len(corpus.train),
         "hits": hits(head, corpus.held_back, teacher, depths, config.micro),
+        "ranks": ranks,
         "settings": asdict(config),
     }
-    about = {"hits": report["hits"], "tokens_seen": report["tokens_seen"]}
+    about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
     save(head, kept, out / "head", target, about)
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report

@@ -178,6 +178,9 @@ class Run:
     `layers`: the part of the model whose matrices are trained with Muon.
     """
 
+    longer = "tokens"  # the setting that may be larger when a run is continued
+    unit = "tokens"  # of `config.batch`
+
     def __init__(self, folder: Path, config: Any, model: Any, layers: torch.nn.Module):
         self.folder, self.config, self.step = folder, config, 0
         self.model = model
@@ -193,9 +196,9 @@ class Run:
         settings = folder / "train.json"
         if settings.exists():
             before = json.loads(settings.read_text())
-            if {**before, "tokens": 0} != {**asdict(config), "tokens": 0} or before[
-                "tokens"
-            ] > config.tokens:
+            now = asdict(config)
+            same = {**before, self.longer: 0} == {**now, self.longer: 0}
+            if not same or before[self.longer] > now[self.longer]:
                 raise BadConfig(
                     f"{folder} holds a run with other settings; "
                     "repeat them, or choose another --out"
@@ -254,9 +257,13 @@ class Run:
                     raise KeyboardInterrupt
                 loss = advance()
                 speed = (self.step - first) * config.batch / (time.monotonic() - start)
-                told = f"loss {loss:.3f}  {speed:,.0f} tok/s"
+                told = f"loss {loss:.3f}  {speed:,.0f} {self.unit}/s"
                 progress.update(bar, completed=self.step, description=told)
-                line = {"step": self.step, "loss": round(loss, 4), "tokens_per_s": round(speed)}
+                line = {
+                    "step": self.step,
+                    "loss": round(loss, 4),
+                    f"{self.unit}_per_s": round(speed),
+                }
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 if time.monotonic() - saved > save_every:

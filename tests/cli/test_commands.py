@@ -52,7 +52,7 @@ def test_a_file_is_a_command_and_a_folder_a_group(
 
 
 def test_every_file_of_the_folder_is_a_command() -> None:
-    files = {path.stem for path in FOLDER.glob("[!_]*.py")}
+    files = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
     listed = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     assert files | {"train"} == set(listed)
     trainers = {path.stem.replace("_", "-") for path in FOLDER.glob("train/[!_]*.py")}

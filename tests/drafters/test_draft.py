@@ -15,7 +15,13 @@ from foretell.families.toy import Toy
 from tests import laws
 from tests.drafters.driving import drive_step
 
-SPECS = ["draft:drafts=2,length=2", "draft:confidence=0.4", "draft:length=1", "draft:best=yes"]
+SPECS = [
+    "draft:drafts=2,length=2",
+    "draft:confidence=0.4",
+    "draft:length=1",
+    "draft:best=yes",
+    "draft:length=3,online=1",
+]
 
 
 def drive(

@@ -1,4 +1,7 @@
-"""EAGLE-1: the tree of a fixed shape; its exactness is in test_laws.py, its network in tests/heads."""
+"""EAGLE-1: the tree of a fixed shape; its exactness is in test_laws.py.
+
+Its network is tested in tests/heads.
+"""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def goes_on_by_kept_tokens(view: Trimmed, kept: list[int], tied: bool) -> None:
         job, _ = view.cache().prepare(Ask(TokenTree([*text, *found][-1])), [*text, *found], 99)
         found.append(int(view.forward([job])[0].logits[0].argmax()))
     job, _ = view.cache().prepare(Ask(TokenTree(3), rows=[0], follow=4), text, 99)
-    followed = [token for token, _ in view.forward([job])[0].followed]
+    followed = [token for token, _, _ in view.forward([job])[0].followed]
     assert followed == (found if tied else [])
     assert set(followed) <= set(kept)
 

@@ -44,7 +44,7 @@ static void make_network(network *net, const shape *of, int form) {
         net->layer[i] = (ft_layer){
             random_floats(of->hidden, 1), random_floats(of->hidden, 1),
             of->normed ? random_floats(width, 1) : NULL,
-            of->normed ? random_floats(width, 1) : NULL, 1e-5f, 1e-5f, 1e-6f,
+            of->normed ? random_floats(width, 1) : NULL, NULL, 1e-5f, 1e-5f, 1e-6f, 0.0f,
             i == 1 ? WINDOW : 0, make_matrix(form, qkv, of->hidden, of->biased),
             make_matrix(form, of->hidden, of->heads * width, of->biased),
             make_matrix(form, 2 * of->inner, of->hidden, of->biased),
@@ -364,6 +364,179 @@ static void check_following(const network *net, int32_t threads) {
     free(entering);
 }
 
+/* --- trees that a head grows */
+
+enum { DEPTH = 4, BREADTH = 3, CHOSEN = 11, TEXTS = 2 };
+
+/* A head of one layer; `beside`: its attention reads tokens beside states, else `enter` does. */
+typedef struct {
+    ft_model model;
+    ft_layer layer;
+    ft_growth growth;
+    int64_t names[VOCAB];
+    int32_t beside;
+} grower;
+
+static void make_grower(grower *made, const network *net, int form, int32_t beside) {
+    const int32_t hidden = net->model.hidden, width = net->model.width;
+    made->beside = beside;
+    made->layer = net->layer[0];
+    made->model = net->model;
+    made->model.layers = 1;
+    made->model.layer = &made->layer;
+    for (int32_t i = 0; i < VOCAB; i++)
+        made->names[i] = VOCAB - 1 - i;
+    made->growth = (ft_growth){.embeddings = &net->model.head, .scale = 1.5f,
+                               .names = made->names, .eps = 1e-5f, .depth = DEPTH,
+                               .breadth = BREADTH, .chosen = CHOSEN};
+    if (beside) {
+        int32_t outputs = (net->model.heads + 2 * net->model.kv_heads) * width;
+        made->layer.qkv = make_matrix(form, outputs, 2 * hidden, 0);
+        made->layer.token_norm = random_floats(hidden, 1);
+        made->layer.token_eps = 1e-5f;
+        made->growth.hands_on_normed = 1;
+    } else {
+        made->layer.before = made->model.norm = NULL;
+        made->growth.enter = make_matrix(form, hidden, 2 * hidden, 1);
+        made->growth.state_norm = random_floats(hidden, 1);
+    }
+}
+
+static void drop_grower(grower *made) {
+    if (made->beside) {
+        drop_matrix(&made->layer.qkv);
+        free((void *)made->layer.token_norm);
+    } else {
+        drop_matrix(&made->growth.enter);
+        free((void *)made->growth.state_norm);
+    }
+}
+
+/* What enters for a token below a state (hidden,): `states`, and `tokens` beside them. */
+static void enter_below(const grower *head, int64_t token, const float *state, float *states,
+                        float *tokens) {
+    const int32_t hidden = head->model.hidden;
+    ft_rows_of(head->growth.embeddings, &token, 1, tokens);
+    for (int32_t k = 0; k < hidden; k++)
+        tokens[k] *= head->growth.scale;
+    if (head->beside) {
+        memcpy(states, state, 4 * (size_t)hidden);
+        return;
+    }
+    float *both = room(8 * (size_t)hidden);
+    memcpy(both, tokens, 4 * (size_t)hidden);
+    ft_chosen()->norm(state, head->growth.state_norm, head->growth.eps, hidden, both + hidden);
+    if (!ft_product(&head->growth.enter, both, 1, states, 1))
+        fail("no memory", "ft_product");
+    free(both);
+}
+
+/* The chance of each token of a path below a text, each by a forward of its own. */
+static void chances_alone(const grower *head, const network *net, int32_t length,
+                          const float *states, const float *embedded, const int64_t *path,
+                          int32_t count, float *chances) {
+    static const int32_t layer = 0, tap = 1;
+    const int32_t hidden = head->model.hidden;
+    int32_t last = length - 1;
+    float logits[VOCAB];
+    float *left = room((size_t)length * hidden * 4), *state = room((size_t)hidden * 4);
+    float *entering = room((size_t)hidden * 4), *token = room((size_t)hidden * 4);
+    cache own = make_cache(net, length + DEPTH);
+    ft_job job = job_of(net, &own, 0, 0, length, places, NULL);
+    ft_step step = {.jobs = &job, .job_count = 1, .nodes = length, .states = states,
+                    .tokens = embedded, .cosines = net->cosines, .sines = net->sines,
+                    .layers = &layer, .layer_count = 1, .rows = &last, .row_count = 1,
+                    .logits = logits, .taps = &tap, .tap_count = 1, .tapped = left};
+    for (int32_t i = 0; i < count; i++) {
+        if (!ft_forward(&head->model, &step, 1))
+            fail("no memory", "ft_forward");
+        float best = -INFINITY, sum = 0;
+        for (int32_t v = 0; v < VOCAB; v++)
+            best = logits[v] > best ? logits[v] : best;
+        for (int32_t v = 0; v < VOCAB; v++)
+            sum += expf(logits[v] - best);
+        chances[i] = expf(logits[VOCAB - 1 - path[i]] - best) / sum;
+        const float *from = left + (int64_t)last * hidden;
+        if (head->growth.hands_on_normed)
+            ft_chosen()->norm(from, head->model.norm, head->model.norm_eps, hidden, state);
+        else
+            memcpy(state, from, 4 * (size_t)hidden);
+        enter_below(head, path[i], state, entering, token);
+        job = job_of(net, &own, length + i, 0, 1, places + length + i, NULL);
+        step.nodes = 1;
+        step.states = entering;
+        step.tokens = token;
+        last = 0;
+    }
+    drop_cache(&own);
+    free(left);
+    free(state);
+    free(entering);
+    free(token);
+}
+
+/* Two texts grow trees in one call: each node has the chance that a chain gives it, parents come
+   first, and no call, text or thread changes another's tree. */
+static void check_growing(const network *net, int form, int32_t beside, int32_t threads) {
+    static const int32_t lengths[TEXTS] = {9, 4}, layer = 0;
+    const int32_t hidden = net->model.hidden;
+    grower head;
+    make_grower(&head, net, form, beside);
+    int64_t tokens[TEXTS * CHOSEN];
+    int32_t parents[TEXTS * CHOSEN], counts[TEXTS], rows[TEXTS], nodes = 0;
+    float chances[TEXTS * CHOSEN], logits[TEXTS * VOCAB];
+    head.growth.tokens = tokens;
+    head.growth.parents = parents;
+    head.growth.counts = counts;
+    head.growth.chances = chances;
+    cache own[TEXTS];
+    ft_job jobs[TEXTS];
+    for (int32_t j = 0; j < TEXTS; j++) {
+        own[j] = make_cache(net, lengths[j] + (DEPTH - 1) * BREADTH);
+        jobs[j] = job_of(net, own + j, 0, 0, lengths[j], places, NULL);
+        nodes += lengths[j];
+        rows[j] = nodes - 1;
+    }
+    float *states = random_floats((int64_t)nodes * hidden, 1);
+    float *embedded = random_floats((int64_t)nodes * hidden, 1);
+    ft_step step = {.jobs = jobs, .job_count = TEXTS, .nodes = nodes, .states = states,
+                    .tokens = embedded, .cosines = net->cosines, .sines = net->sines,
+                    .layers = &layer, .layer_count = 1, .rows = rows, .row_count = TEXTS,
+                    .logits = logits};
+    if (ft_grow(&head.model, &step, &head.growth, threads) != DEPTH)
+        fail("another number of forwards", "ft_grow");
+    for (int32_t j = 0, from = 0; j < TEXTS; from += lengths[j++]) {
+        if (counts[j] != CHOSEN)
+            fail("too few nodes", "ft_grow");
+        for (int32_t i = 0; i < CHOSEN; i++) {
+            const int64_t at = j * CHOSEN;
+            int64_t path[DEPTH];
+            float wanted[DEPTH];
+            int32_t depth = 0;
+            for (int32_t node = i; node >= 0; node = parents[at + node]) {
+                if (parents[at + node] >= node)
+                    fail("a child before its parent", "ft_grow");
+                depth++;
+            }
+            for (int32_t node = i, left = depth; node >= 0; node = parents[at + node])
+                path[--left] = tokens[at + node];
+            chances_alone(&head, net, lengths[j], states + (int64_t)from * hidden,
+                          embedded + (int64_t)from * hidden, path, depth, wanted);
+            if (fabsf(chances[at + i] - wanted[depth - 1]) > 1e-5f)
+                fail("a node has another chance than in a chain", "ft_grow");
+        }
+    }
+    head.growth.least = 1.0f;
+    head.growth.chosen = BREADTH + 1; /* one more than there are */
+    if (ft_grow(&head.model, &step, &head.growth, threads) != 1 || counts[0] != BREADTH)
+        fail("a level behind one that is too unlikely", "ft_grow");
+    for (int32_t j = 0; j < TEXTS; j++)
+        drop_cache(own + j);
+    free(states);
+    free(embedded);
+    drop_grower(&head);
+}
+
 /* What a model's nodes are to be, by the kernels chosen. */
 typedef struct {
     float wanted[TEXT * VOCAB];
@@ -409,6 +582,8 @@ static void check_model(const shape *of, int form) {
         check_layers(&net, 2);
         for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++)
             check_following(&net, threads);
+        check_growing(&net, form, 0, 2);
+        check_growing(&net, form, 1, 3);
     }
     drop_network(&net);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,14 @@ import torch
 from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.request import Request
-from foretell.ops.online import MERGED, Learner, Lesson, divergence, lesson_of
+from foretell.ops.online import (
+    MERGED,
+    Learner,
+    Lesson,
+    divergence,
+    forward_divergence,
+    lesson_of,
+)
 from foretell.ops.translated import Translated
 from foretell.ops.words import Shared
 from foretell.strategies.plain import Plain
@@ -121,3 +130,43 @@ def test_bytes_tell_which_tokens_stand_in_the_same_place(
         # The law is the one in which this very token was seen.
         token = text[int(law[0])]
         assert shared.partner[token] == translated.ids[place]
+
+
+def test_the_forward_divergence_is_the_targets_from_the_drafts() -> None:
+    p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    logits = torch.tensor([[0.0, 1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    q = logits.detach().softmax(-1)[0]
+    loss = forward_divergence(logits.log_softmax(-1)[:, :2], p[None, :2]).sum()
+    assert loss.item() == pytest.approx(float((p * (p / q).log()).sum()), abs=1e-9)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx((q - p).tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_tokens_without_a_row_are_left_out_of_the_targets_law(forward: bool) -> None:
+    """Rows of tokens 0, 2 and 3: what is learnt of (0.5, 0.25, 0.25, 0) is (2/3, 1/3, 0)."""
+    kept = torch.tensor([0, 2, 3])
+    tokens, chances = torch.tensor([[0, 1, 2]]), torch.tensor([[0.5, 0.25, 0.25]])
+    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    loss = Lesson([0, 3], [1], tokens, chances, [], forward).loss(logits, kept)
+    loss.backward()
+    measure = forward_divergence if forward else divergence
+    law = torch.tensor([[2 / 3, 1 / 3]])
+    own = logits.detach().log_softmax(-1)[:1, :2]
+    assert loss.item() == pytest.approx(measure(own, law).sum().item(), abs=1e-6)
+    assert logits.grad is not None and bool(logits.grad.isfinite().all())
+    merged = Lesson([0, 3, 1], [], tokens[:0], chances[:0], [(1, 2), (2, 3)])
+    rows = torch.zeros(3, 3)
+    assert float(merged.loss(rows, kept)) == pytest.approx(MERGED * math.log(3))
+
+
+def test_a_copy_of_a_learner_goes_on_by_itself() -> None:
+    learner = Learner(2, lambda lessons: [one.ids[0] for one in lessons])
+    for name in range(3):
+        learner.take(lesson(name))
+    twin = copy.deepcopy(learner)
+    twin.last.asked = True
+    twin.take(lesson(9))
+    assert [one.ids[0] for one in learner.lessons] == [2]
+    assert (twin.last.weights(), learner.last.weights()) == ([2, 9], [0, 1])

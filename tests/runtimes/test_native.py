@@ -221,12 +221,12 @@ def test_what_follows_is_what_a_forward_a_token_gives(family: str, format: str) 
             wanted, slow_cache = one_by_one(model, text, count)
             cache = model.cache()
             followed = following(model, cache, text, count).followed
-            assert [token for token, _ in followed] == [token for token, _ in wanted]
-            for (_, chance), (_, known) in zip(followed, wanted, strict=True):
+            assert [token for token, _, _ in followed] == [token for token, _ in wanted]
+            for (_, chance, _), (_, known) in zip(followed, wanted, strict=True):
                 assert chance == pytest.approx(known, rel=1e-4)
             assert same_rows(cache, slow_cache)
             # What was accepted of it is kept, and goes on as from an empty cache.
-            longer = [*text, *(token for token, _ in followed[:2]), 5]
+            longer = [*text, *(token for token, _, _ in followed[:2]), 5]
             again = following(model, cache, longer, 3)
             assert torch.equal(
                 again.logits, answer(model, model.cache(), last(longer), longer).logits
@@ -249,7 +249,7 @@ def test_several_texts_go_on_side_by_side() -> None:
         jobs.append(held.prepare(ask, text, 512)[0])
     for reply, held, text in zip(model.forward(jobs), caches, texts, strict=True):
         wanted, slow_cache = one_by_one(model, text, 4)
-        assert [token for token, _ in reply.followed] == [token for token, _ in wanted]
+        assert [token for token, _, _ in reply.followed] == [token for token, _ in wanted]
         assert same_rows(held, slow_cache)
 
 

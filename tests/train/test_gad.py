@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ TINY = TrainGad(
     steps=30,
     draft_steps=30,
     batch=8,
-    rate=0.005,
+    context=128,
+    warmup=5,
     share=0.3,
     measured=4,
 )
@@ -144,22 +146,53 @@ def held_back_count(out: Path) -> int:
     return len(found.held_back)
 
 
-def test_run_again_the_corrector_is_kept(
-    trained: tuple[Path, dict],  # type: ignore[type-arg]
-    texts: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("part", ["corrector", "drafter"])
+def test_an_interrupted_run_ends_as_one_that_was_not(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    out, report = trained
+    short = dataclasses.replace(TINY, steps=9, draft_steps=9, measured=1)
+    whole = train(tmp_path / "whole", texts, short, "cpu", quiet=True)
+    loss_of, calls = getattr(gad, f"{part}_loss"), []
 
-    def never(*_: object) -> None:
-        raise AssertionError("the corrector was trained again")
+    def interrupted(*args: object) -> torch.Tensor:
+        calls.append(args)
+        if len(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return loss_of(*args)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(gad, "corrector_loss", never)
-    again = train(out, texts, TINY, "cpu", quiet=True)
-    assert again["methods"] == report["methods"]
-    other = dataclasses.replace(TINY, seed=1)
+    monkeypatch.setattr(gad, f"{part}_loss", interrupted)
+    out = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        train(out, texts, short, "cpu", quiet=True)
+    assert len(calls) == 4 and not (out / "report.json").exists()
+    assert train(out, texts, short, "cpu", quiet=True) == whole
+    assert len(calls) == 9, "no step is done again"
+    assert train(out, texts, short, "cpu", quiet=True) == whole
+    assert len(calls) == 9, "a finished run is not trained again"
     with pytest.raises(BadConfig, match="holds a run with other settings"):
-        train(out, texts, other, "cpu", quiet=True)
+        train(out, texts, dataclasses.replace(short, seed=1), "cpu", quiet=True)
+
+
+def test_a_step_has_the_same_pairs_whatever_was_asked_before(texts: list[str]) -> None:
+    known, again = task(texts, TINY), task(texts, TINY)
+    steps = [known.batch(TINY, step) for step in range(12)]
+    assert len(known.learnt) < 12 * TINY.batch, "the steps reach into later rounds"
+    assert again.batch(TINY, 11) == steps[11] and again.batch(TINY, 3) == steps[3]
+    answers = [tuple(right) for pairs in steps for _, right in pairs]
+    assert len({*answers[: len(known.learnt)]}) == len(known.learnt), "each sentence once a round"
+
+
+def test_sentences_that_could_outgrow_the_positions_are_left_out(texts: list[str]) -> None:
+    lengths = {len(sentence) for sentence in task(texts, TINY).learnt}
+    limit = sorted(lengths)[len(lengths) // 2]
+    narrow = dataclasses.replace(TINY, context=2 * (limit + 2), mistakes=1.0, batch=2)
+    known = task(texts, narrow)
+    assert {len(sentence) for sentence in known.learnt} == {n for n in lengths if n <= limit}
+    for round in range(5):
+        for sentence in known.learnt:
+            assert max(map(len, known.pair(sentence, narrow, round))) < narrow.context
+    with pytest.raises(BadConfig, match="a larger --context"):
+        task(texts, dataclasses.replace(TINY, context=12))
 
 
 def test_too_few_sentences_and_bad_settings_are_told(tmp_path: Path) -> None:
@@ -171,3 +204,7 @@ def test_too_few_sentences_and_bad_settings_are_told(tmp_path: Path) -> None:
             dataclasses.replace(TINY, **{field: value})
     with pytest.raises(BadConfig, match="hidden=33 must be a multiple"):
         dataclasses.replace(TINY, hidden=33)
+    with pytest.raises(BadConfig, match="hidden=33: must be even"):
+        dataclasses.replace(TINY, hidden=33, heads=3)
+    with pytest.raises(BadConfig, match="context=11 must be at least twice k=6"):
+        dataclasses.replace(TINY, context=11)

@@ -113,6 +113,7 @@ typedef struct {
     /* Levels, nodes of a level that have children, and how many each has; nodes that are chosen at
        the end, those with the highest chances. */
     int32_t depth, breadth, chosen;
+    float least;                   /* chance of a path below which no level follows its level */
     /* Of each job (jobs, chosen), in the order in which they came about: token, parent (-1: the
        text), chance given the parent. Returned `counts` (jobs,). */
     int64_t *tokens;
@@ -220,7 +221,8 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
 /* A forward, and those of the tokens that follow it. 0: no memory. */
 EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_following *following,
                          int32_t threads);
-/* A forward with one row of logits a job, and a tree below its node. 0: no memory. */
+/* A forward with one row of logits a job, and a tree below its node. Returns how many forwards it
+   took; 0: no memory. */
 EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_growth *growth,
                        int32_t threads);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the

@@ -84,6 +84,13 @@ static int32_t highest(const tree *of, int32_t first, int32_t count, int32_t *fo
     return size;
 }
 
+/* The nodes of the newest level that have children: none where the best is too unlikely. */
+static void look_ahead(tree *of, const ft_growth *growth) {
+    of->width = highest(of, of->fresh, growth->breadth, of->frontier);
+    if (of->width && expf(of->nodes[of->frontier[0]].total) < growth->least)
+        of->width = 0;
+}
+
 static int by_number(const void *one, const void *other) {
     return *(const int32_t *)one - *(const int32_t *)other;
 }
@@ -120,7 +127,8 @@ static void *piece(char **memory, int64_t bytes) {
     return found;
 }
 
-/* A forward with one row of logits a job, and a tree below its node. 0: no memory. */
+/* A forward with one row of logits a job, and a tree below its node. Returns how many forwards it
+   took; 0: no memory. */
 EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_growth *growth,
                        int32_t threads) {
     const int32_t jobs = step->job_count, hidden = model->hidden, outputs = model->head.outputs;
@@ -176,22 +184,27 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
                      .root = piece(&place, state_bytes),
                      .states = piece(&place, below * state_bytes)};
         add_children(of, -1, step->logits + (int64_t)j * outputs, outputs, growth, found);
-        of->width = highest(of, 0, breadth, of->frontier);
+        look_ahead(of, growth);
         normed_into(first_states + (int64_t)step->rows[j] * hidden, out_norm, model->norm_eps,
                     hidden, of->root);
     }
+    int32_t forwards = 1;
     for (int32_t level = 1; done && level < growth->depth; level++) {
-        int32_t nodes = 0;
+        int32_t nodes = 0, growing = 0;
         for (int32_t j = 0; j < jobs; j++) {
             const ft_job *text = step->jobs + j;
             tree *of = trees + j;
+            of->fresh = of->count;
+            if (!of->width)
+                continue;
             const int32_t own = text->start - text->base + text->nodes;
             const int32_t columns = own + of->rows + of->width;
-            parts[j] = *text;
-            parts[j].start = text->start + text->nodes + of->rows;
-            parts[j].nodes = of->width;
-            parts[j].positions = positions + nodes;
-            parts[j].seen = of->seen;
+            ft_job *part = parts + growing++;
+            *part = *text;
+            part->start = text->start + text->nodes + of->rows;
+            part->nodes = of->width;
+            part->positions = positions + nodes;
+            part->seen = of->seen;
             memset(of->seen, 0, (size_t)of->width * (size_t)columns);
             for (int32_t i = 0; i < of->width; i++, nodes++) {
                 grown *node = of->nodes + of->frontier[i];
@@ -209,8 +222,9 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
                 for (int32_t at = of->frontier[i]; at >= 0; at = of->nodes[at].parent)
                     sees[own + of->nodes[at].row] = 1;
             }
-            of->fresh = of->count;
         }
+        if (!growing)
+            break;
         ft_rows_of(growth->embeddings, tokens, nodes, embedded);
         for (int64_t k = 0; growth->scale != 1.0f && k < (int64_t)nodes * hidden; k++)
             embedded[k] *= growth->scale;
@@ -227,6 +241,7 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
             enters = states;
         }
         next.jobs = parts;
+        next.job_count = growing;
         next.nodes = next.row_count = nodes;
         next.states = enters;
         next.tokens = embedded;
@@ -234,6 +249,7 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
         next.logits = logits;
         next.tapped = left;
         done = done && ft_forward(model, &next, threads);
+        forwards++;
         for (int32_t i = 0, k = 0; done && i < nodes; i++) {
             tree *of = trees + owners[i];
             k = i && owners[i] == owners[i - 1] ? k + 1 : 0;
@@ -245,11 +261,11 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
         for (int32_t j = 0; done && j < jobs; j++) {
             tree *of = trees + j;
             of->rows += of->width;
-            of->width = highest(of, of->fresh, breadth, of->frontier);
+            look_ahead(of, growth);
         }
     }
     for (int32_t j = 0; done && j < jobs; j++)
         choose(trees + j, growth, j, found, places);
     free(memory);
-    return done;
+    return done ? forwards : 0;
 }

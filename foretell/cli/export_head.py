@@ -1,0 +1,70 @@
+"""`foretell export-head`: writes a head in another layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretell.cli._loading import quiet
+from foretell.cli._output import emit
+from foretell.errors import BadConfig
+
+
+def export_head(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="A head: foretell's, or one that others publish."),
+    ],
+    *,
+    model: Annotated[str, typer.Option(help="The model that it drafts for.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
+    to: Annotated[
+        str,
+        typer.Option(help="speculators, which vLLM and SGLang read, or foretell."),
+    ] = "speculators",
+    taps: Annotated[
+        str,
+        typer.Option(
+            help="What the layer numbers in a published head count: input or output of layers; "
+            "without it, as the folder says."
+        ),
+    ] = "",
+    check: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens that the model writes to measure whether the taps are right; 0: none.",
+        ),
+    ] = 64,
+    prompt: Annotated[
+        str, typer.Option(help="What the model answers for that.")
+    ] = "Write a short story about a lighthouse.",
+) -> int:
+    """Write a head in the layout of another engine, or a published one in foretell's."""
+    import foretell
+    from foretell.heads import folder as own
+    from foretell.heads.formats import reading
+
+    writers = {name: format for name, format in reading.formats().items() if format.writes}
+    if to not in {reading.OWN, *writers}:
+        raise BadConfig.field("--to", to, f"one of {', '.join([reading.OWN, *sorted(writers)])}")
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise BadConfig(f"--out {out}: is there already; name a new folder")
+    with quiet():
+        lm = foretell.load(model, executor="torch")  # not every executor shows hidden states
+    target = lm.models["target"]
+    head, kept = reading.load(folder, target, taps=taps)
+    if check:
+        tokens = lm.generate(prompt, "plain", max_new_tokens=check, temperature=0.0).tokens
+        shares = reading.check_taps(folder, target, [*lm.encode(prompt), *tokens], taps)
+        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        emit(f"right on {len(tokens)} tokens of an answer: {told}")
+    out.mkdir(parents=True, exist_ok=True)
+    if to == reading.OWN:
+        own.save(head, kept, out, target, {})
+    else:
+        writers[to].write(head, kept, target, out)
+    emit(f"{out}: a head of kind {head.kind} in the layout {to}")
+    return 0

@@ -1,0 +1,45 @@
+"""`foretell export-head`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import foretell
+from foretell.heads.folder import build, save, target_shape
+from foretell.heads.formats.reading import load
+
+
+def test_a_head_goes_to_speculators_and_back(run: Any, folder: str, tmp_path: Path) -> None:
+    target = foretell.load(folder, device="cpu").models["target"]
+    save(
+        build("eagle3", target_shape(target), {"taps": [2, 1, 0]}),
+        None,
+        tmp_path / "head",
+        target,
+        {},
+    )
+    args = ["export-head", "--model", folder, "--check", "8"]
+    code, said, err = run(*args, str(tmp_path / "head"), "--out", str(tmp_path / "theirs"))
+    assert code == 0, err
+    assert "right on 8 tokens of an answer: foretell" in said
+    assert "layout speculators" in said
+    back = [str(tmp_path / "theirs"), "--to", "foretell", "--out", str(tmp_path / "back")]
+    code, said, _ = run(*args, *back)
+    assert code == 0 and "input" in said and "layout foretell" in said
+    head, kept = load(tmp_path / "back", target, "eagle3")
+    assert head.matrix is not None and kept is not None and len(kept) == target.vocab
+
+
+def test_what_cannot_be_exported_is_one_line(run: Any, folder: str, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "a").write_text("")
+    args = ["export-head", "--model", folder, str(tmp_path / "none"), "--out"]
+    for given, said in (
+        ([str(tmp_path / "new"), "--to", "medusa"], "--to='medusa'"),
+        ([str(full)], "is there already"),
+        ([str(tmp_path / "new")], "config.json"),
+    ):
+        code, _, err = run(*args, *given)
+        assert code == 2 and said in err and "Traceback" not in err

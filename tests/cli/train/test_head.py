@@ -1,0 +1,62 @@
+"""`foretell train head`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.cli.train import head
+
+SIZE = ["--tokens", "256", "--batch", "128", "--micro", "128", "--window", "128", "--common", "64"]
+
+
+def test_from_prompts_to_a_head_is_one_command(run: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)]
+    prompts.write_text("\n".join(lines))
+    args = ["train", "head", "--target", "demo", "--out", str(tmp_path / "run")]
+    args += ["--answers", str(tmp_path / "answers"), "--states", str(tmp_path / "states")]
+    args += ["--prompts", str(prompts), "--answer-tokens", "16", "--depths", "2", *SIZE]
+    code, out, err = run(*args, "--dtype", "float32", "--states-dtype", "float32")
+    assert code == 0 and "256 tokens seen" in out and out.count("\n") == 1
+    assert "48 tokens of answers" in err and "GB for their states" in err
+    folder = str(tmp_path / "run" / "head")
+    told = json.loads((tmp_path / "run" / "head" / "config.json").read_text())
+    assert told["kind"] == "eagle3" and len(told["hits"]) == 5
+    method = f"eagle3:head={folder},nodes=4"
+    args = ["generate", "def", "--method", method, "--max-new-tokens", "6", "--dtype", "float32"]
+    code, out, _ = run(*args, "--json")
+    assert code == 0 and json.loads(out)["stats"]["calls"]["head"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "nothing to answer"),
+        (["--own", "1", "--answer-tokens", "0"], "--answer-tokens=0"),
+        (["--prompts", "missing.jsonl"], "missing.jsonl"),
+        (["--own", "1", "--kind", "eagle9"], "kind='eagle9': must be one of"),
+        (["--own", "1", "--objective", "mse"], "objective='mse'"),
+        (["--own", "2"], "chat template"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    args: list[str], words: str, run: Any, tmp_path: Path
+) -> None:
+    places = [
+        x for name in ("out", "answers", "states") for x in (f"--{name}", str(tmp_path / name))
+    ]
+    code, out, err = run("train", "head", "--target", "demo", *places, *args)
+    assert code == 2 and not out
+    assert words in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_every_field_of_the_trainer_is_an_option() -> None:
+    from foretell.train.head import TrainHead
+
+    options = {field.name: field.default for field in dataclasses.fields(head.Settings)}
+    assert options == {field.name: field.default for field in dataclasses.fields(TrainHead)}

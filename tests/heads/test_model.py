@@ -1,0 +1,206 @@
+"""Heads as models: in the C library and in torch, in batches, behind long prompts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import foretell
+from foretell.core.cache import Cache
+from foretell.core.engine import Engine
+from foretell.core.request import Request
+from foretell.core.strategy import Speculative
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Sampling
+from foretell.drafters.eagle2 import Eagle2
+from foretell.drafters.eagle3 import Eagle3
+from foretell.families.decoder import Decoder
+from foretell.families.fused import blocks
+from foretell.families.packed import pack
+from foretell.heads.folder import build, target_shape
+from foretell.heads.model import HeadModel
+from foretell.native import library
+from foretell.ops import growth
+from foretell.ops.growth import TreeShape
+from foretell.runtimes import native
+from tests import laws
+from tests.families.families import tiny
+from tests.memory.users import by_chunks
+from tests.runtimes.test_native import SIZES
+
+SHAPE = TreeShape(depth=4, breadth=3, total=9)
+NATIVE = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+
+
+@cache
+def packed(form: str) -> Decoder:
+    """A llama whose weights the C library reads."""
+    hf = tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
+    with torch.no_grad():
+        for p in hf.parameters():
+            if p.ndim > 1:
+                p.mul_(0.4)
+    pack(hf, form)
+    decoder = Decoder(hf, f"packed {form}", accelerate=blocks)
+    decoder.use(native.make)
+    return decoder
+
+
+def head_of(
+    target: Decoder, kind: str, seed: int = 1, shape: TreeShape | None = SHAPE
+) -> HeadModel:
+    torch.manual_seed(seed)
+    head = build(kind, target_shape(target))
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    kept = torch.arange(0, target.vocab, 2)
+    return HeadModel(head, kept, target, shape)
+
+
+def drafted(
+    target: Decoder, head: HeadModel, drafter: Any, prompts: Sequence[list[int]], tokens: int = 10
+) -> tuple[list[list[int]], dict[int, list[list[growth.Candidate]]]]:
+    """The texts, and of each request what its head proposed."""
+    seen: dict[int, list[list[growth.Candidate]]] = {}
+    right = growth.best_tree
+
+    def spy(ctx: Any, found: Any, count: int, source: str) -> Any:
+        seen.setdefault(ctx.tokens[0], []).append(list(found))
+        return right(ctx, found, count, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growth, "best_tree", spy)
+        patch.setattr(type(drafter), "bring", lambda self, models: {"head": head})
+        engine = Engine({"target": target})
+        sampling = Sampling(temperature=0.0, max_new_tokens=tokens)
+        lives = [engine.add(Request(p, Speculative(drafter, nodes=9), sampling)) for p in prompts]
+        laws.finish(engine, *lives)
+    return [live.ctx.output for live in lives], seen
+
+
+def paths(found: Sequence[growth.Candidate], count: int) -> list[tuple[int, ...]]:
+    """The likeliest paths of a proposal, in order."""
+
+    def path(number: int) -> tuple[int, ...]:
+        one = found[number]
+        return (*(path(one.parent) if one.parent >= 0 else ()), one.token)
+
+    order = sorted(range(len(found)), key=lambda number: -found[number].total)
+    return [path(number) for number in order[:count]]
+
+
+@NATIVE
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_tree_that_grows_in_one_call_is_the_one_of_levels(form: str, kind: str) -> None:
+    target = packed(form)
+    drafter = (Eagle2 if kind == "eagle" else Eagle3)(depth=4, breadth=3, total=9)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+    grown = head_of(target, kind)
+    assert "grows" in grown.caps and grown.native is not None
+    texts, by_call = drafted(target, grown, drafter, prompts)
+    by_levels = head_of(target, kind, shape=None)
+    assert "grows" not in by_levels.caps and by_levels.native is not None
+    again, by_level = drafted(target, by_levels, drafter, prompts)
+    by_levels.native = None
+    thrice, by_torch = drafted(target, by_levels, drafter, prompts)
+    assert texts == again == thrice
+    same = near = steps = 0
+    for first, proposals in by_call.items():
+        others = zip(proposals, by_level[first], by_torch[first], strict=True)
+        for in_one, level, torch_level in others:
+            steps += 1
+            same += paths(in_one, 5) == paths(level, 5)
+            near += paths(in_one, 1) == paths(torch_level, 1)
+            totals = [one.total for one in in_one]
+            assert sorted(totals, reverse=True)[:3] == pytest.approx(
+                sorted((one.total for one in torch_level), reverse=True)[:3], rel=0.1
+            )
+    # A state that is handed from level to level in Python is rounded to bfloat16 on its way.
+    assert steps > 10 and same > 0.85 * steps and near > 0.8 * steps
+
+
+@NATIVE
+def test_a_text_alone_is_drafted_as_in_a_batch() -> None:
+    target = packed("int8")
+    drafter = Eagle3(depth=4, breadth=3, total=9)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+    together, _ = drafted(target, head_of(target, "eagle3"), drafter, prompts)
+    for prompt, text in zip(prompts, together, strict=True):
+        alone, _ = drafted(target, head_of(target, "eagle3"), drafter, [prompt])
+        assert alone == [text]
+
+
+@NATIVE
+def test_a_level_that_is_hardly_reached_is_the_last() -> None:
+    target = packed("bfloat16")
+    prompt = [3, 1, 4, 1, 5]
+    for least, levels in ((0.0, 4), (0.999, 1)):
+        shape = TreeShape(4, 3, 99, least)
+        drafter = Eagle3(depth=4, breadth=3, total=99, least=least)
+        for own in (shape, None):
+            head = head_of(target, "eagle3", shape=own)
+            _, seen = drafted(target, head, drafter, [prompt])
+            found = [one.level for proposal in seen[3] for one in proposal]
+            assert max(found) == levels - 1
+
+
+def check_rows(head: HeadModel, target: Decoder, held: Cache, text: list[int]) -> None:
+    """What the head's cache holds of a text is what it makes of the text's true states."""
+    beside = laws.fresh_states(head, target, text)
+    held = held.fork()
+    held.beside = beside
+    held.commit(text)
+    fresh = head.cache(None, beside)
+    job, _ = fresh.prepare(Ask(TokenTree(text[-1])), text, len(text))
+    head.forward([job])
+    for ours, theirs in zip((*held.k, *held.v), (*fresh.k, *fresh.v), strict=True):
+        assert torch.equal(ours[:, : held.base], theirs[:, : held.base])
+    held.drop()
+
+
+@NATIVE
+def test_after_many_rounds_no_row_of_a_rejected_node_is_left() -> None:
+    target, draw = packed("bfloat16"), random.Random(3)
+    head = head_of(target, "eagle3")
+    drafter = Eagle3(depth=4, breadth=3, total=9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Eagle3, "bring", lambda self, models: {"head": head})
+        for _ in range(4):
+            prompt = [draw.randrange(90) for _ in range(12)]
+            engine = Engine({"target": target})
+            sampling = Sampling(temperature=1.0, seed=draw.randrange(99), max_new_tokens=50)
+            live = engine.add(Request(prompt, Speculative(drafter, nodes=9), sampling))
+            rounds = 0
+            while engine.live:
+                engine.step()
+                rounds += 1
+                if rounds % 10 == 0 and ("head", 0) in live.caches:
+                    check_rows(head, target, live.caches["head", 0], list(live.ctx.tokens))
+            assert live.error is None and rounds > 40
+
+
+def test_a_long_prompt_in_pieces_is_drafted_as_whole() -> None:
+    lm = foretell.load("demo", dtype="float32", device="cpu", executor="torch")
+    target: Any = lm.models["target"]
+    prompt = [(11 * i + i * i) % 8000 for i in range(600)]
+    drafter = Eagle3(depth=3, breadth=2, total=5)
+    seen = []
+    for chunk in (1000, 77):
+        head = head_of(target, "eagle3")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Eagle3, "bring", lambda self, models, head=head: {"head": head})
+            engine = Engine({"target": target}, plan=by_chunks(chunk))
+            sampling = Sampling(temperature=0.0, max_new_tokens=5)
+            live = engine.add(Request(prompt, Speculative(drafter, nodes=5), sampling))
+            laws.finish(engine, live)
+        calls = live.ctx.stats.calls
+        seen.append((live.ctx.output, live.ctx.stats.accepted))
+        assert calls["head"] > (600 // 77 if chunk == 77 else 0)
+    assert seen[0] == seen[1]

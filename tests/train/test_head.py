@@ -1,0 +1,257 @@
+"""The trainer of heads: what it learns from, that a perfect head scores 1, and that runs go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foretell.errors import BadConfig
+from foretell.families.decoder import Decoder
+from foretell.heads.base import Drafted, Head, Texts
+from foretell.heads.folder import build, fingerprint, load, target_shape
+from foretell.train import answers, states
+from foretell.train.head import (
+    Corpus,
+    Teacher,
+    TrainHead,
+    hits,
+    loss_of,
+    places,
+    taps_of,
+    train,
+)
+from tests.families.families import tiny
+
+PROMPT, LENGTH = 4, 24
+SETTINGS = TrainHead(
+    tokens=512,
+    batch=64,
+    micro=64,
+    window=32,
+    common=60,
+    depths=2,
+    warmup=2,
+)
+
+
+@cache
+def target() -> Decoder:
+    model = Decoder(tiny("llama"), "tiny")
+    model.tokenizer = None
+    return model
+
+
+@torch.inference_mode()
+def greedy(prompt: list[int]) -> answers.Text:
+    """The target's best answer, as a file of answers has it."""
+    tokens = list(prompt)
+    best, logprobs = [], []
+    for _ in range(LENGTH - PROMPT):
+        row = target().score(tokens)[0].log_softmax(-1)
+        top = row.topk(4)
+        best.append(top.indices.tolist())
+        logprobs.append(top.values.tolist())
+        tokens.append(best[-1][0])
+    return answers.Text(
+        np.array(tokens, np.int32),
+        PROMPT,
+        np.array(best, np.int32),
+        np.array(logprobs, np.float16),
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Path]]:
+    folder = tmp_path_factory.mktemp("answers")
+    draw = np.random.default_rng(0)
+    written = []
+    for number, count in enumerate((33, 7)):
+        path = folder / f"{number}.safetensors"
+        texts = [greedy(draw.integers(0, 90, PROMPT).tolist()) for _ in range(count)]
+        answers.save(path, texts)
+        written.append(path)
+    taps = taps_of("eagle3", target_shape(target()))
+    told = fingerprint(target())
+    return written, states.write_states(target(), written, folder / "states", taps, told)
+
+
+def taps() -> tuple[int, ...]:
+    return taps_of("eagle3", target_shape(target()))
+
+
+class Perfect(Head):
+    """The target as its own head: at every depth it gives the state that the target has there.
+
+    `late`: it is a place behind.
+    """
+
+    kind = "eagle3"
+
+    def __init__(self, late: int = 0):
+        super().__init__(build("eagle3", target_shape(target())).config)
+        self.late = late
+        self.nothing = torch.nn.Parameter(torch.zeros(1))
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return build("eagle3", target_shape(target())).taps
+
+    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        for depth in range(depths):
+            by = depth - self.late
+            moved = texts.shifted(texts.finals, by) if by >= 0 else texts.finals.roll(1, 1)
+            yield Drafted(depth, moved + self.nothing)
+
+
+def teacher_of(head: Head, kept: int = 0) -> Teacher:
+    vocab = target().vocab
+    return Teacher(target(), taps(), head, torch.arange(kept or vocab))
+
+
+def test_the_target_as_its_own_head_is_always_right(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    right = hits(Perfect(), corpus.held_back, teacher_of(Perfect()), 4, 64)
+    # States are kept in bfloat16, and a random target's best tokens are hardly ahead of others.
+    assert right[0] > 0.85 and right[3] > 0.6
+    late = hits(Perfect(late=1), corpus.held_back, teacher_of(Perfect()), 4, 64)
+    assert late[0] < 0.5 and late[3] < 0.1
+
+
+def test_its_loss_is_nothing_and_that_of_another_place_is_not(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    for late, low, high in ((0, -1e-6, 0.02), (1, 0.5, 1e9)):
+        head = Perfect(late)
+        teacher = teacher_of(head)
+        batch, marks = teacher.texts(corpus.train[:3], 0.0, 0)
+        loss = float(loss_of(head, batch, marks, teacher, SETTINGS).detach())
+        assert low <= loss <= high
+
+
+def test_nothing_is_learnt_from_prompts(files: Any) -> None:
+    """What stands in a prompt moves the loss through the states alone."""
+    corpus = Corpus(*files, window=32)
+    head = build("eagle3", target_shape(target()))
+    teacher = teacher_of(head)
+    _, marks = teacher.texts(corpus.train[:2], 0.0, 0)
+    for depth in range(3):
+        for row, place in places(marks, depth).tolist():
+            assert PROMPT <= place + depth + 1 < len(corpus.train[row].tokens)
+        assert len(places(marks, depth)) == 2 * (LENGTH - PROMPT) - 2 * max(0, depth - PROMPT + 1)
+
+
+def test_what_is_held_back_is_not_trained_on(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    assert len(corpus.held_back) == 2 and len(corpus.train) == 38
+    trained = {text.tokens.tobytes() for text in corpus.train}
+    assert not any(text.tokens.tobytes() in trained for text in corpus.held_back)
+
+
+def test_each_state_belongs_to_its_token(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    head = build("eagle3", target_shape(target()))
+    batch, _ = teacher_of(head).texts(corpus.train[:1], 0.0, 0)
+    text = corpus.train[0].tokens.tolist()
+    with torch.inference_mode():
+        out = target().hf(torch.tensor([text]), output_hidden_states=True)
+    for number, tap in enumerate(head.taps):
+        want = out.hidden_states[tap][0]
+        got = batch.features[0, 1 : len(text)].chunk(3, -1)[number].float()
+        torch.testing.assert_close(got, want[:-1], atol=0.02, rtol=0.02)
+    assert not batch.features[0, 0].any()
+    torch.testing.assert_close(
+        batch.finals[0, : len(text)].float(), out.hidden_states[-1][0], atol=0.05, rtol=0.05
+    )
+
+
+def run(files: Any, out: Path, settings: TrainHead, **more: Any) -> dict[str, Any]:
+    lm: Any = SimpleNamespace(models={"target": target()})
+    return train(lm, *files, taps(), out, settings, quiet=True, **more)
+
+
+def test_one_batch_is_learnt_by_heart(files: Any, tmp_path: Path) -> None:
+    corpus = Corpus(*files, window=32)
+    few = Corpus(*files, window=32)
+    few.train = corpus.train[:2]
+    torch.manual_seed(0)
+    head = build("eagle3", target_shape(target()))
+    head.begin(target())
+    teacher = teacher_of(head)
+    optimiser = torch.optim.AdamW(head.parameters(), lr=0.01)
+    for _ in range(120):
+        batch, marks = teacher.texts(few.train, 0.0, 0)
+        loss = loss_of(head, batch, marks, teacher, SETTINGS)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    assert hits(head, few.train, teacher, 1, 64)[0] > 0.75
+
+
+def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(files: Any, tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, tokens=64 * 6)
+    report = run(files, tmp_path / "whole", settings)
+    assert report["tokens_seen"] == 64 * 6 and len(report["hits"]) == 5
+
+    from foretell.train.head import HeadRun
+
+    right = HeadRun.advance_on
+    steps = 0
+
+    def stopping(self: HeadRun, *args: Any) -> float:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            self.save()
+            raise KeyboardInterrupt
+        return right(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeadRun, "advance_on", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(files, tmp_path / "parts", settings)
+    run(files, tmp_path / "parts", settings)
+    one, other = (
+        load(tmp_path / name / "head", target())[0].state_dict() for name in ("whole", "parts")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert json.loads((tmp_path / "parts" / "report.json").read_text())["hits"] == report["hits"]
+
+
+def test_a_head_goes_on_from_another(files: Any, tmp_path: Path) -> None:
+    run(files, tmp_path / "first", SETTINGS)
+    settings = dataclasses.replace(SETTINGS, tokens=64, matrix_rate=0.0, other_rate=0.0, common=30)
+    run(files, tmp_path / "second", settings, init=tmp_path / "first" / "head")
+    first, kept = load(tmp_path / "first" / "head", target())
+    second, again = load(tmp_path / "second" / "head", target())
+    assert kept is not None and again is not None and torch.equal(kept, again)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name])
+
+
+def test_bad_settings_are_told() -> None:
+    for field, value, words in (
+        ("objective", "mse", "objective='mse'"),
+        ("depths", 65, "depths=65"),
+        ("micro", 48, "micro"),
+    ):
+        with pytest.raises(BadConfig, match=words):
+            dataclasses.replace(SETTINGS, **{field: value})
+
+
+def test_too_few_answers_are_told(tmp_path: Path) -> None:
+    text = greedy([1, 2, 3, 4])
+    answers.save(tmp_path / "0.safetensors", [text])
+    shape = target_shape(target())
+    made = states.write_states(
+        target(), [tmp_path / "0.safetensors"], tmp_path / "s", taps_of("eagle", shape), {}
+    )
+    with pytest.raises(BadConfig, match="too few answers"):
+        Corpus([tmp_path / "0.safetensors"], made, 32)
