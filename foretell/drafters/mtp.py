@@ -31,30 +31,35 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
-from foretell.ops.growth import HeadReader, check_growth, grow, head_of
+from foretell.ops.growth import HeadReader, TreeShape, grow, head_of
 
 
 @dataclass(frozen=True)
 class Mtp(Drafter):
-    """Counts of levels and nodes."""
+    """Counts of levels and nodes; `least` is a probability."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
     depth: int = 3  # tokens ahead
     breadth: int = 2  # nodes of a level that have children, and children of each
     total: int = 4  # nodes that are verified at most
+    least: float = 0.0  # no level follows one whose best path is less likely
 
     models = ("head",)
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        check_growth("mtp", self.depth, self.breadth, self.total)
+        self.shape.check("mtp")
+
+    @property
+    def shape(self) -> TreeShape:
+        return TreeShape(self.depth, self.breadth, self.total, self.least)
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return head_of(models["target"], "mtp", "mtp", self.head, self.breadth, self.total)
+        return head_of(models["target"], "mtp", "mtp", self.head, self.shape)
 
     def start(self, ctx: Context) -> HeadReader:
         return HeadReader(ctx)
 
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        tree = yield from grow(ctx, reader, budget, self.depth, self.breadth, self.total, "mtp")
+        tree = yield from grow(ctx, reader, budget, self.shape, "mtp")
         return tree

@@ -213,9 +213,9 @@ class Toy(Model):
 
     def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
         laws = 3 if kind == "medusa" else 1
-        return ToyHead(
-            self.vocab, self.seed, noise=0.3, context=self.context, laws=laws, kind=kind, copy=self.copy
-        )
+        head = ToyHead(self.vocab, self.seed, 0.3, self.sharpness, self.context, "head", laws, kind)
+        head.plain.copy = self.copy
+        return head
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
@@ -329,10 +329,9 @@ class ToyHead(Toy):
         name: str = "head",
         laws: int = 1,
         kind: str = "eagle3",
-        copy: float = 0.0,
     ):
-        super().__init__(vocab, seed, noise, sharpness, context, copy=copy, name=name)
-        self.plain = Toy(vocab, seed, 0.0, sharpness, context, copy=copy)
+        super().__init__(vocab, seed, noise, sharpness, context, name=name)
+        self.plain = Toy(vocab, seed, 0.0, sharpness, context)
         self.laws = laws
         self.layout = ((1, 1, 2),) * self.layers
         self.kind = kind

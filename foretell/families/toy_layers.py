@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class ToyLayers(Toy):
     def read(self, h: torch.Tensor) -> torch.Tensor:
         return h[:, 1:]
 
-    def headed(self, method: str, kind: str, folder: str, breadth: int, nodes: int) -> ToyHead:
+    def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
         return ToyLayersHead(self, kind)
 
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:

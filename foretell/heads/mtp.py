@@ -28,7 +28,7 @@ class Mtp(OneLayer):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
+        shape = self.shape
         self.token_norm = Norm(shape.hidden, shape.eps)
         self.state_norm = Norm(shape.hidden, shape.eps)
         self.enter = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)

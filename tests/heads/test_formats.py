@@ -232,7 +232,7 @@ def states_of(model: Decoder, taps: Sequence[int], text: Sequence[int] = TEXT) -
 def logits_of(head: HeadModel, states: torch.Tensor, below: Sequence[int]) -> list[torch.Tensor]:
     """What a head says behind the text, and behind each of these tokens drafted below it."""
     beside = SimpleNamespace(
-        commit=lambda tokens: None,
+        settle=lambda tokens: None,
         states=SimpleNamespace(read=lambda feeds, a, b: states[a + 1 : b + 1]),
     )
     tree = TokenTree(TEXT[-1])

@@ -19,6 +19,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.eagle2 import Eagle2
 from foretell.drafters.eagle3 import Eagle3
+from foretell.drafters.mtp import Mtp
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.packed import pack
@@ -34,6 +35,7 @@ from tests.memory.users import by_chunks
 from tests.runtimes.test_native import SIZES
 
 SHAPE = TreeShape(depth=4, breadth=3, total=9)
+DRAFTERS = {"eagle": Eagle2, "eagle3": Eagle3, "mtp": Mtp}
 NATIVE = pytest.mark.skipif(not library.available(), reason="the C library is not built")
 
 
@@ -97,10 +99,10 @@ def paths(found: Sequence[growth.Candidate], count: int) -> list[tuple[int, ...]
 
 @NATIVE
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_tree_that_grows_in_one_call_is_the_one_of_levels(form: str, kind: str) -> None:
     target = packed(form)
-    drafter = (Eagle2 if kind == "eagle" else Eagle3)(depth=4, breadth=3, total=9)
+    drafter = DRAFTERS[kind](depth=4, breadth=3, total=9)
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
     grown = head_of(target, kind)
     assert "grows" in grown.caps and grown.native is not None
