@@ -119,3 +119,31 @@ def row_loss(
     apply: Any = _RowLoss.apply
     total: torch.Tensor = apply(states, weight, laws, labels, loss_of)
     return total
+
+
+@torch.no_grad()
+def lag_behind(
+    states: torch.Tensor, reference: torch.Tensor, weight: torch.Tensor, laws: torch.Tensor
+) -> torch.Tensor:
+    """(m,) how much further a head is from the target's laws than a reference is, both by their
+    states (m, E) read by the same output matrix (V, E), in nats.
+    """
+    found = []
+    for start in range(0, len(states), CHUNK):
+        part = slice(start, start + CHUNK)
+        ours, theirs = (
+            divergence((rows[part].to(weight.dtype) @ weight.T).float(), laws[part], laws[part])
+            for rows in (states, reference)
+        )
+        found.append(ours - theirs)
+    return torch.cat(found)
+
+
+def furthest_behind(lags: torch.Tensor, keep: float) -> torch.Tensor:
+    """Numbers, ascending, of the share `keep` of the tokens from which most is to be learnt.
+
+    AdaSPEC: Hu et al. (arXiv 2510.19779), section 3: tokens that the reference did not learn either
+    are left to the target.
+    """
+    count = max(1, round(keep * len(lags)))
+    return lags.topk(count).indices.sort().values

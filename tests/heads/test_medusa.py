@@ -21,7 +21,8 @@ from foretell.families.decoder import Decoder
 from foretell.heads.base import Drafted, Texts
 from foretell.heads.folder import build, load, save, target_shape
 from foretell.heads.medusa import Medusa
-from foretell.train.head import RANKS, Known, Teacher, hits, rank_table, true_ranks
+from foretell.train.head_data import Known, Teacher
+from foretell.train.head_report import RANKS, hits, rank_table, true_ranks
 from tests.families.families import tiny
 
 MODEL = tiny("llama")

@@ -19,16 +19,9 @@ from foretell.families.decoder import Decoder
 from foretell.heads.base import Drafted, Head, Texts
 from foretell.heads.folder import build, fingerprint, load, target_shape
 from foretell.train import answers, states
-from foretell.train.head import (
-    Corpus,
-    Teacher,
-    TrainHead,
-    hits,
-    loss_of,
-    places,
-    taps_of,
-    train,
-)
+from foretell.train.head import TrainHead, loss_of, taps_of, train
+from foretell.train.head_data import Corpus, Teacher, places
+from foretell.train.head_report import hits, overlaps
 from tests.families.families import tiny
 
 PROMPT, LENGTH = 4, 24
@@ -124,6 +117,22 @@ def test_the_target_as_its_own_head_is_always_right(files: Any) -> None:
     assert right[0] > 0.85 and right[3] > 0.6
     late = hits(Perfect(late=1), corpus.held_back, teacher_of(Perfect()), 4, 64)
     assert late[0] < 0.5 and late[3] < 0.1
+
+
+def test_overlaps_are_the_chances_that_a_drawn_token_is_accepted(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    perfect = Perfect()
+    shares = overlaps(perfect, corpus.held_back, teacher_of(perfect), 3, 64)
+    assert shares == pytest.approx([1, 1, 1], abs=1e-3)
+    # A head that drafts 30 tokens alone cannot share more than the target gives these.
+    few = teacher_of(perfect, kept=30)
+    batch, marks = few.texts(corpus.held_back, 0.0, 0)
+    row, place = places(marks, 0).T
+    laws = (batch.finals[row, place].float() @ few.whole.float().T).softmax(-1)
+    given = float(laws[:, :30].sum(-1).mean())
+    assert overlaps(perfect, corpus.held_back, few, 1, 64) == [pytest.approx(given, abs=0.01)]
+    late = Perfect(late=1)
+    assert overlaps(late, corpus.held_back, teacher_of(late), 1, 64)[0] < 0.9
 
 
 def test_its_loss_is_nothing_and_that_of_another_place_is_not(files: Any) -> None:
@@ -240,6 +249,7 @@ def test_bad_settings_are_told() -> None:
     for field, value, words in (
         ("objective", "mse", "objective='mse'"),
         ("depths", 65, "depths=65"),
+        ("keep", 0.0, "keep=0.0"),
         ("micro", 48, "micro"),
     ):
         with pytest.raises(BadConfig, match=words):
@@ -255,3 +265,55 @@ def test_too_few_answers_are_told(tmp_path: Path) -> None:
     )
     with pytest.raises(BadConfig, match="too few answers"):
         Corpus([tmp_path / "0.safetensors"], made, 32)
+
+
+class Elsewhere(Perfect):
+    """The target as its own head, but for every other place, where it gives the next one's."""
+
+    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        for drafted in super().unroll(texts, depths):
+            states = drafted.states.clone()
+            states[:, ::2] = states[:, 1::2]
+            yield Drafted(drafted.depth, states)
+
+
+def test_beside_a_reference_the_tokens_it_did_not_learn_are_left_out(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    head = Perfect(late=1)
+    teacher = teacher_of(head)
+    batch, marks = teacher.texts(corpus.train[:3], 0.0, 0)
+    one_deep = dataclasses.replace(SETTINGS, depths=1, keep=0.4)
+    count = len(places(marks, 0))
+    moved: list[torch.Tensor] = []
+
+    class Told(Perfect):
+        def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+            for drafted in super().unroll(texts, depths):
+                drafted.states.retain_grad()
+                moved.append(drafted.states)
+                yield drafted
+
+    told = Told(late=1)
+    loss_of(told, batch, marks, teacher, one_deep, Elsewhere()).backward()  # type: ignore[no-untyped-call]
+    gradient = moved[0].grad
+    assert gradient is not None
+    learnt = gradient.abs().sum(-1).nonzero().tolist()
+    assert abs(len(learnt) - 0.4 * count) <= 1
+    # Elsewhere is right at odd places, which are fewer than the rest or more, by one a text.
+    assert sum(place % 2 for _, place in learnt) > 0.8 * len(learnt)
+    whole = dataclasses.replace(one_deep, keep=1.0)
+    every = loss_of(head, batch, marks, teacher, whole, Elsewhere())
+    assert torch.allclose(every, loss_of(head, batch, marks, teacher, one_deep))
+
+
+def test_a_head_is_no_reference_for_itself(files: Any, tmp_path: Path) -> None:
+    run(files, tmp_path / "first", SETTINGS)
+    first = tmp_path / "first" / "head"
+    with pytest.raises(BadConfig, match="is the head that training begins with"):
+        run(files, tmp_path / "second", SETTINGS, init=first, reference=first)
+    report = run(files, tmp_path / "third", SETTINGS, reference=first)
+    assert report["tokens_seen"] == SETTINGS.tokens
+    other = dataclasses.replace(SETTINGS, common=30)
+    run(files, tmp_path / "few", other)
+    with pytest.raises(BadConfig, match="draft other tokens"):
+        run(files, tmp_path / "fourth", SETTINGS, init=tmp_path / "few" / "head", reference=first)

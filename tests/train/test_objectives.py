@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.train.objectives import CHUNK, OBJECTIVES, objective, row_loss
+from foretell.train.objectives import (
+    CHUNK,
+    OBJECTIVES,
+    furthest_behind,
+    lag_behind,
+    objective,
+    row_loss,
+)
 
 ROWS, VOCAB, WIDTH = 7, 5, 6
 
@@ -89,3 +96,26 @@ def test_in_parts_it_is_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_unknown_one_is_told() -> None:
     with pytest.raises(BadConfig, match="objective='mse'"):
         objective("mse")
+
+
+def test_how_far_a_head_lags_behind_a_reference_is_a_difference_of_divergences() -> None:
+    draw = torch.Generator().manual_seed(5)
+    rows = CHUNK + 3
+    ours, theirs = (torch.randn(rows, WIDTH, generator=draw) for _ in range(2))
+    weight = torch.randn(VOCAB, WIDTH, generator=draw)
+    laws = torch.randn(rows, VOCAB, generator=draw).softmax(-1)
+    got = lag_behind(ours, theirs, weight, laws)
+    for row in (0, 1, CHUNK - 1, CHUNK, rows - 1):
+        p = laws[row].tolist()
+        both = [
+            plainly("kl", (states[row] @ weight.T).softmax(-1).tolist(), p, 0)
+            for states in (ours, theirs)
+        ]
+        assert float(got[row]) == pytest.approx(both[0] - both[1], abs=1e-4)
+
+
+def test_the_share_that_is_furthest_behind_is_kept() -> None:
+    lags = torch.tensor([0.3, -1.0, 2.0, 0.1, 0.5])
+    assert furthest_behind(lags, 0.4).tolist() == [2, 4]
+    assert furthest_behind(lags, 1.0).tolist() == [0, 1, 2, 3, 4]
+    assert furthest_behind(lags, 0.01).tolist() == [2]

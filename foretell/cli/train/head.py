@@ -41,6 +41,10 @@ def head(
     init: Annotated[
         Path | None, typer.Option(help="Folder of a head of the same kind to begin with.")
     ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a trained head: learn where most is to be gained (AdaSPEC)."),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the head is trained.")] = "cpu",
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
@@ -85,7 +89,18 @@ def head(
                 model = lm.models["target"]
             told = fingerprint(model)
             beside = write_states(model, files, states, taps, told, tell)
-        report = train(lm, files, beside, taps, out, config, save_every, device=device, init=init)
+        report = train(
+            lm,
+            files,
+            beside,
+            taps,
+            out,
+            config,
+            save_every,
+            device=device,
+            init=init,
+            reference=reference,
+        )
     hits = " ".join(f"{share:.3f}" for share in report["hits"])
     emit(
         f"{out / 'head'}: {config.kind}, {report['parameters']:,} parameters, "
