@@ -4,14 +4,16 @@ Every part proposes its own tree; the trees are merged by prefix, a drawn one fi
 keeps the nodes most likely to be accepted under one budget, whoever proposed them: what two parts
 agree on is a kind of node of its own. A part whose tokens take longer, by its drafting, learning
 and nodes, than tokens take on average is asked more rarely. One that asks a model comes last where
-nothing is drawn, so that it counts by what the others had not. Each keeps its stores and its state
-as if it were alone.
+nothing is drawn, so that it counts by what the others had not; and how often it is asked depends on
+how much the others promise in this step: where a copy is sure, a model's drafts rarely add to it.
+Each keeps its stores and its state as if it were alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,8 @@ from foretell.ops.trees import merge
 from foretell.policy.costs import Payoff
 from foretell.policy.stopwatch import Stopwatch
 
+PROMISES = (0.25, 0.75, 1.5, 3.0)  # tokens that the others promise, between kinds of steps
+
 
 @dataclass
 class Part:
@@ -32,9 +36,16 @@ class Part:
     drafter: Drafter
     ctx: Context
     state: Any
-    payoff: Payoff
+    payoff: Payoff  # of asking it in steps like this one
+    payoffs: Sequence[Payoff]  # by what the parts before it promise, see PROMISES; or of all steps
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
+
+    def judged_beside(self, tree: TokenTree) -> Payoff:
+        """Whether asking it pays, where the others have proposed this tree."""
+        if len(self.payoffs) > 1:
+            self.payoff = self.payoffs[bisect(PROMISES, sum(tree.values[1:]))]
+        return self.payoff
 
 
 class JointPayoff(Payoff):
@@ -122,8 +133,10 @@ class Composition(Drafter):
         parts = []
         for drafter in sorted(self.parts, key=lambda d: order(d, ctx.sampler.greedy)):
             scope = ctx.scoped(drafter)
-            payoff = ctx.scoped((self, drafter)).shared(Payoff, "worth")
-            parts.append(Part(drafter, scope, drafter.start(scope), payoff))
+            known = ctx.scoped((self, drafter))
+            kinds = len(PROMISES) + 1 if drafter.models else 1
+            payoffs = [known.shared(Payoff, f"worth {kind}") for kind in range(kinds)]
+            parts.append(Part(drafter, scope, drafter.start(scope), payoffs[0], payoffs))
         joint.parts = [part.payoff for part in parts]
         return parts
 
@@ -134,7 +147,7 @@ class Composition(Drafter):
         for part in state:
             room = budget - (len(tree) - 1 if uncut else 0)
             part.seconds = -1.0
-            if room <= 1 or (ctx.timed and not part.payoff.due()):
+            if room <= 1 or (ctx.timed and not part.judged_beside(tree).due()):
                 continue
             watch = Stopwatch()
             proposal = yield from watch.over(part.drafter.steps(part.ctx, part.state, room))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Feedback
+from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
@@ -185,6 +185,39 @@ def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
     assert asked == [False, False, [True, False], False] and parts[1].wait == 1
     parts[1].wait = 0
     assert joint.due() and joint.due(), "nobody was asked in between"
+
+
+def test_who_asks_a_model_is_judged_by_what_the_others_promise() -> None:
+    """Where a copy is sure its drafts add nothing, elsewhere it is asked as before."""
+
+    class Copying(Fixed):
+        sure = True
+
+        def steps(self, ctx: Context, state: Any, budget: int) -> Drafting:
+            tree = yield from super().steps(ctx, state, budget)
+            value = 1.0 if Copying.sure else 0.01
+            tree.values[1:] = [value] * (len(tree) - 1)
+            return tree
+
+    composition = Composition((Copying(((1, 2, 3),), "copy"), Asking(((4, 5),), "model")))
+    _, ctx, state = propose(composition, 9)
+    ctx.costs.seconds = {1: 1.0}
+    ctx.timed = True
+
+    def asked(sure: bool, gained: float) -> bool:
+        Copying.sure = sure
+        with pytest.raises(StopIteration) as done:
+            next(composition.steps(ctx, state, 9))
+        was = "model" in done.value.value.sources
+        if was:
+            state[1].payoff.note(gained, 1.0, 1.0)
+        return was
+
+    often = dict.fromkeys((True, False), 0)
+    for _ in range(100):
+        for sure, gained in ((True, 0.0), (False, 3.0)):
+            often[sure] += asked(sure, gained)
+    assert often[False] == 100 and 4 < often[True] < 20
 
 
 def test_a_step_without_a_question_counts_against_nobody() -> None:
