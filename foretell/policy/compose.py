@@ -40,6 +40,7 @@ class Part:
     payoffs: Sequence[Payoff]  # by what the parts before it promise, see PROMISES; or of all steps
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
+    begun: bool = False  # whether it was asked: the first time it also takes in the text
 
     def judged_beside(self, tree: TokenTree) -> Payoff:
         """Whether asking it pays, where the others have proposed this tree."""
@@ -178,5 +179,7 @@ class Composition(Drafter):
             learning = time.perf_counter() - start
             nodes = sum(proposer in part.sources for proposer in proposers)
             gained = sum(proposers[node] in part.sources for node in step.outcome.path)
-            part.payoff.note(gained, part.seconds + learning + node_seconds * nodes, pace)
+            if part.begun:
+                part.payoff.note(gained, part.seconds + learning + node_seconds * nodes, pace)
+            part.begun = True
             part.seconds = -1.0  # it may not be asked in the next step

@@ -5,7 +5,7 @@ the policy counts how often it was accepted once its parent was, starting from t
 estimate; only tested nodes count. A deterministic tree is cut, best first, to the size n that
 maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless that wins by a margin; now and then
 twice that is tried, where that is cheap. A drafter that gains less time than it takes is asked more
-rarely.
+rarely; what a request's first draft takes does not count, since it takes in the whole text as well.
 
 Where other drafts would mean other samples (drawn trees, some rules) neither the draw nor a clock
 may decide, or a seed would not give its tokens again: `DrawnSizes` chooses the number of nodes
@@ -83,6 +83,7 @@ class Policy:
         self.chances: dict[Kind, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
         self.payoff = ctx.shared(Payoff, "worth")
         self.kinds: list[Kind] = []  # of the last tree's nodes
+        self.begun = False  # whether a draft was made: the first one also takes in the text
         self.spent = -1.0  # seconds the last draft took beyond a plain step; below 0: no draft
         self.plain_seconds = 0.0  # of a plain step then
 
@@ -159,7 +160,9 @@ class Policy:
             entry[0] = KEEP * entry[0] + 1
             entry[1] = KEEP * entry[1] + accepted
         if self.spent >= 0 and not self.nodes:
-            self.payoff.note(len(outcome.path), self.spent, self.plain_seconds)
+            if self.begun:
+                self.payoff.note(len(outcome.path), self.spent, self.plain_seconds)
+            self.begun = True
 
 
 class Capped:

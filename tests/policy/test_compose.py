@@ -226,6 +226,10 @@ def test_a_step_without_a_question_counts_against_nobody() -> None:
     before = [part.payoff.gain for part in state]
     reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
     composition.observe(ctx, state, Feedback(tree, reply, Outcome([], 0), [0]))
+    assert [part.payoff.gain for part in state] == before, "the first draft takes in the text too"
+    with pytest.raises(StopIteration):
+        next(composition.steps(ctx, state, 9))
+    composition.observe(ctx, state, Feedback(tree, reply, Outcome([], 0), [0]))
     after = [(part.payoff.gain, part.payoff.spent) for part in state]
     assert all(a < b for (a, _), b in zip(after, before, strict=True)), (
         "a draft that was refused counts"

@@ -224,6 +224,16 @@ def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None
     assert policy.budget() == 4, "a given size is always drafted"
 
 
+def test_what_the_first_draft_takes_does_not_count() -> None:
+    """It takes in the whole text, which later ones need not: that is no reason to pause."""
+    policy = make(FLAT)
+    for took, counted in ((100.0, 0.0), (0.5, 0.5)):
+        assert policy.budget() > 1
+        policy.fit(TokenTree(0), took)
+        policy.observe(Outcome([], 0))
+        assert policy.payoff.spent == pytest.approx(counted)
+
+
 def test_others_in_flight_make_a_forward_dearer() -> None:
     knee = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
     alone, among = make(knee), make(knee)
