@@ -41,6 +41,26 @@ class Part:
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
     begun: bool = False  # whether it was asked: the first time it also takes in the text
+    waited: float = 0.0  # seconds that the request ran before that
+
+    def reading_seconds(self) -> float:
+        """About how long its models will take to read the text; 0 where nothing is known yet."""
+        seconds = 0.0
+        for name in self.drafter.models:
+            costs = self.ctx.engine.costs_of(self.ctx.models[name])
+            largest = max(costs.seconds, default=1)
+            seconds += costs.seconds.get(largest, 0.0) / largest * len(self.ctx.tokens)
+        return seconds
+
+    def due(self, tree: TokenTree) -> bool:
+        """Whether to ask it in this step, where the others have proposed this tree.
+
+        Its models read the text once the request has run for as long as that takes: so a request
+        that ends early loses little by it, and a long one little of what it wins.
+        """
+        if not self.begun and self.waited < self.reading_seconds():
+            return False
+        return self.judged_beside(tree).due()
 
     def judged_beside(self, tree: TokenTree) -> Payoff:
         """Whether asking it pays, where the others have proposed this tree."""
@@ -148,7 +168,7 @@ class Composition(Drafter):
         for part in state:
             room = budget - (len(tree) - 1 if uncut else 0)
             part.seconds = -1.0
-            if room <= 1 or (ctx.timed and not part.judged_beside(tree).due()):
+            if room <= 1 or (ctx.timed and not part.due(tree)):
                 continue
             watch = Stopwatch()
             proposal = yield from watch.over(part.drafter.steps(part.ctx, part.state, room))
@@ -160,6 +180,8 @@ class Composition(Drafter):
 
     def observe(self, ctx: Context, state: list[Part], step: Feedback) -> None:
         asked = [part for part in state if part.seconds >= 0]
+        for part in state:
+            part.waited += ctx.costs.single(len(ctx.tokens))
         if not asked:
             for part in state:
                 part.drafter.observe(part.ctx, part.state, step)
