@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretell.errors import BadConfig
 from foretell.families.packed import PackedLinear
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.layers import Attend, Layer, Norm, Rotation, widened
@@ -208,6 +209,10 @@ class Eagle3(OneLayer):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
+        for tap in self.taps:
+            if type(tap) is not int or not 0 <= tap <= config.target.layers:
+                where = f"numbers from 0 to {config.target.layers}, the target's layers"
+                raise BadConfig.field("eagle3:taps", list(self.taps), where)
         taps, norms = len(self.taps), self.option("tap_norms")
         self.fc = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
         widths = {"each": [shape.hidden] * taps, "all": [taps * shape.hidden]}.get(norms, [])
@@ -244,7 +249,8 @@ class Eagle3(OneLayer):
     def taps(self) -> tuple[int, ...]:
         layers = self.config.target.layers
         chosen = tuple(self.option("taps"))
-        return chosen or (2, layers // 2, layers - 3)
+        # A target of one or two layers has no layer 2 or L - 3: the nearest that it has.
+        return chosen or (min(2, layers), layers // 2, max(layers - 3, 0))
 
     def exact(self, features: torch.Tensor) -> torch.Tensor:
         if self.tap_norms:

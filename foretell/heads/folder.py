@@ -120,17 +120,24 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
     target of another shape; warns where they are of another model of this shape.
     """
     config = read_config(folder)
-    found = str(config["kind"])
+    found = config.get("kind")
+    if not isinstance(found, str):
+        raise BadModel(f"{folder / 'config.json'}: kind={found!r} must name a kind; {MAKE}")
     if kind and found != kind:
         raise BadModel(f"{folder}: is a head for {found}, not for {kind}; use --method {found}")
     if found not in kinds():
-        raise BadModel(f"{folder}: kind={found!r} is unknown to this version of foretell")
+        allowed = ", ".join(sorted(kinds()))
+        raise BadModel(f"{folder / 'config.json'}: kind={found!r} is none of {allowed}; {MAKE}")
     try:
         made = HeadConfig.from_json(config)
-    except (TypeError, LookupError) as error:
-        raise BadModel(f"{folder}: config.json is damaged ({first_line(error)})") from error
+    except (TypeError, ValueError, LookupError) as error:
+        what = f"target or options are damaged ({first_line(error)}); {MAKE}"
+        raise BadModel(f"{folder / 'config.json'}: {what}") from error
     check_target(folder, made.target, target)
-    head = build(found, made.target, made.options)
+    try:
+        head = build(found, made.target, made.options)
+    except BadConfig as error:
+        raise BadModel(f"{folder / 'config.json'}: {error}; {MAKE}") from error
     tensors = read_tensors(folder / WEIGHTS)
     kept = tensors.pop("kept", None)
     own = head.state_dict()
@@ -145,7 +152,10 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
     head.load_state_dict(tensors)
     head.requires_grad_(False).eval()
     head.ranks = ranks_of(folder, config.get("ranks", []))
-    warn_of_another(folder, config.get("fingerprint", {}), target)
+    told = config.get("fingerprint", {})
+    if not isinstance(told, dict):
+        raise BadModel(f"{folder / 'config.json'}: fingerprint={told!r} must be a table; {MAKE}")
+    warn_of_another(folder, told, target)
     return head, None if kept is None else kept.long()
 
 

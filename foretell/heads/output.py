@@ -22,8 +22,11 @@ class Output:
 
     def __init__(self, decoder: Any, kept: torch.Tensor | None, own: nn.Module | None = None):
         loop = decoder.loop
-        if kept is not None and not bool((kept[1:] > kept[:-1]).all() and kept[-1] < decoder.vocab):
-            raise BadConfig(f"kept tokens: must be ids below {decoder.vocab}, each once, in order")
+        if kept is not None and not ascending(kept, decoder.vocab):
+            what = (
+                f"must be ids from 0 to {decoder.vocab - 1}, each once, in order, and one at least"
+            )
+            raise BadConfig(f"kept tokens: {what}")
         self.kept = kept
         self.norm: nn.Module = loop.norm
         if own is not None:
@@ -56,6 +59,13 @@ class Output:
         if self.scale != 1:
             out = out * self.scale
         return self.cap * torch.tanh(out / self.cap) if self.cap else out
+
+
+def ascending(kept: torch.Tensor, vocab: int) -> bool:
+    """Whether these are ids of tokens, each once, in order, and not none."""
+    if kept.dim() != 1 or not len(kept):
+        return False
+    return bool(kept[0] >= 0 and (kept[1:] > kept[:-1]).all() and kept[-1] < vocab)
 
 
 def cut(decoder: Any, kept: torch.Tensor) -> nn.Module:

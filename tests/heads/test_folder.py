@@ -19,6 +19,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.toy import ToyRecurrent
 from foretell.heads.folder import build, fingerprint, kinds, load, save, target_shape
 from foretell.heads.model import head_model, shipped
+from foretell.heads.output import Output
 from tests.families.families import tiny
 
 
@@ -98,12 +99,21 @@ def test_what_is_damaged_is_told(written: Path, tmp_path: Path) -> None:
         load(cut, target())
     for fields, words in (
         ({"schema": "else"}, "is of schema 'else'"),
-        ({"kind": "eagle9"}, "kind='eagle9' is unknown"),
-        ({"target": {"hidden": 1}}, "config.json is damaged"),
+        ({"kind": "eagle9"}, "config.json: kind='eagle9' is none of"),
+        ({"kind": None}, "config.json: kind=None must name a kind"),
+        ({"kind": ["eagle3"]}, r"config.json: kind=\['eagle3'\] must name a kind"),
+        ({"target": {"hidden": 1}}, "config.json: target or options are damaged"),
+        ({"options": "many"}, "config.json: target or options are damaged"),
+        ({"options": {"tap": 3}}, "config.json: eagle3: has no option 'tap'"),
+        ({"options": {"taps": [0, 1, 9]}}, r"config.json: eagle3:taps=\[0, 1, 9\]"),
+        ({"fingerprint": [1]}, r"config.json: fingerprint=\[1\] must be a table"),
     ):
-        folder = changed(written, tmp_path / str(fields)[2:8], **fields)
+        folder = changed(written, tmp_path / f"field{len(list(tmp_path.iterdir()))}", **fields)
         with pytest.raises(BadModel, match=words):
             load(folder, target())
+    (folder / "config.json").write_text("[1, 2]", "utf-8")
+    with pytest.raises(BadModel, match="is no head's"):
+        load(folder, target())
     with pytest.raises(BadModel, match="train head"):
         load(tmp_path / "nowhere", target())
     with pytest.raises(BadModel, match="is a head for eagle3, not for eagle"):
@@ -115,6 +125,23 @@ def test_unknown_kinds_and_options_are_told() -> None:
         build("eagle9", target_shape(target()))
     with pytest.raises(BadConfig, match="has no option 'tap'"):
         build("eagle3", target_shape(target()), {"tap": 3})
+
+
+@pytest.mark.parametrize("kept", [[], [-1, 3], [3, 3], [5, 2], [0, 10_000]])
+def test_kept_tokens_are_ids_in_order(kept: list[int]) -> None:
+    assert Output(target(), torch.tensor([0, 3])).size == 2
+    with pytest.raises(BadConfig, match="kept tokens: must be ids from 0 to 96"):
+        Output(target(), torch.tensor(kept, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"), [(1, (1, 0, 0)), (2, (2, 1, 0)), (3, (2, 1, 0)), (8, (2, 4, 5))]
+)
+def test_eagle3_reads_layers_that_a_target_has(layers: int, taps: tuple[int, ...]) -> None:
+    shape = dataclasses.replace(target_shape(target()), layers=layers)
+    assert build("eagle3", shape).taps == taps
+    with pytest.raises(BadConfig, match="eagle3:taps"):
+        build("eagle3", shape, {"taps": [0, 1, layers + 1]})
 
 
 def test_where_none_ships_the_command_that_makes_one_is_named() -> None:
