@@ -97,7 +97,7 @@ def test_nothing_is_computed_twice() -> None:
     config = Skipdecode(least=0.25)
     live = run({"target": model}, Request(PROMPT, config, Sampling(max_new_tokens=12)))[0]
     sizes = [len(layers_of(config, place, 12, 4)) for place in range(11)]
-    assert [count for count, _ in model.forwards] == [len(PROMPT), *[1] * 11]
+    assert [count for count, _ in model.ran] == [len(PROMPT), *[1] * 11]
     assert model.pairs == 4 * len(PROMPT) + sum(sizes)
     assert live.ctx.stats.steps == 11 and live.ctx.stats.calls == {"target": 12}
 
@@ -107,10 +107,10 @@ def test_requests_at_the_same_place_share_their_forwards() -> None:
     config, sampling = Skipdecode(least=0.25), Sampling(max_new_tokens=12)
     prompts = ([1, 2], [3, 4, 5], [6])
     alone = [run({"target": model}, Request(p, config, sampling))[0].ctx.output for p in prompts]
-    model.forwards.clear()
+    model.ran.clear()
     lives = run({"target": model}, *(Request(p, config, sampling) for p in prompts))
     assert [live.ctx.output for live in lives] == alone
-    assert [count for count, _ in model.forwards] == [6, *[3] * 11]
+    assert [count for count, _ in model.ran] == [6, *[3] * 11]
     late = Engine({"target": model})
     first = late.add(Request(prompts[0], config, sampling))
     for _ in range(3):
