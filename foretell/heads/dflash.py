@@ -56,6 +56,8 @@ class Dflash(Head):
         "block": 8,  # tokens, the text's last one and the masks
         "layers": 2,
         "taps": (),  # (): what enters layers 2, L / 2 and L - 3
+        "layer": {},  # where it differs from the target's, by the fields of `LayerShape`
+        "head_norms": False,  # whether queries and keys are normed, as in qwen3
     }
     decay = math.exp(-1 / 4)
     lag = 0
@@ -63,14 +65,15 @@ class Dflash(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
+        shape = self.shape
         self.block = int(self.option("block"))
         self.depths = self.block - 1
         self.layers = int(self.option("layers"))
         self.rotation = Rotation(shape.width, shape.theta)
         self.fc = nn.Linear(len(self.taps) * shape.hidden, shape.hidden, bias=False)
         self.state_norm = Norm(shape.hidden, shape.eps)
-        self.stack = nn.ModuleList(Layer(shape) for _ in range(self.layers))
+        norms = bool(self.option("head_norms"))
+        self.stack = nn.ModuleList(Layer(shape, head_norms=norms) for _ in range(self.layers))
         self.norm = Norm(shape.hidden, shape.eps)
         self.blank = nn.Parameter(0.02 * torch.randn(shape.hidden))
 

@@ -75,15 +75,20 @@ def turned(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 
 
 class Attention(nn.Module):
-    """Queries, keys and values of `inputs` numbers a row; its result has the stream's width."""
+    """Queries, keys and values of `inputs` numbers a row; its result has the stream's width.
 
-    def __init__(self, shape: LayerShape, inputs: int):
+    `head_norms`: whether queries and keys go through a norm before they are turned, as in qwen3.
+    """
+
+    def __init__(self, shape: LayerShape, inputs: int, head_norms: bool = False):
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(inputs, shape.heads * shape.width, bias=False)
         self.k_proj = nn.Linear(inputs, shape.kv_heads * shape.width, bias=False)
         self.v_proj = nn.Linear(inputs, shape.kv_heads * shape.width, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.width, shape.hidden, bias=False)
+        self.q_norm = Norm(shape.width, shape.eps) if head_norms else None
+        self.k_norm = Norm(shape.width, shape.eps) if head_norms else None
 
     def parts(
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
@@ -94,6 +99,8 @@ class Attention(nn.Module):
             part(x).unflatten(-1, (-1, width)).transpose(-3, -2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         return turned(q, *rotation), turned(k, *rotation), v
 
     def forward(
@@ -131,9 +138,16 @@ class Layer(nn.Module):
     `normed` is set.
     """
 
-    def __init__(self, shape: LayerShape, inputs: int | None = None, normed: bool = True):
+    def __init__(
+        self,
+        shape: LayerShape,
+        inputs: int | None = None,
+        normed: bool = True,
+        head_norms: bool = False,
+    ):
         super().__init__()
-        self.self_attn = Attention(shape, shape.hidden if inputs is None else inputs)
+        read = shape.hidden if inputs is None else inputs
+        self.self_attn = Attention(shape, read, head_norms)
         self.mlp = Gated(shape.hidden, shape.intermediate)
         self.input_layernorm = Norm(shape.hidden, shape.eps) if normed and inputs is None else None
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)

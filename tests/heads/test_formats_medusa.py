@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from foretell.errors import BadModel
+from foretell.errors import BadConfig, BadModel
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Texts
 from foretell.heads.formats.reading import load
@@ -52,11 +52,41 @@ def test_blocks_say_what_the_published_code_says(tmp_path: Path) -> None:
     assert (said[0] - wanted[1]).abs().max() > 0.01  # swapped heads are caught
 
 
+@torch.inference_mode()
+def test_vllms_names_have_no_bias_unless_they_say_so(tmp_path: Path) -> None:
+    path, tensors = folder(tmp_path)
+    own, _ = load(path, TARGET)
+    (path / "medusa_lm_head.safetensors").unlink()
+    theirs = {f"blocks.{i}.layers.0.weight": tensors[f"{i}.0.linear.weight"] for i in range(3)}
+    save_file(theirs, path / "model.safetensors")
+    config = {"model_type": "medusa", "num_heads": 3, "num_hidden_layers": 1}
+    (path / "config.json").write_text(json.dumps(config), "utf-8")
+    head, _ = load(path, TARGET, "medusa")
+    for name, weight in head.state_dict().items():
+        wanted = torch.zeros_like(weight) if name.endswith("bias") else own.state_dict()[name]
+        torch.testing.assert_close(weight, wanted, rtol=0, atol=0)
+    (path / "config.json").write_text(json.dumps(config | {"medusa_fc_bias": True}), "utf-8")
+    with pytest.raises(BadModel, match=r"lacks blocks.0.layers.0.bias"):
+        load(path, TARGET)
+
+
+def test_there_are_no_layers_to_count(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="taps='output'"):
+        load(folder(tmp_path)[0], TARGET, taps="output")
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"medusa_num_layers": 2}, "medusa_num_layers=2"),
     "matrix": ({"0.1.weight": torch.zeros(97, 32)}, "0.1.weight is an output matrix"),
     "unknown": ({"lstm": torch.zeros(2)}, "has lstm"),
-    "gap": ({"4.0.linear.weight": torch.zeros(32, 32)}, "has 4.0.linear.weight"),
+    "gap": ({"4.0.linear.weight": torch.zeros(32, 32)}, "lacks the block of head 3"),
+    "cut off": ({"medusa_num_heads": 4}, "medusa_num_heads=4, and the file has the blocks of 3"),
+    "count": ({"medusa_num_heads": "all"}, "medusa_num_heads='all'"),
+    "many": (
+        {f"{i}.0.linear.{part}": torch.zeros(1) for i in range(17) for part in ("weight", "bias")},
+        "has 17 heads",
+    ),
+    "table": ({"embed_tokens.weight": torch.zeros(97, 32)}, "embed_tokens.weight is not the table"),
     "width": ({"0.0.linear.weight": torch.zeros(64, 64)}, r"0.0.linear.weight is \(64, 64\)"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,11 @@ class Checkpoint:
     def bad(self, what: str) -> BadModel:
         return BadModel(f"{self.folder}: {what}")
 
-    def fill(self, head: Head, names: Mapping[str, str], used: set[str]) -> None:
-        """Puts tensors into a head, `names` maps theirs to ours; `used`: further ones it knows.
+    def fill(
+        self, head: Head, names: Mapping[str, str], used: set[str], filled: Iterable[str] = ()
+    ) -> None:
+        """Puts tensors into a head, `names` maps theirs to ours; `used`: further ones it knows;
+        `filled`: ours that the head has of the target already.
 
         Raises BadModel, naming the tensor, where one is missing, unknown or of another shape.
         """
@@ -89,8 +92,10 @@ class Checkpoint:
             wanted, found = tuple(own[ours].shape), self.shapes[theirs]
             if wanted != found:
                 raise self.bad(f"{theirs} is {found}, and its config.json says {wanted}")
-        assert set(names.values()) == own.keys(), "a format maps all tensors of a head"
-        head.load_state_dict(self.read(names))
+        kept = {name: own[name] for name in filled}
+        mapped = {*names.values(), *kept}
+        assert mapped == own.keys(), "a format maps all tensors of a head"
+        head.load_state_dict({**kept, **self.read(names)})
 
     def check_tokens(self, target: Any) -> None:
         """Raises BadModel where embeddings or a tokenizer in the folder are not the target's."""

@@ -27,7 +27,8 @@ class EagleFormat(Format):
         named = "speculators_model_type" in checkpoint.config
         beside = f"{LAYER}hidden_norm.weight" in checkpoint
         layer = f"{LAYER}self_attn.q_proj.weight" in checkpoint
-        return "fc.weight" in checkpoint and layer and not beside and not named
+        block = "hidden_norm.weight" in checkpoint  # DFlash's norm of the text's rows
+        return "fc.weight" in checkpoint and layer and not (beside or named or block)
 
     def load(
         self, checkpoint: Checkpoint, target: Any, taps: str = ""

@@ -97,7 +97,8 @@ def hits(head: Head, kept: torch.Tensor | None, target: Any, tokens: Sequence[in
         norm: Any = output.norm
         parts = [norm(part) for part in parts]
     features = torch.cat([part.float() for part in parts], -1)
-    features = torch.cat([torch.zeros_like(features[:1]), features[:-1]])
+    before = len(features) - head.lag
+    features = torch.cat([torch.zeros_like(features[: head.lag]), features[:before]])
     ids = torch.tensor(tokens, device=features.device)
     embedded = target.embedded(ids).float()
     texts = Texts(ids[None], embedded[None], features[None], embedded[None])
