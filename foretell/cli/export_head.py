@@ -46,6 +46,7 @@ def export_head(
     import foretell
     from foretell.heads import folder as own
     from foretell.heads.formats import reading
+    from foretell.measure.bench.sets import prompt_ids
 
     writers = {name: format for name, format in reading.formats().items() if format.writes}
     if to not in {reading.OWN, *writers}:
@@ -57,10 +58,12 @@ def export_head(
     target = lm.models["target"]
     head, kept = reading.load(folder, target, taps=taps)
     if check:
-        tokens = lm.generate(prompt, "plain", max_new_tokens=check, temperature=0.0).tokens
-        shares = reading.check_taps(folder, target, [*lm.encode(prompt), *tokens], taps)
+        asked = prompt_ids(lm, [{"role": "user", "content": prompt}])
+        answer = lm.generate([asked], "plain", max_new_tokens=check, temperature=0.0)[0].tokens
+        tokens = [*asked, *answer]
+        shares = reading.check_taps(folder, target, tokens, taps)
         told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        emit(f"right on {len(tokens)} tokens of an answer: {told}")
+        emit(f"right on the {len(tokens)} tokens of a question and its answer: {told}")
     out.mkdir(parents=True, exist_ok=True)
     if to == reading.OWN:
         own.save(head, kept, out, target, {})
