@@ -236,7 +236,7 @@ def _speculative(
     rule_name = options.pop("rule", "default")
     nodes = options.pop("nodes", "0")
     if not nodes.isdigit():
-        raise BadConfig.field(f"{last}:nodes", nodes, "a whole number")
+        raise BadConfig.field(f"{last}:nodes", nodes, "a whole number from 0")
     of_rule: dict[str, str] = {}
     if rule_name != "default":
         fields = {field.name for field in dataclasses.fields(load(last, kind))}

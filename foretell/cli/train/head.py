@@ -58,7 +58,7 @@ def head(
     from foretell.heads.folder import build, fingerprint, target_shape
     from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all
-    from foretell.train.head import TrainHead, plan, taps_of, train
+    from foretell.train.head import TrainHead, head_before, plan, taps_of, train
     from foretell.train.states import write_states
 
     config = TrainHead(**dataclasses.asdict(settings))
@@ -72,7 +72,11 @@ def head(
         lm = foretell.load(target, dtype=dtype)
         model = lm.models["target"]
         shape = target_shape(model, "train head")
-        build(config.kind, shape)  # an unknown kind is told before anything takes hours
+        # Whatever is wrong is told before anything takes hours.
+        build(config.kind, shape)
+        for before in (init, reference):
+            if before is not None:
+                head_before(before, model, config.kind)
         taps = taps_of(config.kind, shape)
         lm.measure()
         costs = lm.engine.costs_of(model)

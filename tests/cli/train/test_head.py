@@ -40,6 +40,8 @@ def test_from_prompts_to_a_head_is_one_command(run: Any, tmp_path: Path) -> None
         (["--own", "1", "--answer-tokens", "0"], "--answer-tokens=0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--own", "1", "--kind", "eagle9"], "kind='eagle9': must be one of"),
+        (["--own", "1", "--reference", "gone"], "gone/config.json"),
+        (["--own", "1", "--init", "gone"], "gone/config.json"),
         (["--own", "1", "--objective", "mse"], "objective='mse'"),
         (["--own", "2"], "chat template"),
     ],
