@@ -107,6 +107,18 @@ class Speculative(Strategy):
                 return
 
 
+def one_by_one(ctx: Context) -> Steps:
+    """Plain decoding: one forward, one token, until the branch is done."""
+    source = source_of(ctx.request)
+    state = yield from source.start(ctx)
+    while True:
+        tree = TokenTree(ctx.tokens[-1])
+        reply = yield from source.read(ctx, state, tree, ())
+        _, kept = yield from settle(ctx, tree, reply)
+        if kept.reason:
+            return
+
+
 def settle(
     ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk, source: str = "target"
 ) -> Generator[Message, Any, tuple[Outcome, Kept]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from foretell.core.model import Model
     from foretell.core.request import Request
     from foretell.core.types import Ask
+    from foretell.policy.options import Sampling
 
 
 def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
@@ -47,6 +48,16 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         )
     request.room = room_for(engine, request, models)
     return models
+
+
+def refuse_options(name: str, sampling: Sampling, reasons: Mapping[str, str]) -> None:
+    """Raises BadConfig for an option that method `name` cannot honour; `reasons` says why not."""
+    usual = type(sampling)()
+    for option, reason in reasons.items():
+        value = getattr(sampling, option)
+        if value != getattr(usual, option):
+            what = f"{name} cannot honour {option}={value!r}"
+            raise BadConfig(f"{what}: {reason}; leave {option} out")
 
 
 def check_inputs(request: Request, models: Mapping[str, Model]) -> None:

@@ -15,9 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.core.context import Context
-from foretell.core.source import source_of
-from foretell.core.strategy import Strategy, settle
-from foretell.core.tree import TokenTree
+from foretell.core.strategy import Strategy, one_by_one
 from foretell.core.types import Steps
 
 
@@ -28,11 +26,4 @@ class Plain(Strategy):
     one_text = True
 
     def run(self, ctx: Context) -> Steps:
-        source = source_of(ctx.request)
-        state = yield from source.start(ctx)
-        while True:
-            tree = TokenTree(ctx.tokens[-1])
-            reply = yield from source.read(ctx, state, tree, ())
-            _, kept = yield from settle(ctx, tree, reply)
-            if kept.reason:
-                return
+        return one_by_one(ctx)

@@ -48,7 +48,6 @@ from foretell.core.types import (
     Fork,
     Message,
     Reply,
-    Sampling,
     Steps,
 )
 from foretell.errors import BadConfig
@@ -62,6 +61,7 @@ from foretell.ops.superposing import (
     superpose,
 )
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
+from foretell.policy.checks import refuse_options
 from foretell.text import TokenIds
 
 MIXED = -1  # the token of a node whose state is a sum
@@ -112,13 +112,7 @@ class Superposed(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for a sampling option that cannot be honoured."""
-        usual = Sampling()
-        for name, reason in REFUSED.items():
-            value = getattr(ctx.request.sampling, name)
-            if value != getattr(usual, name):
-                raise BadConfig(
-                    f"superposed cannot honour {name}={value!r}: {reason}; leave {name} out"
-                )
+        refuse_options("superposed", ctx.request.sampling, REFUSED)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:

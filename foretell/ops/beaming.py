@@ -1,0 +1,119 @@
+"""Groups of beams on the engine: a branch for each living beam, one forward a token for all.
+
+Groups advance in turn; what an earlier one chose for a token costs the later ones something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
+from foretell.errors import BadConfig
+from foretell.ops.beams import Beam, Group
+from foretell.policy.checks import refuse_options
+
+DRAWN = "nothing is drawn"
+REFUSED = {
+    "temperature": DRAWN,
+    "top_k": DRAWN,
+    "top_p": DRAWN,
+    "min_p": DRAWN,
+    "typical_p": DRAWN,
+    "logprobs": "its answers have scores of their own, in Output.samples",
+}
+Branches = dict[Beam, int]  # of the living beams of a group
+
+
+def refuse(name: str, ctx: Context) -> None:
+    """Raises BadConfig for what a search cannot honour."""
+    refuse_options(name, ctx.request.sampling, REFUSED)
+    if ctx.request.source is not None:
+        what = f"{name} reads the target's own rows"
+        raise BadConfig(f"{what}; leave out the source of other rows, or take another method")
+
+
+def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
+    """Runs all groups to their ends; the best text of all is the answer, by its own probability."""
+    room = ctx.limit - len(ctx.tokens)  # tokens
+
+    def reason_of(tokens: tuple[int, ...]) -> str | None:
+        if ctx.sampler.ended(tokens):
+            return "stop"
+        return "length" if len(tokens) >= room else None
+
+    reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
+    root = groups[0].alive[0]
+    laws = [{root: law_of(ctx, reply.logits[0], root)} for _ in groups]
+    branches: list[Branches] = [{root: ctx.branch} for _ in groups]
+    while True:
+        taken = torch.zeros_like(next(iter(laws[0].values()))) if diversity else None
+        for place, group in enumerate(groups):
+            if group.over:
+                continue
+            wide = max(2, 1 + len(ctx.sampler.stops)) * group.width
+            going = group.advance(laws[place], wide, reason_of, taken)
+            if taken is not None:
+                for token in group.chosen:
+                    taken[token] += diversity
+            if group.over:
+                going = []
+            branches[place] = yield from moved(ctx, branches[place], going)
+        living = [(place, beam) for place, held in enumerate(branches) for beam in held]
+        if not living:
+            break
+        asks = [Ask(TokenTree(beam.tokens[-1]), branch=branches[i][beam]) for i, beam in living]
+        replies: list[Reply] = yield asks
+        laws = [{} for _ in groups]
+        for (place, beam), reply in zip(living, replies, strict=True):
+            laws[place][beam] = law_of(ctx, reply.logits[0], beam)
+    yield from answered(ctx, groups)
+
+
+def law_of(ctx: Context, row: torch.Tensor, beam: Beam) -> torch.Tensor:
+    """Log-probabilities (V,) of the token after a beam."""
+    scores = ctx.sampler.scores(row, beam.tokens)
+    if not float(scores.max()) > -torch.inf:
+        raise ctx.sampler.fault(scores, row)
+    return scores.log_softmax(-1)
+
+
+def moved(
+    ctx: Context, branches: Branches, going: Sequence[tuple[Beam, Beam]]
+) -> Generator[Message, Any, Branches]:
+    """Brings the branches of a group from its old beams to the new ones, (parent, beam).
+
+    A beam's first child takes its branch over; further ones get copies. The request's own branch
+    stays as it is.
+    """
+    found: Branches = {}
+    for parent, branch in branches.items():
+        children = [beam for old, beam in going if old == parent]
+        own = branch == ctx.branch
+        copies = len(children) if own else len(children) - 1
+        handles: list[int] = [] if own else [branch]
+        if copies > 0:
+            handles += yield Fork(branch, copies)
+        for beam, handle in zip(children, handles, strict=False):
+            yield Commit([beam.tokens[-1]], torch.empty(0), handle)
+            found[beam] = handle
+        if not children and not own:
+            yield Drop(branch)
+    return {beam: found[beam] for _, beam in going}
+
+
+def answered(ctx: Context, groups: Sequence[Group]) -> Steps:
+    """Commits the best text, and tells of all."""
+    texts = []
+    for group in groups:
+        for ended in group.ended:
+            tokens = list(ended.beam.tokens)
+            texts.append((tokens, ended.beam.logprob / len(tokens) ** group.penalty, ended.reason))
+    texts.sort(key=lambda text: -text[1])
+    tokens, _, reason = texts[0]
+    yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
+    yield Finish(ctx.branch, reason, texts)

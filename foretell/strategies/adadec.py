@@ -1,0 +1,146 @@
+"""Adaptive decoding: where the next token is unsure, a short look ahead decides among the best.
+
+Greedy decoding, but where a row's entropy is `theta` nats or more. There each of the `width` best
+tokens is continued greedily by `ahead` tokens, and the token goes on whose continuation has the
+highest mean log-probability, its own included. The rows that were looked at are kept: the tokens
+behind the chosen one are taken over as far as greedy decoding would take them, without a forward.
+
+Paper: He et al., Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance,
+arXiv:2506.08980
+Guarantee: lossy: where the model is unsure another token than the likeliest may be taken
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs:
+- theta is to be found for each model; 1 nat is no more than a start, and the paper fits it on
+solutions of programming tasks
+- a continuation that ends is scored as it stands; the released code goes on adding to its sum
+without counting the tokens
+- the entropy is of the row with penalties, bans and forms, before any temperature
+- continuations end where the text ends, not where a benchmark's programs do
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.request import RowSource
+from foretell.core.source import source_of
+from foretell.core.strategy import Strategy
+from foretell.core.tree import TokenTree
+from foretell.core.types import Commit, Kept, Message, Reply, Steps
+from foretell.errors import BadConfig
+from foretell.policy.checks import refuse_options
+
+GREEDY = "it decides by probabilities, nothing is drawn"
+REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), GREEDY)
+
+
+@dataclass
+class Path:
+    """A candidate with what follows it greedily."""
+
+    tokens: list[int]
+    total: float  # log-probability
+    node: int  # of the newest token in the tree
+    rows: list[torch.Tensor] = field(default_factory=list)  # (V,) after each token but the last
+    ended: bool = False
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Adadec(Strategy):
+    """With theta=inf it is greedy decoding."""
+
+    theta: float = 1.0  # nats, the entropy from which on it looks ahead
+    width: int = 3  # tokens that are tried
+    ahead: int = 5  # tokens behind each
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.theta):
+            raise BadConfig.field("adadec:theta", self.theta, "a number of nats, or inf")
+        for name, most in (("width", 64), ("ahead", 256)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise BadConfig.field(f"adadec:{name}", value, f"between 1 and {most}")
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
+        refuse_options("adadec", ctx.request.sampling, REFUSED)
+        return self._steps(ctx)
+
+    def _steps(self, ctx: Context) -> Steps:
+        source = source_of(ctx.request)
+        state = yield from source.start(ctx)
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            reply = yield from source.read(ctx, state, tree, ())
+            row = reply.logits[0]
+            known: list[torch.Tensor] = []  # rows behind the tokens that are taken over
+            while True:
+                if self.unsure(ctx, row) and ctx.depth > 0:
+                    best = yield from self.chosen(ctx, source, state, row)
+                    token, known = best.tokens[0], best.rows
+                else:
+                    token = best_token(ctx, row)
+                kept: Kept = yield Commit([token], row[None], ctx.branch, ["target"])
+                if kept.reason:
+                    return
+                if not known:
+                    break
+                row, *known = known
+
+    def unsure(self, ctx: Context, row: torch.Tensor) -> bool:
+        scores = ctx.sampler.scores(row, ctx.output)
+        return float(torch.special.entr(scores.softmax(-1)).sum()) >= self.theta
+
+    def chosen(
+        self, ctx: Context, source: RowSource, state: Any, row: torch.Tensor
+    ) -> Generator[Message, Any, Path]:
+        """The best of the paths behind `row`; they grow side by side, one forward a level."""
+        tree = TokenTree(ctx.tokens[-1])
+        logs = log_law(ctx, row, [])
+        values, tokens = logs.topk(min(self.width, len(logs)))
+        paths = []
+        for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
+            if value > -math.inf:
+                paths.append(Path([token], value, tree.add(0, token)))
+        for path in paths:
+            path.ended = ctx.ends(tree, path.node)
+        for _ in range(min(self.ahead, ctx.depth)):
+            growing = [path for path in paths if not path.ended]
+            if not growing or len(paths) == 1:
+                break
+            reply: Reply = yield from source.read(ctx, state, tree, ())
+            for path in growing:
+                below = reply.logits[reply.nodes.index(path.node)]
+                logs = log_law(ctx, below, path.tokens)
+                token = int(logs.argmax())
+                path.rows.append(below)
+                path.tokens.append(token)
+                path.total += float(logs[token])
+                path.node = tree.add(path.node, token)
+                path.ended = ctx.ends(tree, path.node)
+        return max(paths, key=lambda path: path.mean)
+
+
+def best_token(ctx: Context, row: torch.Tensor) -> int:
+    """Greedy decoding's."""
+    return int(ctx.sampler.argmax(ctx.sampler.scores(row, ctx.output), row))
+
+
+def log_law(ctx: Context, row: torch.Tensor, behind: list[int]) -> torch.Tensor:
+    """Log-probabilities (V,) of the token after the output and the tokens `behind` it."""
+    scores = ctx.sampler.scores(row, [*ctx.output, *behind])
+    if not float(scores.max()) > -math.inf:
+        raise ctx.sampler.fault(scores, row)
+    return scores.log_softmax(-1)

@@ -1,0 +1,92 @@
+"""First finish search: of several samples the one that is finished first is the answer.
+
+`n` samples are drawn side by side, one forward a step for all. As soon as one has ended, those that
+could only become longer are cancelled; of equally long ones the first counts. So the answer is the
+shortest of n samples at the price of n times its length. Each sample draws by itself, and may be
+sped up by a drafter: inner=suffix. Where none ends within the limit, the first sample is the
+answer, with the reason `length`.
+
+Paper: Agarwal et al., First Finish Search: Efficient Test-Time Scaling in Large Language Models,
+arXiv:2505.18149
+Guarantee: lossy: the shortest of several samples has another law than a sample
+Cost: target 1
+Needs: what the inner drafter needs
+Trains: nothing
+Differs:
+- the first to finish is the one of fewest tokens, whatever speed each has, so that a seed gives its
+answer again; in lock-step that is the same
+- a sample that is cut off by the limit counts as not finished
+- votes among the first k, a later study's, are not there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter
+from foretell.core.model import Model
+from foretell.core.strategy import Speculative, Strategy, one_by_one
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Drop, Finish, Fork, Message, Steps, Together
+from foretell.errors import BadConfig
+
+
+@dataclass(frozen=True)
+class FirstFinish(Strategy):
+    """With n=1 it is plain sampling, or what the inner drafter makes of it."""
+
+    n: int = 4  # samples
+    inner: Drafter | None = None  # drafts for each of them
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= 256:
+            raise BadConfig.field("first-finish:n", self.n, "between 1 and 256")
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.inner is None else self.inner.models
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.inner is None else self.inner.needs
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        return {} if self.inner is None else self.inner.bring(models)
+
+    def drawn(self, ctx: Context) -> Steps:
+        """One sample."""
+        return one_by_one(ctx) if self.inner is None else Speculative(self.inner).run(ctx)
+
+    def run(self, ctx: Context) -> Steps:
+        branches = [ctx.branch]
+        if self.n > 1:
+            # The prompt's rows are computed once, and shared.
+            yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=())
+            branches += yield Fork(ctx.branch, self.n - 1)
+        finished: list[tuple[int, int]] = []  # (tokens, branch)
+        yield Together([self.sample(ctx.on(branch), finished) for branch in branches])
+        winner = min(finished)[1] if finished else ctx.branch
+        reason = ctx.branches[winner].reason or "length"
+        for branch in branches:
+            if branch != winner:
+                yield Drop(branch)
+        yield Finish(winner, reason)
+
+    def sample(
+        self, ctx: Context, finished: list[tuple[int, int]]
+    ) -> Generator[Message, Any, None]:
+        """Draws one, as long as it may still become the first."""
+        steps = self.drawn(ctx)
+        answer: Any = None
+        try:
+            while not finished or (len(ctx.output) + 1, ctx.branch) < min(finished):
+                answer = yield steps.send(answer)
+        except StopIteration:
+            pass
+        finally:
+            steps.close()
+        if ctx.branches[ctx.branch].reason == "stop":
+            finished.append((len(ctx.output), ctx.branch))
