@@ -47,11 +47,12 @@ def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
         return "length" if len(tokens) >= room else None
 
     reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
+    vocab = reply.logits.shape[-1]
     root = groups[0].alive[0]
     laws = [{root: law_of(ctx, reply.logits[0], root)} for _ in groups]
     branches: list[Branches] = [{root: ctx.branch} for _ in groups]
     while True:
-        taken = torch.zeros_like(next(iter(laws[0].values()))) if diversity else None
+        taken = reply.logits.new_zeros(vocab) if diversity else None
         for place, group in enumerate(groups):
             if group.over:
                 continue

@@ -98,7 +98,7 @@ def continuations(
 ) -> list[tuple[Beam, Beam]]:
     """(parent, beam) of the `wide` best continuations that are possible, the best first."""
     rows = torch.stack([laws[beam] for beam in alive])
-    scores = rows + torch.tensor([[beam.score] for beam in alive], dtype=rows.dtype)
+    scores = rows + rows.new_tensor([[beam.score] for beam in alive])
     if taken is not None:
         scores = scores - taken
     flat = scores.flatten()

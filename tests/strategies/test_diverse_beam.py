@@ -22,9 +22,12 @@ PROMPT = [0, 1, 2, 0]
 VOCAB = 5
 
 
-def search(config: Beam | DiverseBeam, tokens: int, seed: int = 0) -> Live:
+def search(
+    config: Beam | DiverseBeam, tokens: int, seed: int = 0, stops: tuple[int, ...] = ()
+) -> Live:
     engine = Engine({"target": Toy(VOCAB, seed, copy=1.0)})
-    live = engine.add(Request(PROMPT, config, Sampling(max_new_tokens=tokens)))
+    sampling = Sampling(max_new_tokens=tokens, stop_token_ids=stops)
+    live = engine.add(Request(PROMPT, config, sampling))
     list(engine.run())
     assert live.error is None, live.error
     return live
@@ -70,6 +73,17 @@ def test_one_group_is_beam_search_and_without_diversity_all_groups_are_alike() -
         assert search(DiverseBeam(4, 1), 6, seed).answers == beams
         twice = search(DiverseBeam(8, 2, diversity=0.0), 6, seed).answers
         assert twice == [answer for answer in beams for _ in range(2)]
+
+
+def test_the_first_group_is_beam_search_and_may_end_before_the_others() -> None:
+    longer = 0
+    for seed in range(8):
+        alone = search(Beam(2), 12, seed, stops=(3,))
+        live = search(DiverseBeam(4, 2, diversity=0.4), 12, seed, stops=(3,))
+        assert all(answer in live.answers for answer in alone.answers)
+        assert not live.caches and list(live.ctx.branches) == [0]
+        longer += live.ctx.stats.calls["target"] > alone.ctx.stats.calls["target"]
+    assert longer
 
 
 def test_with_a_high_price_first_tokens_all_differ() -> None:
