@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from foretell.errors import BadConfig, BadModel
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Texts
-from foretell.heads.formats.reading import load
+from foretell.heads.formats.reading import check_taps, load
 from tests.families.families import tiny
 
 TARGET: Any = Decoder(tiny("llama"), "llama")
@@ -73,6 +73,8 @@ def test_vllms_names_have_no_bias_unless_they_say_so(tmp_path: Path) -> None:
 def test_there_are_no_layers_to_count(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="taps='output'"):
         load(folder(tmp_path)[0], TARGET, taps="output")
+    shares = check_taps(tmp_path, TARGET, [1, 5, 3, 8, 2])
+    assert list(shares) == ["medusa"] and 0 <= shares["medusa"] <= 1
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -21,6 +21,7 @@ class Format:
     name: ClassVar[str]  # as messages and `foretell convert head --to` have it
     kind: ClassVar[str]  # of heads in it
     writes: ClassVar[bool] = False  # whether `write` can
+    counts: ClassVar[bool] = True  # whether it names layers of the target by numbers
 
     def matches(self, checkpoint: Checkpoint) -> bool:
         """Whether a folder has this layout, told by its configuration and its tensors' names."""

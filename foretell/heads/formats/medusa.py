@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from foretell.errors import BadConfig
 from foretell.heads.base import Head
 from foretell.heads.folder import build, target_shape
 from foretell.heads.formats.base import Format
@@ -27,6 +26,7 @@ class MedusaFormat(Format):
 
     name = "medusa"
     kind = "medusa"
+    counts = False
 
     def matches(self, checkpoint: Checkpoint) -> bool:
         return bool(blocks(checkpoint))
@@ -34,8 +34,6 @@ class MedusaFormat(Format):
     def load(
         self, checkpoint: Checkpoint, target: Any, taps: str = ""
     ) -> tuple[Head, torch.Tensor | None]:
-        if taps:
-            raise BadConfig(f"taps={taps!r}: Medusa reads the target's last state and counts none")
         config = checkpoint.config
         vllm = config.get("model_type") == "medusa"
         layers = "num_hidden_layers" if vllm else "medusa_num_layers"

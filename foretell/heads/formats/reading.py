@@ -60,6 +60,10 @@ def load(
     if kind and format.kind != kind:
         found = format.kind
         raise BadModel(f"{folder}: is a head for {found}, not for {kind}; use --method {found}")
+    if taps and not format.counts:
+        raise BadConfig(
+            f"taps={taps!r}: a head for {format.kind} reads the target's last state alone"
+        )
     head, kept = format.load(checkpoint, target, taps)
     return head.requires_grad_(False).eval(), kept
 
@@ -131,6 +135,9 @@ def check_taps(
     own_share = hits(chosen, kept, target, tokens)
     if is_own(folder):
         return {OWN: own_share}
+    format = recognised(Checkpoint(folder))
+    if not format.counts:
+        return {format.name: own_share}
     for way in CONVENTIONS:
         try:
             head, kept = load(folder, target, taps=way)
