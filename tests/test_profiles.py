@@ -143,7 +143,7 @@ def test_auto_may_stand_for_what_is_exact_and_decides_by_cost(spec: str) -> None
         ("stand", "does not decide by cost"),
         ("ngram:nodes=3", "does not decide by cost"),
         ("superposed", "not exact"),
-        ("beam", "unknown method"),
+        ("beam", "not exact"),
         ("gone", "unknown method"),
         ("auto", "unknown method"),
         ("", "unknown method"),
