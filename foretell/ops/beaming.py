@@ -13,9 +13,8 @@ import torch
 from foretell.core.context import Context
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
-from foretell.errors import BadConfig
 from foretell.ops.beams import Beam, Group
-from foretell.policy.checks import refuse_options
+from foretell.policy.checks import refuse_options, refuse_source
 
 DRAWN = "nothing is drawn"
 REFUSED = {
@@ -32,9 +31,7 @@ Branches = dict[Beam, int]  # of the living beams of a group
 def refuse(name: str, ctx: Context) -> None:
     """Raises BadConfig for what a search cannot honour."""
     refuse_options(name, ctx.request.sampling, REFUSED)
-    if ctx.request.source is not None:
-        what = f"{name} reads the target's own rows"
-        raise BadConfig(f"{what}; leave out the source of other rows, or take another method")
+    refuse_source(name, ctx.request)
 
 
 def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
@@ -49,7 +46,7 @@ def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
     reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
     vocab = reply.logits.shape[-1]
     root = groups[0].alive[0]
-    laws = [{root: law_of(ctx, reply.logits[0], root)} for _ in groups]
+    laws = [{root: log_law(ctx, reply.logits[0], root.tokens)} for _ in groups]
     branches: list[Branches] = [{root: ctx.branch} for _ in groups]
     while True:
         taken = reply.logits.new_zeros(vocab) if diversity else None
@@ -71,13 +68,13 @@ def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
         replies: list[Reply] = yield asks
         laws = [{} for _ in groups]
         for (place, beam), reply in zip(living, replies, strict=True):
-            laws[place][beam] = law_of(ctx, reply.logits[0], beam)
+            laws[place][beam] = log_law(ctx, reply.logits[0], beam.tokens)
     yield from answered(ctx, groups)
 
 
-def law_of(ctx: Context, row: torch.Tensor, beam: Beam) -> torch.Tensor:
-    """Log-probabilities (V,) of the token after a beam."""
-    scores = ctx.sampler.scores(row, beam.tokens)
+def log_law(ctx: Context, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+    """Log-probabilities (V,) of the token after `output`, by the target's row there."""
+    scores = ctx.sampler.scores(row, output)
     if not float(scores.max()) > -torch.inf:
         raise ctx.sampler.fault(scores, row)
     return scores.log_softmax(-1)

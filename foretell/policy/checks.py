@@ -60,6 +60,16 @@ def refuse_options(name: str, sampling: Sampling, reasons: Mapping[str, str]) ->
             raise BadConfig(f"{what}: {reason}; leave {option} out")
 
 
+def refuse_source(name: str, request: Request) -> None:
+    """Raises BadConfig where a request has a source of rows, and method `name` reads the target."""
+    if request.source is not None:
+        source = type(request.source).__name__.lower()
+        raise BadConfig(
+            f"{name} reads the target itself, and the rows of {source!r} are none of its own; "
+            "leave out the source of other rows, or take another method"
+        )
+
+
 def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
     """What the models that it asks read beside its text. Raises BadConfig or Unsupported."""
     asked = dict.fromkeys(["target", *(name for part in request.parts for name in part.models)])

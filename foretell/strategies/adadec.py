@@ -36,6 +36,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Reply, Steps
 from foretell.errors import BadConfig
+from foretell.ops.beaming import log_law
 from foretell.policy.checks import refuse_options
 
 GREEDY = "it decides by probabilities, nothing is drawn"
@@ -108,7 +109,7 @@ class Adadec(Strategy):
     ) -> Generator[Message, Any, Path]:
         """The best of the paths behind `row`; they grow side by side, one forward a level."""
         tree = TokenTree(ctx.tokens[-1])
-        logs = log_law(ctx, row, [])
+        logs = log_law(ctx, row, ctx.output)
         values, tokens = logs.topk(min(self.width, len(logs)))
         paths = []
         for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
@@ -123,7 +124,7 @@ class Adadec(Strategy):
             reply: Reply = yield from source.read(ctx, state, tree, ())
             for path in growing:
                 below = reply.logits[reply.nodes.index(path.node)]
-                logs = log_law(ctx, below, path.tokens)
+                logs = log_law(ctx, below, [*ctx.output, *path.tokens])
                 token = int(logs.argmax())
                 path.rows.append(below)
                 path.tokens.append(token)
@@ -136,11 +137,3 @@ class Adadec(Strategy):
 def best_token(ctx: Context, row: torch.Tensor) -> int:
     """Greedy decoding's."""
     return int(ctx.sampler.argmax(ctx.sampler.scores(row, ctx.output), row))
-
-
-def log_law(ctx: Context, row: torch.Tensor, behind: list[int]) -> torch.Tensor:
-    """Log-probabilities (V,) of the token after the output and the tokens `behind` it."""
-    scores = ctx.sampler.scores(row, [*ctx.output, *behind])
-    if not float(scores.max()) > -math.inf:
-        raise ctx.sampler.fault(scores, row)
-    return scores.log_softmax(-1)

@@ -31,6 +31,7 @@ from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
 from foretell.errors import BadConfig
+from foretell.policy.checks import refuse_source
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,7 @@ class Skipdecode(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for a request with rows from elsewhere."""
-        if ctx.request.source is not None:
-            name = type(ctx.request.source).__name__.lower()
-            raise BadConfig(
-                f"skipdecode runs parts of the target, and the rows of {name!r} are none of its "
-                "own; leave the one or the other out"
-            )
+        refuse_source("skipdecode", ctx.request)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:

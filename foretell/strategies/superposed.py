@@ -61,7 +61,7 @@ from foretell.ops.superposing import (
     superpose,
 )
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
-from foretell.policy.checks import refuse_options
+from foretell.policy.checks import refuse_options, refuse_source
 from foretell.text import TokenIds
 
 MIXED = -1  # the token of a node whose state is a sum
@@ -111,8 +111,9 @@ class Superposed(Strategy):
                 raise BadConfig.field(f"superposed:{name}", value, f"between {low} and {high}")
 
     def run(self, ctx: Context) -> Steps:
-        """Raises BadConfig, before anything runs, for a sampling option that cannot be honoured."""
+        """Raises BadConfig, before anything runs, for what cannot be honoured."""
         refuse_options("superposed", ctx.request.sampling, REFUSED)
+        refuse_source("superposed", ctx.request)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:

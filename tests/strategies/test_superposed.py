@@ -485,6 +485,14 @@ def test_no_room_and_the_context() -> None:
 # --- what is refused
 
 
+def test_rows_from_elsewhere_are_refused_by_name_before_a_forward() -> None:
+    model = Decoder(families.tiny("llama"), "llama")
+    before, engine = model.calls, Engine({"target": model})
+    with pytest.raises(BadConfig, match=r"superposed reads the target itself.*'direct'"):
+        engine.add(Request([1], Superposed(), Sampling(), source=laws.DIRECT))
+    assert not engine.live and model.calls == before
+
+
 @pytest.mark.parametrize(
     "option",
     [
