@@ -6,9 +6,10 @@
 The card of that model has the whole command. FOLDER holds public sets as JSON lines, those of them
 that are there: spec_bench (`turns`), gsm8k (`question`), mbpp_sanitized and humaneval (`prompt`),
 and books and documents (`text`). Beside these come functions of installed packages with their
-docstrings, to be completed, and questions about many topics. What the package ships for measuring,
-`foretell/assets/prompts`, is left out: the prompts themselves, and every function of a name that
-occurs in them.
+docstrings, to be completed, and questions about many topics. With `--copies N` there are N more,
+whose answers repeat much of them: texts to be changed a little, questions behind passages,
+translations. What the package ships for measuring, `foretell/assets/prompts`, is left out: the
+prompts themselves, and every function of a name that occurs in them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,30 @@ PASSAGES = 260
 A_TOPIC = 7  # questions about each
 
 COMPLETE = "Complete this Python function, and explain it in one sentence.\n\n```python\n{}\n```"
+EDIT_FORMS = [
+    "Rename the function to `{name}` and give the whole code back.\n\n```python\n{code}\n```",
+    "Add a docstring to this function. Change nothing else.\n\n```python\n{code}\n```",
+    "```python\n{code}\n```\n\nAdd type hints and return the complete function.",
+    "Rewrite this code so that every argument has a longer name:\n\n```python\n{code}\n```",
+    "Explain this function line by line, and quote each line.\n\n```python\n{code}\n```",
+]
+REWRITE_FORMS = [
+    "Correct the spelling of this text. Give all of it back.\n\n{}",
+    "Repeat the following text word by word:\n\n{}",
+    "Write this text again in the past tense and change nothing else.\n\n{}",
+    "Put the following text in a list, one sentence a line:\n\n{}",
+    "Give back this text with a title in front of it.\n\n{}",
+    "Which sentences of this text are the most important? Quote them.\n\n{}",
+    "Summarize the following text in three sentences.\n\n{}",
+    "Write a short summary of this text:\n\n{}",
+]
+QUESTION_FORMS = [
+    "Context:\n{text}\nQuestion: what is said about {word}?\nAnswer:",
+    "Context:\n{text}\nQuestion: why does {word} matter here?\nAnswer:",
+    "{text}\n\nAnswer by the text above: what do we learn about {word}?",
+    "Read the passages and answer with a quotation.\n\n{text}\n\nWhere is {word} mentioned?",
+]
+LANGUAGES = ("German", "French", "Spanish", "Italian")
 FUNCTION_FORMS = [
     COMPLETE,
     COMPLETE,
@@ -180,17 +205,22 @@ def described(path: Path, draw: random.Random, most: int = 3) -> list[tuple[str,
     return found
 
 
-def passages(folder: Path, draw: random.Random) -> Iterator[str]:
-    """Paragraphs of books and documents."""
+def paragraphs(folder: Path, draw: random.Random, most: int) -> list[str]:
+    """Of books and documents, at most so many of each."""
     found: list[str] = []
     for name in ("text_classics", "text_rust_book", "text_peps", "text_eips"):
         for number, row in enumerate(rows(folder, name)):
             if number == 80:
                 break
             parts = [part.strip() for part in row["text"].split("\n\n") if 250 < len(part) < 900]
-            found += draw.sample(parts, min(2, len(parts)))
+            found += draw.sample(parts, min(most, len(parts)))
     draw.shuffle(found)
-    for passage in found[:PASSAGES]:
+    return found
+
+
+def passages(folder: Path, draw: random.Random) -> Iterator[str]:
+    """Questions about paragraphs."""
+    for passage in paragraphs(folder, draw, 2)[:PASSAGES]:
         yield draw.choice(PASSAGE_FORMS).format(passage)
 
 
@@ -200,15 +230,50 @@ def questions(draw: random.Random) -> Iterator[str]:
             yield draw.choice(TOPIC_FORMS).format(topic)
 
 
+def copies(folder: Path, count: int, draw: random.Random) -> Iterator[str]:
+    """Prompts whose answers repeat much of them, a quarter of each kind."""
+    parts = paragraphs(folder, draw, 6)
+    codes = bodies(draw)
+    for number in range(count // 4):
+        name = f"{draw.choice(('solve', 'compute', 'handle', 'run'))}_{draw.randrange(100)}"
+        yield draw.choice(EDIT_FORMS).format(code=codes[number % len(codes)], name=name)
+        yield draw.choice(REWRITE_FORMS).format(longer(parts, draw, 1 + number % 3))
+        text = longer(parts, draw, 1 + number % 4)
+        words = re.findall(r"\b[a-z]{6,}\b", text) or ["this"]
+        yield draw.choice(QUESTION_FORMS).format(text=text, word=draw.choice(words))
+        sentence = draw.choice(re.split(r"(?<=[.!?])\s+", draw.choice(parts)))
+        yield f"Translate English to {draw.choice(LANGUAGES)}: {sentence}"
+
+
+def longer(parts: list[str], draw: random.Random, count: int) -> str:
+    return "\n\n".join(draw.sample(parts, count))
+
+
+def bodies(draw: random.Random) -> list[str]:
+    """Whole short functions of the standard library."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found = []
+    for path in sorted(library.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+                code = ast.unparse(node)
+                if 120 < len(code) < 900:
+                    found.append(code)
+    draw.shuffle(found)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the prompts of smollm2-draft.")
     parser.add_argument("--data", type=Path, required=True, help="folder of the public sets")
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines to write")
+    parser.add_argument("--copies", type=int, default=0, help="prompts whose answers repeat them")
     parser.add_argument("--seed", type=int, default=7)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
     prompts = [*of_sets(arguments.data, draw), *functions(draw), *questions(draw)]
     prompts += passages(arguments.data, draw)
+    prompts += copies(arguments.data, arguments.copies, draw)
     texts, names = shipped()
     kept = []
     for prompt in dict.fromkeys(prompt.strip() for prompt in prompts):

@@ -18,9 +18,9 @@ import torch
 
 import foretell
 from foretell import stores
-from foretell.core.tree import ancestors
 from foretell.errors import RequestFailed
 from foretell.measure import bench
+from foretell.memory.masks import ancestors
 from foretell.spec import AUTO
 from tests import tiny
 

@@ -21,17 +21,14 @@ from typing import Any
 
 import torch
 
-from foretell.core.tree import ancestors, visible
 from foretell.core.types import Ask
 from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
+from foretell.memory.masks import seen_by
 from foretell.memory.plan import Plan, accepted, plan_part, plan_tree, resumed, reusable
 from foretell.memory.policy import NEVER, CachePolicy
 from foretell.memory.shared import SharedRows
 from foretell.memory.states import TappedStates, joined
-
-LONG = 64  # pending tokens above which a mask is not worth remembering
-
 
 NO_STATES: Mapping[int, torch.Tensor] = {}
 
@@ -195,8 +192,10 @@ class Cache(SharedRows):
         if self.beside is not None:
             self.beside.settle(tokens)  # with the states that its last forward found
         room = self.changes_at - self.length
-        if pending > chunk or pending >= room:
-            piece = tokens[self.length : self.length + min(chunk, room)]
+        # Without its state a pending token cannot enter a layer in the middle: it is read first.
+        known = 0 in layers or ask.states is None or pending + len(ask.tree) <= len(ask.states)
+        if pending > chunk or pending >= room or not known:
+            piece = tokens[self.length : self.length + min(chunk, room, pending)]
             plan = plan_part(piece, self.all_layers)
         else:
             ask = resumed(ask, tokens[self.length : -1], self)
@@ -233,15 +232,15 @@ class Cache(SharedRows):
             wanted = range(max(0, job.first), len(tree)) if ask.rows is None else ask.rows
             job.rows = [row - job.first for row in wanted]
             job.taps = tuple(sorted({*job.taps, *ask.taps}))
-            job.layers, job.states = ask.layers, ask.states
+            job.layers = ask.layers
+            job.states = None if ask.states is None else ask.states[-len(job.tokens) :]
             if job.rows == [len(job.tokens) - 1] and not (job.taps or self.policy):
                 job.follow = ask.follow if tree.is_chain else 0
             if plan.goes_on:
                 below = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}
                 job.known = {tap: self.tapped[tap][: len(plan.tokens)] for tap in below}
             if not tree.is_chain:
-                mask = ancestors if plan.pending < LONG else visible
-                job.seen = mask(tuple(plan.parents))[shared:]
+                job.seen = seen_by(plan.parents, plan.pending)[shared:]
         if self.feeds:
             job.features = self._features(job, None if plan.part else ask.features)
         return job

@@ -8,7 +8,7 @@ the verifier sees to that, whatever is proposed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from foretell.core.model import Model
 
 Drafting = Generator[Message, Any, TokenTree]
+Reading = Generator[Message, Any, Reply]
 
 
 @dataclass(slots=True)
@@ -69,6 +70,14 @@ class Drafter:
         """The same for a drafter that asks models: yields Asks on ctx.branch, returns the tree."""
         return self.propose(ctx, state, budget)
         yield Ask(TokenTree(0))  # never reached: makes this a generator
+
+    def target_rows(
+        self, ctx: Context, state: Any, tree: TokenTree, rows_of: Callable[[TokenTree], Reading]
+    ) -> Reading:
+        """The target's rows of the tree that is verified: `rows_of` it, unless rows of its own are
+        to be computed beside the nodes, which `tree.beside` counts.
+        """
+        return (yield from rows_of(tree))
 
     def observe(self, ctx: Context, state: Any, step: Feedback) -> None:
         """Called after every step, those without a draft included."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell.core.drafter import Reading
 from foretell.core.request import Request, RowSource
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Message, Reply
@@ -20,8 +21,6 @@ from foretell.core.types import Ask, Commit, Message, Reply
 if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.core.model import Model
-
-Reading = Generator[Message, Any, Reply]
 
 
 class Source:

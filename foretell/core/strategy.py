@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.drafter import Drafter, Feedback
@@ -99,7 +100,8 @@ class Speculative(Strategy):
                 tree = yield from watch.over(self.drafter.steps(ctx, state, budget))
                 tree = fitting(ctx, tree, self.drafter.whole, self.rule is None)
                 tree = sizes.fit(tree, watch.seconds)
-            reply = yield from source.read(ctx, target_state, tree, taps)
+            rows_of = partial(source.read, ctx, target_state, taps=taps)
+            reply = yield from self.drafter.target_rows(ctx, state, tree, rows_of)
             outcome, kept = yield from settle(ctx, tree, reply, self.rule or default)
             sizes.observe(outcome)
             self.drafter.observe(ctx, state, Feedback(tree, reply, outcome, kept.tokens))

@@ -11,7 +11,6 @@ depends on which token it turned out to be.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import torch
 
@@ -47,10 +46,13 @@ class Law:
         return full[:vocab]
 
 
+PER_NODE = ("tokens", "depths", "laws", "values", "sources", "matches")  # what a cut selects
+
+
 class TokenTree:
     """A tree under construction or finished: a list entry for every node."""
 
-    __slots__ = ("tokens", "parents", "depths", "laws", "values", "sources", "matches", "tries")
+    __slots__ = (*PER_NODE, "parents", "tries", "beside")
 
     def __init__(self, root: int):
         self.tokens = [root]
@@ -61,6 +63,7 @@ class TokenTree:
         self.sources = [""]
         self.matches = [0]  # tokens of the text that speak for a copied node; 0: not copied
         self.tries: list[list[int]] = [[]]
+        self.beside = 0  # rows without a token that the drafter has computed beside the nodes
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -156,7 +159,7 @@ class TokenTree:
         assert not self.drawn, "a drawn tree must not be cut afterwards"
         place = {old: new for new, old in enumerate(chosen)}
         small = TokenTree(self.tokens[0])
-        for name in ("tokens", "depths", "laws", "values", "sources", "matches"):
+        for name in PER_NODE:
             values = getattr(self, name)
             setattr(small, name, [values[i] for i in chosen])
         small.parents = [-1, *(place[self.parents[i]] for i in nodes)]
@@ -188,15 +191,3 @@ class TokenTree:
             assert len(set(tokens)) == len(tokens), f"node {node} has the same child twice"
             seen.update(tries)
         assert seen == set(range(len(self))), "a node is nobody's child"
-
-
-def visible(parents: tuple[int, ...]) -> torch.Tensor:
-    """Bool (N, N): (i, j) says that j is i or an ancestor of i. Parent -1 is the text itself."""
-    mask = torch.eye(len(parents), dtype=torch.bool).numpy()
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node, :node] = mask[parent, :node]
-    return torch.from_numpy(mask)
-
-
-ancestors = lru_cache(maxsize=512)(visible)  # the same, remembered

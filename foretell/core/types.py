@@ -49,8 +49,9 @@ class Ask:
     lasting: bool = False  # later asks run no other layers either: accepted rows of these are kept
     # Levels below the last node of a chain that the model may go on by: see Reply.followed.
     follow: int = 0
-    # (n, E): the last n nodes enter layers[0] with these instead of their embeddings. A node whose
-    # state is no token's has token -1, so that its cache rows are never taken for a token's.
+    # (n, E): the last n nodes enter layers[0] with these instead of their embeddings; there may be
+    # those of tokens before the tree among them. A node whose state is no token's has token -1, so
+    # that its cache rows are never taken for a token's.
     states: torch.Tensor | None = None
     # (n, E): what a model that feeds on the target's hidden states reads beside the last n nodes'
     # tokens. Nodes before them read those the target kept. These are estimates: no row is kept.

@@ -10,7 +10,7 @@ import torch
 
 from foretell.core.model import STEP
 from foretell.families.loop import Loop, attending
-from foretell.memory.job import Job
+from foretell.memory.job import Job, entering
 
 
 class Layered(Protocol):
@@ -42,10 +42,8 @@ def run_layers(
     jobs = STEP.get()
     hidden: dict[int, torch.Tensor] = {}
     with nullcontext() if model.fused else attending(loop.config):
-        if first.states is None:
-            h = model.embedded(ids)
-        else:
-            h = torch.cat([job.states for job in jobs if job.states is not None])[None]
+        states = entering(jobs, lambda tokens: model.embedded(torch.tensor(tokens).to(ids)))
+        h = model.embedded(ids) if states is None else states[None]
         h = loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
     if not len(rows):
         return h.new_zeros(0, model.row_size), hidden

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.core.model import STEP
-from foretell.core.tree import ancestors
 from foretell.memory.job import Job
+from foretell.memory.masks import ancestors
 from foretell.ops.scans import advance_dual, by_head, convolve, dual_outputs, slide
 
 BLOCK = 64  # tokens of a chain that are computed together

@@ -30,7 +30,7 @@ from foretell.families.packed import WHOLE_NUMBERS
 from foretell.families.probing import PROBE, AttentionProbe, layouts
 from foretell.families.source import BlockCache, Layers, SourceCache, SourceRows
 from foretell.memory.buffers import Layout
-from foretell.memory.job import Job
+from foretell.memory.job import Job, entering
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -289,11 +289,8 @@ class EncoderDecoder(Model):
         hidden: dict[int, torch.Tensor] = {}
         layers = range(len(self.layout)) if first.layers is None else first.layers
         with attending(self.parts.config, "foretell-source"):
-            if first.states is None:
-                h = self.parts.embedded(ids, positions)
-            else:
-                states = [job.states for job in STEP.get() if job.states is not None]
-                h = torch.cat(states)[None]
+            states = entering(STEP.get(), self.embed)
+            h = self.parts.embedded(ids, positions) if states is None else states[None]
             h = self.parts.run(h, positions, layers, taps, hidden)[0]
         return self.parts.logits(h[rows.long()]), hidden
 

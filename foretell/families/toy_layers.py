@@ -20,7 +20,7 @@ from foretell.families.toy import (
     spread,
     whole_numbers,
 )
-from foretell.memory.job import Job
+from foretell.memory.job import Job, entering
 
 Seen = tuple[np.ndarray, np.ndarray]  # keys and positions of rows, (m,) each
 
@@ -76,11 +76,11 @@ class ToyLayers(Toy):
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         jobs = STEP.get()
-        if first.states is None:
+        given = entering(jobs, self.embed)
+        if given is None:
             states = self.embedded(ids[0].double().numpy())
         else:
-            given = [job.states for job in jobs if job.states is not None]
-            states = torch.cat(given).double().numpy().copy()
+            states = given.double().numpy().copy()
         hidden: dict[int, torch.Tensor] = {}
         for part in range(self.layers) if first.layers is None else first.layers:
             layer, halves = (

@@ -6,7 +6,7 @@ A job knows the new nodes, where their cache rows go, and who sees whom. Models 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class Job:
     def entry(self) -> Any:
         """What the jobs of one forward have in common: the layers, how they are entered, and how
         far they go on."""
-        return self.layers, self.states is None, self.follow
+        return self.layers, self.layers is None or self.states is None, self.follow
 
     @property
     def compacted(self) -> bool:
@@ -182,3 +182,22 @@ class Job:
         here = torch.tensor(self.positions, device=self.cache.device)
         there = torch.tensor(columns, device=self.cache.device)
         return bias(here, there).to(dtype)
+
+
+def entering(
+    jobs: Sequence[Job], embed: Callable[[Sequence[int]], torch.Tensor]
+) -> torch.Tensor | None:
+    """(T, E): the states that asks gave of the jobs' nodes, and `embed`dings of those without.
+
+    None: there are only such.
+    """
+    if all(job.states is None for job in jobs):
+        return None
+    parts = []
+    for job in jobs:
+        given = 0 if job.states is None else len(job.states)
+        if given < len(job.tokens):
+            parts.append(embed(job.tokens[: len(job.tokens) - given]))
+        if job.states is not None:
+            parts.append(job.states)
+    return torch.cat([part.to(parts[0]) for part in parts])

@@ -66,7 +66,11 @@ def plan_tree(ask: Ask, before: Sequence[int], scratch: Scratch) -> Plan:
     depths = [*range(pending), *(depth + pending for depth in tree.depths)]
     layers = scratch.all_layers if ask.layers is None else frozenset(ask.layers)
     # The same nodes again, entered with states: further layers of a forward that stopped before.
-    same_nodes = _begins_with(scratch, tokens, parents)
+    # Rows that have no token may stand behind them: no layer below knows these.
+    count = len(tokens)
+    while count > len(scratch.tokens) and tokens[count - 1] < 0:
+        count -= 1
+    same_nodes = _begins_with(scratch, tokens[:count], parents[:count])
     goes_on = ask.states is not None and same_nodes and not layers & scratch.done
     done = layers | scratch.done if goes_on else layers
     return Plan(tokens, parents, depths, pending, False, layers, done, goes_on)

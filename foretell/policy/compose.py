@@ -117,6 +117,13 @@ class Composition(Drafter):
             )
         if len(set(self.parts)) < len(self.parts):
             raise BadConfig("a drafter is joined with itself by '+': name it once")
+        alone = [part for part in self.parts if type(part).target_rows is not Drafter.target_rows]
+        if alone:
+            name = type(alone[0]).__module__.rpartition(".")[2].replace("_", "-")
+            raise BadConfig(
+                f"{name} has rows of its own computed beside its drafts, and cannot be joined by "
+                "'+': name it alone"
+            )
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -123,7 +123,8 @@ class Policy:
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         # Other requests may draft as much in the same forward.
         engine = self.ctx.engine
-        curve = self.ctx.costs.share(len(tree), len(self.ctx.tokens), engine.running, engine.texts)
+        rows = len(tree) + tree.beside
+        curve = self.ctx.costs.share(rows, len(self.ctx.tokens), engine.running, engine.texts)
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda node: -values[node])
@@ -132,7 +133,7 @@ class Policy:
             tree = tree.keep(nodes)
             self.kinds = [self.kinds[node] for node in (0, *nodes)]
         self.plain_seconds = float(curve[0])
-        self.spent = float(curve[len(tree) - 1]) - self.plain_seconds + seconds
+        self.spent = float(curve[len(tree) + tree.beside - 1]) - self.plain_seconds + seconds
         return tree
 
     def _best(self, values: list[float], curve: list[float]) -> int:

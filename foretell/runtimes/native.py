@@ -22,7 +22,7 @@ from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack
 from foretell.memory.buffers import Layout
-from foretell.memory.job import Job
+from foretell.memory.job import Job, entering
 from foretell.memory.policy import Segment
 from foretell.native import library
 from foretell.native.packing import FORMATS, GROUP
@@ -273,10 +273,13 @@ class NativeExecutor(Executor):
 
     def _states(self, jobs: Sequence[Job]) -> torch.Tensor:
         """What enters the first layer (T, E), float32."""
-        if jobs[0].states is not None:
-            given = torch.cat([job.states for job in jobs if job.states is not None])
+        given = entering(jobs, self._embedded)
+        if given is not None:
             return given.float().contiguous()
-        ids = torch.tensor([token for job in jobs for token in job.tokens])
+        return self._embedded([token for job in jobs for token in job.tokens])
+
+    def _embedded(self, tokens: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor(tokens)
         embed = self.loop.embed
         if not isinstance(embed, PackedEmbedding):
             return self.loop.embedded(ids).float().contiguous()

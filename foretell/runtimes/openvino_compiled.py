@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from foretell.core.model import Computed
-from foretell.core.tree import ancestors
 from foretell.memory.job import Job
+from foretell.memory.masks import ancestors
 from foretell.runtimes.buffers import OutputBuffers
 from foretell.runtimes.openvino_graph import (
     BEGINS,

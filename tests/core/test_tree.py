@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.core.tree import NEXT, Law, TokenTree, ancestors
+from foretell.core.tree import NEXT, Law, TokenTree
 
 Path = tuple[int, ...]
 paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=8)
@@ -60,17 +60,6 @@ def test_keeping_some_nodes_keeps_their_texts_and_the_original(
     if small is not tree:
         small.chain([3, 3, 3])
     assert content(tree) == closure(texts), "the original changed with its copy"
-
-
-@given(st.integers(1, 14).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))))
-def test_ancestors_follow_parents(parents: tuple[int, ...]) -> None:
-    mask = ancestors(parents)
-    for node in range(len(parents)):
-        seen, at = set(), node
-        while at >= 0:
-            seen.add(at)
-            at = parents[at]
-        assert set(mask[node].nonzero().flatten().tolist()) == seen
 
 
 def test_a_token_drawn_again_is_one_more_try_of_one_node() -> None:

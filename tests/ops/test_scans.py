@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foretell.core.tree import ancestors
+from foretell.memory.masks import ancestors
 from foretell.ops.scans import advance_dual, by_head, convolve, dual_outputs, slide
 
 HEADS, GROUPS, WIDTH, STATE = 4, 2, 3, 5
