@@ -17,7 +17,7 @@ matrix each; the paper's have an output matrix each, of twice the width
 - the tree grows by the head's own chances; the paper's has a fixed shape of 25 nodes
 - it learns the target's laws (KL) and states along the text's own tokens, and through all levels;
 the paper's learns from tokens it drafted itself, level by level
-- its layer begins as the target's last one, and the optimiser is Muon
+- the optimiser is Muon
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.caches import KnownTokens
 from foretell.heads.eagle import TextAttention
 from foretell.heads.layers import Attend, Layer, Rotation
-from foretell.heads.recurrent import take_layer
 
 
 class Words(nn.Module):
@@ -91,14 +90,12 @@ class Chimera(Head):
 
     @torch.no_grad()
     def begin(self, target: Any) -> None:
-        """The target's last layer; matrices that give the mean of the anchor's state and the
-        estimate, since the output matrix stands twice in the paper's.
+        """Matrices that add up the anchor's state and the estimate, which is small at first: the
+        output matrix stands twice in the paper's.
         """
-        if self.layer is not None:
-            take_layer(self.layer, target.loop.layers[-1])
         for linear in self.heads:
             assert isinstance(linear, nn.Linear)
-            linear.weight.copy_(torch.eye(self.hidden).repeat(1, 2) / 2)
+            linear.weight.copy_(torch.eye(self.hidden).repeat(1, 2))
 
     def estimate(
         self, words: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend

@@ -158,16 +158,17 @@ def check_held_rows(kind: str, drafter: Drafter, rounds: int, **options: Any) ->
                 engine.step()
                 done += 1
                 if done % 10 == 0 and ("head", 0) in live.caches:
-                    check_rows(head, live.caches["head", 0], list(live.ctx.tokens))
+                    held = live.caches["head", 0]
+                    check_rows(head, llama(), held, list(live.ctx.tokens), NEAR)
             assert live.error is None, live.error
             accepted += live.ctx.stats.accepted
     assert accepted > 5, "nothing that was drafted was kept"
     return done
 
 
-def check_rows(head: HeadModel, held: Cache, text: list[int]) -> None:
-    """What a cache holds of a text is what a fresh one makes of the text's true states."""
-    beside = laws.fresh_states(head, llama(), text)
+def check_rows(head: HeadModel, target: Decoder, held: Cache, text: list[int], near: float) -> None:
+    """What a head's cache holds of a text is what a fresh one makes of the text's true states."""
+    beside = laws.fresh_states(head, target, text)
     held = held.fork()
     held.beside = beside
     held.commit(text)
@@ -177,9 +178,9 @@ def check_rows(head: HeadModel, held: Cache, text: list[int]) -> None:
     fresh.commit([*text, 0])
     for ours, theirs in zip((*held.k, *held.v), (*fresh.k, *fresh.v), strict=True):
         gap = (ours[:, : held.base] - theirs[:, : held.base]).abs().max() if held.base else 0.0
-        assert gap <= NEAR, "stale rows in the cache"
+        assert gap <= near, "stale rows in the cache"
     if held.states is not None and fresh.states is not None and held.length:
         for tap, rows in held.states.committed.items():
             gap = (rows[: held.length] - fresh.states.committed[tap][: held.length]).abs().max()
-            assert gap <= NEAR, "stale states beside the rows"
+            assert gap <= near, "stale states beside the rows"
     held.drop()

@@ -20,7 +20,7 @@ from foretell.heads.chimera import Chimera
 from foretell.heads.eagle import TextAttention
 from foretell.heads.folder import build
 from foretell.memory.job import Job
-from tests.heads.paths import LENGTH, SHAPE, Rows, made, texts
+from tests.heads.paths import LENGTH, SHAPE, Rows, largest_gap, made, texts
 from tests.heads.serving import check_answers, check_held_rows, check_values
 
 NEAR = 1e-5  # norms and rotations compute in float32
@@ -71,19 +71,15 @@ def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> li
     return found
 
 
-@torch.no_grad()
-def difference(head: Head, depths: int = 4) -> float:
-    """The largest one between training and drafting, over all anchors and depths."""
+def batch_of(head: Head) -> Texts:
+    """Random texts; the same state stands in both rooms of the features."""
     batch = texts(head)
     batch.features = batch.features[..., :32].repeat(1, 1, 2)
-    trained = [drafted.states for drafted in head.unroll(batch, depths)]
-    gaps = [
-        float((trained[depth][row, anchor] - states).abs().max())
-        for row in range(len(batch.ids))
-        for anchor in range(LENGTH - depths + 1)
-        for depth, states in enumerate(stepwise(head, batch, row, anchor, depths))
-    ]
-    return max(gaps)
+    return batch
+
+
+def difference(head: Head, depths: int = 4) -> float:
+    return largest_gap(head, batch_of(head), depths, stepwise)
 
 
 def test_training_computes_what_drafting_does() -> None:
@@ -116,12 +112,10 @@ def test_slips_are_caught(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_an_anchor_reads() -> None:
     """All states before it, and no token further back than the words reach."""
     head, place = made("chimera"), 3
-    batch = texts(head)
-    batch.features = batch.features[..., :32].repeat(1, 1, 2)
+    batch = batch_of(head)
     before = [drafted.states for drafted in head.unroll(batch, 3)]
     for part in ("embedded", "features"):
-        other = texts(head)
-        other.features = batch.features.clone()
+        other = batch_of(head)
         getattr(other, part)[:, place] += 1.0
         for depth, (a, b) in enumerate(zip(head.unroll(other, 3), before, strict=True)):
             changed = ((a.states - b).abs().amax((0, 2)) > 1e-6).tolist()
@@ -138,7 +132,7 @@ def test_each_depth_reads_its_anchors_state() -> None:
     head: Any = made("chimera")
     for linear in head.heads:
         linear.weight.copy_(torch.eye(32, 64))
-    batch = texts(head)
+    batch = batch_of(head)
     for drafted in head.unroll(batch, 4):
         assert torch.equal(drafted.states, batch.features[..., :32])
         assert drafted.feature is not None and not torch.equal(drafted.feature, drafted.states)

@@ -18,6 +18,7 @@ from foretell.heads.eagle import TextAttention
 from foretell.heads.falcon import Memory
 from foretell.heads.folder import build
 from foretell.heads.model import HeadModel
+from tests.heads import paths
 from tests.heads.paths import LENGTH, SHAPE, Rows, texts
 from tests.heads.serving import check_answers, check_held_rows, check_values
 
@@ -26,20 +27,14 @@ DRAFTER = Drafter(passes=2, breadth=2, total=7)
 
 
 def made(**options: Any) -> Any:
-    """A head whose weights are all of some size."""
-    torch.manual_seed(3)
-    head = build("falcon", SHAPE, options).double().eval()
-    with torch.no_grad():
-        for weight in head.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
-    return head
+    return paths.made("falcon", **options)
 
 
 def batch_of(head: Head) -> Texts:
     """Random texts; the same state stands in every room of the features."""
-    made = texts(head)
-    made.features = made.features[..., :32].repeat(1, 1, len(head.taps))
-    return made
+    batch = texts(head)
+    batch.features = batch.features[..., :32].repeat(1, 1, len(head.taps))
+    return batch
 
 
 def stepwise(head: Any, batch: Texts, row: int, anchor: int, depths: int) -> list[torch.Tensor]:
@@ -83,18 +78,8 @@ def stepwise(head: Any, batch: Texts, row: int, anchor: int, depths: int) -> lis
     return found[:depths]
 
 
-@torch.no_grad()
 def difference(head: Any, depths: int = 4) -> float:
-    """The largest one between training and drafting, over all anchors and depths."""
-    batch = batch_of(head)
-    trained = [drafted.states for drafted in head.unroll(batch, depths)]
-    gaps = [
-        float((trained[depth][row, anchor] - states).abs().max())
-        for row in range(len(batch.ids))
-        for anchor in range(LENGTH - depths)
-        for depth, states in enumerate(stepwise(head, batch, row, anchor, depths))
-    ]
-    return max(gaps)
+    return paths.largest_gap(head, batch_of(head), depths, stepwise)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3])

@@ -11,12 +11,10 @@ import pytest
 import torch
 
 import foretell
-from foretell.core.cache import Cache
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
-from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Sampling
+from foretell.core.types import Sampling
 from foretell.drafters.eagle2 import Eagle2
 from foretell.drafters.eagle3 import Eagle3
 from foretell.drafters.mtp import Mtp
@@ -31,6 +29,7 @@ from foretell.ops.growth import TreeShape
 from foretell.runtimes import native
 from tests import laws
 from tests.families.families import tiny
+from tests.heads.serving import check_rows
 from tests.memory.users import by_chunks
 from tests.runtimes.test_native import SIZES
 
@@ -153,20 +152,6 @@ def test_a_level_that_is_hardly_reached_is_the_last() -> None:
             assert max(found) == levels - 1
 
 
-def check_rows(head: HeadModel, target: Decoder, held: Cache, text: list[int]) -> None:
-    """What the head's cache holds of a text is what it makes of the text's true states."""
-    beside = laws.fresh_states(head, target, text)
-    held = held.fork()
-    held.beside = beside
-    held.commit(text)
-    fresh = head.cache(None, beside)
-    job, _ = fresh.prepare(Ask(TokenTree(text[-1])), text, len(text))
-    head.forward([job])
-    for ours, theirs in zip((*held.k, *held.v), (*fresh.k, *fresh.v), strict=True):
-        assert torch.equal(ours[:, : held.base], theirs[:, : held.base])
-    held.drop()
-
-
 @NATIVE
 def test_after_many_rounds_no_row_of_a_rejected_node_is_left() -> None:
     target, draw = packed("bfloat16"), random.Random(3)
@@ -184,7 +169,8 @@ def test_after_many_rounds_no_row_of_a_rejected_node_is_left() -> None:
                 engine.step()
                 rounds += 1
                 if rounds % 10 == 0 and ("head", 0) in live.caches:
-                    check_rows(head, target, live.caches["head", 0], list(live.ctx.tokens))
+                    held = live.caches["head", 0]
+                    check_rows(head, target, held, list(live.ctx.tokens), 0.0)
             assert live.error is None and rounds > 40
 
 
