@@ -196,6 +196,7 @@ class HeadRun(Run):
             chosen = [corpus.train[index] for index in self.groups[number]]
             seed = config.seed * 1_000_003 + number
             batch, answers = teacher.texts(chosen, self.model.noise, seed)
+            torch.manual_seed(seed)  # dropout goes on where it was, too
             progress = self.step / config.steps
             loss = loss_of(self.model, batch, answers, teacher, config, self.reference, progress)
             loss = loss / parts

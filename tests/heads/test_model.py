@@ -14,7 +14,8 @@ import foretell
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
-from foretell.core.types import Sampling
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Sampling
 from foretell.drafters.eagle2 import Eagle2
 from foretell.drafters.eagle3 import Eagle3
 from foretell.drafters.mtp import Mtp
@@ -172,6 +173,28 @@ def test_after_many_rounds_no_row_of_a_rejected_node_is_left() -> None:
                     held = live.caches["head", 0]
                     check_rows(head, target, held, list(live.ctx.tokens), 0.0)
             assert live.error is None and rounds > 40
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "chimera", "falcon"])
+@torch.inference_mode()
+def test_a_shared_prefix_is_read_as_rows_of_its_own(kind: str) -> None:
+    """And so are the states, tokens and memory that heads keep beside their rows."""
+    target = Decoder(tiny("llama", dtype=torch.float64), "llama")
+    head = head_of(target, kind)
+    text = [(11 * i + i * i) % 90 for i in range(14)]
+    beside = laws.fresh_states(head, target, text)
+    rows = []
+    first = head.cache(None, beside)
+    job, _ = first.prepare(Ask(TokenTree(text[-1])), text, len(text))
+    rows.append(head.forward([job])[0].logits)
+    for end in (1, 5, 12):
+        shared = head.cache(None, beside)
+        assert shared.adopt(first.share([*text, 0], end))
+        job, _ = shared.prepare(Ask(TokenTree(text[-1])), text, len(text))
+        assert len(job.tokens) == len(text) - end
+        rows.append(head.forward([job])[0].logits)
+    for row in rows[1:]:
+        assert torch.allclose(row, rows[0], atol=1e-5)
 
 
 def test_a_long_prompt_in_pieces_is_drafted_as_whole() -> None:
