@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,9 @@ from torch import nn
 
 from foretell.core.cache import Cache
 from foretell.heads.layers import Attend, LayerShape
+
+# Normed states (m, E) -> (m,) which token the output matrix finds the likeliest
+Best = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,15 @@ class Texts:
 
     `embedded` (B, n, E) is what the target makes of the tokens, `features` (B, n, F) the taps of
     the token `Head.lag` before each, side by side; before the first stand zeros. `finals` (B, n,
-    E): the target's normed last state at each token itself, which its output matrix reads.
+    E): the target's normed last state at each token itself, which its output matrix reads. `shown`
+    (B, n) bool: the rows that are told what they should find, see `Head.glance`.
     """
 
     ids: torch.Tensor  # (B, n)
     embedded: torch.Tensor
     features: torch.Tensor
     finals: torch.Tensor
+    shown: torch.Tensor | None = None
 
     def shifted(self, tensor: torch.Tensor, by: int) -> torch.Tensor:
         """(B, n, ...) moved to the left: row i has what stood at i + by; at the end zeros."""
@@ -101,12 +106,21 @@ class Drafted:
 
 @dataclass
 class Nodes:
-    """New nodes to draft behind: of the text, or below it."""
+    """New nodes to draft behind: of the text, or below it.
+
+    `earlier` is there for heads of a `reach`, `runs` for those that `remember`.
+    """
 
     embedded: torch.Tensor  # (n, E) of their tokens
     features: torch.Tensor  # (n, F) of the token `Head.lag` before each
     drafted: torch.Tensor  # (n,) whether these were given with the draft, and not kept of the text
     positions: torch.Tensor  # (n,) in the text
+    depths: torch.Tensor | None = None  # (n,) below the text's last token; 0 in the text
+    # (n, reach, E) of the tokens before, the nearest first; before the first stands that one again
+    earlier: torch.Tensor | None = None
+    # Nodes of the text that follow one another, and (F,) what was handed on at the token before the
+    # first of them; zeros where there is none.
+    runs: Sequence[tuple[slice, torch.Tensor]] = ()
 
 
 class Head(nn.Module):
@@ -121,6 +135,9 @@ class Head(nn.Module):
     layers = 1  # that keep cache rows
     lag = 1  # how far before its own token the one is whose state a row reads
     cache: type[Cache] = Cache  # of its rows
+    reach = 0  # tokens before its own that a node reads
+    remembers = False  # whether nodes of the text read what the node before them handed on
+    laws = 1  # side by side in a row, unless options say otherwise: of so many depths
     block = 1  # nodes that it is asked about at once
     depths = 5  # that it is trained for
     deepest = 64  # that it can draft
@@ -158,6 +175,16 @@ class Head(nn.Module):
     @torch.no_grad()
     def begin(self, target: Any) -> None:
         """Takes over of the target's weights what training is to begin with."""
+
+    def glance(
+        self, texts: Texts, answers: torch.Tensor, best: Best, progress: float
+    ) -> torch.Tensor | None:
+        """Rows (B, n) bool that are shown the truth at this step of training; None: none are.
+
+        answers (B, n) bool: the tokens that are learnt. `progress`: the share of training that is
+        over.
+        """
+        return None
 
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError

@@ -44,6 +44,7 @@ class Medusa(Head):
     kind = "medusa"
     options: ClassVar[dict[str, Any]] = {"blocks": 4}
     layers = 0
+    laws = 4
     depths = 4
     reads_normed = True
 

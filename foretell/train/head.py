@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,11 +108,12 @@ def loss_of(
     teacher: Teacher,
     config: TrainHead,
     reference: Head | None = None,
+    progress: float = 0.0,
 ) -> torch.Tensor:
     """The mean over a batch's drafted tokens, depths weighed by `head.decay`.
 
     With a reference of the same kind it is the mean over those tokens of a depth from which most is
-    to be learnt.
+    to be learnt. `progress`: the share of training that is over.
     """
     depths = config.depths or head.depths
     loss_by = objective(config.objective)
@@ -126,7 +127,8 @@ def loss_of(
         if reference is not None:
             with torch.no_grad():
                 others = iter(list(reference.unroll(texts, depths)))
-        for drafted, other in zip(head.unroll(texts, depths), others, strict=False):
+        shown = replace(texts, shown=head.glance(texts, answers, teacher.best, progress))
+        for drafted, other in zip(head.unroll(shown, depths), others, strict=False):
             row, place = places(answers, drafted.depth, drafted.anchors).T
             if not len(row):
                 break
@@ -194,7 +196,10 @@ class HeadRun(Run):
             chosen = [corpus.train[index] for index in self.groups[number]]
             seed = config.seed * 1_000_003 + number
             batch, answers = teacher.texts(chosen, self.model.noise, seed)
-            loss = loss_of(self.model, batch, answers, teacher, config, self.reference) / parts
+            torch.manual_seed(seed)  # dropout goes on where it was, too
+            progress = self.step / config.steps
+            loss = loss_of(self.model, batch, answers, teacher, config, self.reference, progress)
+            loss = loss / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()

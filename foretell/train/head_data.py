@@ -125,6 +125,14 @@ class Teacher:
         """Normed states (m, E) -> the target's laws (m, Vd) over the tokens that are kept."""
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
 
+    @torch.no_grad()
+    def best(self, states: torch.Tensor) -> torch.Tensor:
+        """Normed states (m, E) -> (m,) the number of the likeliest kept token."""
+        parts = [
+            (rows.to(self.weight.dtype) @ self.weight.T).argmax(-1) for rows in states.split(ROWS)
+        ]
+        return torch.cat(parts)
+
     @cached_property
     def whole(self) -> torch.Tensor:
         """(V, E): the target's output matrix."""
