@@ -79,14 +79,14 @@ def test_there_are_no_layers_to_count(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"medusa_num_layers": 2}, "medusa_num_layers=2"),
-    "matrix": ({"0.1.weight": torch.zeros(97, 32)}, "0.1.weight is an output matrix"),
+    "matrix": ({"0.1.weight": torch.zeros(97, 32)}, "lacks 1.1.weight"),
     "unknown": ({"lstm": torch.zeros(2)}, "has lstm"),
     "gap": ({"4.0.linear.weight": torch.zeros(32, 32)}, "lacks the block of head 3"),
-    "cut off": ({"medusa_num_heads": 4}, "medusa_num_heads=4, and the file has the blocks of 3"),
+    "cut off": ({"medusa_num_heads": 4}, "medusa_num_heads=4, and the file has 3"),
     "count": ({"medusa_num_heads": "all"}, "medusa_num_heads='all'"),
     "many": (
         {f"{i}.0.linear.{part}": torch.zeros(1) for i in range(17) for part in ("weight", "bias")},
-        "has 17 heads",
+        "has 17 of medusa_num_heads",
     ),
     "table": ({"embed_tokens.weight": torch.zeros(97, 32)}, "embed_tokens.weight is not the table"),
     "width": ({"0.0.linear.weight": torch.zeros(64, 64)}, r"0.0.linear.weight is \(64, 64\)"),
