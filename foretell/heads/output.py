@@ -34,7 +34,7 @@ class Output:
         self.norm: nn.Module = loop.norm
         if own is not None:
             several = isinstance(own, nn.ModuleList)
-            self.matrices: tuple[Any, ...] = tuple(own) if several else (own,)  # type: ignore[arg-type]
+            self.matrices: tuple[Any, ...] = tuple(own.children()) if several else (own,)
             self.scale, self.cap = 1.0, None
             return
         self.matrices = (decoder.head if kept is None else cut(decoder, kept),)

@@ -14,14 +14,17 @@ from safetensors.torch import load_file
 
 from foretell.errors import BadConfig, BadModel
 from foretell.heads.folder import build, target_shape
+from foretell.heads.formats.mlp_speculator import folded
 from foretell.heads.formats.reading import check_taps, formats, load
 from foretell.heads.mlp_speculator import MlpSpeculator
+from foretell.heads.model import HeadModel
 from tests.heads.published import (
     TEXT,
     Tensors,
     check_greedy,
     check_our_layout,
     drawn,
+    logits_of,
     said,
     states_of,
     target,
@@ -46,9 +49,9 @@ def folder(
     tensors = drawn(shapes)
     if tied:
         for name in list(tensors):
-            part, i, end = name.split(".")
+            part, step, end = name.split(".")
             first = 1 if part == "proj" else 0
-            if int(i) > first:
+            if int(step) > first:
                 tensors[name] = tensors[f"{part}.{first}.{end}"].clone()
                 if once:
                     del tensors[name]
@@ -162,11 +165,62 @@ def test_what_is_exported_says_the_same_when_it_is_loaded(layout: str, tmp_path:
     assert len(config["top_k_tokens_per_head"]) == STEPS
 
 
+def trained() -> MlpSpeculator:
+    """A head of our build whose weights and norms are all of some size."""
+    torch.manual_seed(3)
+    head = build("mlp-speculator", target_shape(target()))
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    assert isinstance(head, MlpSpeculator)
+    return head.eval()
+
+
+def rows_of(head: MlpSpeculator) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        model = HeadModel(head, None, target())
+        return logits_of(model, states_of(target(), head.taps), BELOW[:2])
+
+
+def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """How far rows are from being multiples of each other."""
+    pairs = zip(ours, theirs, strict=True)
+    return max(1 - float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairs)
+
+
+def test_a_head_trained_here_drafts_the_same_tokens_when_it_is_exported(tmp_path: Path) -> None:
+    head = trained()
+    exact = rows_of(folded(head, target()))
+    assert apart(rows_of(head), exact) < 1e-5
+    formats()["mlp-speculator"].write(head, torch.tensor([1, 5]), target(), tmp_path)
+    again, kept = load(tmp_path, target(), "mlp-speculator")
+    assert isinstance(again, MlpSpeculator) and kept is None and again.deepest == 3
+    rounded = rows_of(again)
+    assert apart(exact, rounded) < 1e-3
+    assert [int(row.argmax()) for row in rows_of(head)] == [int(row.argmax()) for row in exact]
+    assert max(float((a - b).abs().max()) for a, b in zip(rows_of(head), exact, strict=True)) > 0.1
+
+
+def test_an_eps_that_is_not_folded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = trained()
+    head.inner.eps = 0.5
+    assert apart(rows_of(head), rows_of(folded(head, target()))) < 1e-5
+    monkeypatch.setattr("foretell.heads.formats.mlp_speculator.EPS", 0.5)
+    assert apart(rows_of(head), rows_of(folded(head, target()))) > 1e-3
+
+
+def test_a_state_that_is_not_centred_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = trained()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "mean", lambda self, *args, **kwargs: 0 * self[:1])
+        bare = folded(head, target())
+    assert apart(rows_of(head), rows_of(bare)) > 1e-3
+
+
 def test_what_the_layout_cannot_hold_is_not_written(tmp_path: Path) -> None:
-    for kind, what in (("medusa", "medusa"), ("mlp-speculator", "without tables of its own")):
-        head = build(kind, target_shape(target()))
-        with pytest.raises(BadConfig, match=what):
-            formats()["mlp-speculator"].write(head, None, target(), tmp_path)
+    head = build("medusa", target_shape(target()))
+    with pytest.raises(BadConfig, match="holds no medusa head"):
+        formats()["mlp-speculator"].write(head, None, target(), tmp_path)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

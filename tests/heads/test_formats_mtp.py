@@ -83,7 +83,7 @@ def parted(name: str, value: torch.Tensor) -> Tensors:
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         return {name: value}
     start, _, part = name.rpartition(".")
-    found = {}
+    found: Tensors = {}
     for i, matrix in enumerate(value):
         parts = matrix.chunk(2) if part == "gate_up_proj" else [matrix]
         kinds = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)

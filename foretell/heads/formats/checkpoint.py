@@ -32,6 +32,11 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path):
+        others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+        if others and not any(folder.glob("*.safetensors")):
+            what = f"holds only {', '.join(sorted(others)[:3])}, which can run code when read"
+            cure = "write the tensors as safetensors, as docs/heads.md shows"
+            raise BadModel(f"{folder}: {what}; {cure}")
         check_files(folder)
         self.folder = folder
         self.config = self._config()

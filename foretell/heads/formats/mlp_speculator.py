@@ -16,9 +16,11 @@ from foretell.heads.base import Head
 from foretell.heads.folder import build, target_shape
 from foretell.heads.formats.base import Format, write_folder
 from foretell.heads.formats.checkpoint import Checkpoint
+from foretell.heads.mlp_speculator import EPS, STEPS, MlpSpeculator
+from foretell.heads.output import Output
 
 PREFIX = "speculator."
-STEPS = 64  # that the network can have
+MOST = 64  # steps that the network can have
 CHILDREN = (5, 4, 3)  # by step, as published models draft; further steps have one
 
 
@@ -60,9 +62,9 @@ class MlpSpeculatorFormat(Format):
         """Counted in the file, unless it has steps that share weights once. Raises BadModel."""
         found = checkpoint.numbers(r"emb\.(\d+)\.weight")
         told = checkpoint.config.get("n_predict", len(found))
-        if type(told) is not int or not 1 <= told <= STEPS or (tied and told < 2):
+        if type(told) is not int or not 1 <= told <= MOST or (tied and told < 2):
             least = 2 if tied else 1
-            raise checkpoint.bad(f"n_predict={told!r} must be a number from {least} to {STEPS}")
+            raise checkpoint.bad(f"n_predict={told!r} must be a number from {least} to {MOST}")
         if tied and found == {0}:
             return told
         return checkpoint.counted(found, "n_predict", "the table of step")
@@ -83,11 +85,10 @@ class MlpSpeculatorFormat(Format):
 
     def write(self, head: Head, kept: torch.Tensor | None, target: Any, folder: Path) -> None:
         made: Any = head
-        if head.kind != self.kind or made.stages is None:
-            what = head.kind
-            if head.kind == self.kind:
-                what += " without tables of its own"
-            raise BadConfig(f"{self.name}: holds no head of kind {what}; write --to foretell")
+        if head.kind != self.kind:
+            raise BadConfig(f"{self.name}: holds no {head.kind} head; write --to foretell")
+        if made.stages is None:
+            head = made = folded(made, target)
         steps, tied = head.option("steps"), bool(head.option("tied"))
         own = head.state_dict()
         names = tensor_names(steps, tied)
@@ -107,6 +108,39 @@ class MlpSpeculatorFormat(Format):
             "scale_input": bool(head.option("scaled")),
         }
         write_folder(folder, "model.safetensors", tensors, config)
+
+
+@torch.no_grad()
+def folded(head: MlpSpeculator, target: Any) -> MlpSpeculator:
+    """A head with tables of its own that drafts, of all the target's tokens, the ones that `head`
+    would draft of them.
+
+    What is linear between a token and the state goes into the table, what is between the state and
+    the logits into the output matrix, and so does the centring of the layer's norm, which the
+    layout's lacks. The last norm is left out: it makes all logits of a row longer or shorter, which
+    changes chances, and no order.
+    """
+    shape = head.config.target
+    options = {"own_matrix": shape.vocab, "steps": STEPS, "tied": True, "scaled": True}
+    made: Any = build(head.kind, shape, options)
+    # The layout has a fixed eps in its norm: what is normed is scaled so that it acts as ours.
+    scale = (EPS / head.inner.eps) ** 0.5
+
+    def centred(matrix: torch.Tensor) -> torch.Tensor:
+        """Along the numbers of a state, which are `matrix`'s rows."""
+        return scale * (matrix - matrix.mean(0))
+
+    device = head.read.weight.device
+    embedded = target.embedded(torch.arange(shape.vocab, device=target.device)).to(device)
+    tokens = head.taken(embedded.float(), None, 0)
+    made.stages.tables[0].weight.copy_(centred(tokens.T).T * head.scale / made.scale)
+    for ours, theirs in zip((head.first, head.project), made.stages.projections, strict=True):
+        theirs.weight.copy_(centred(ours.weight))
+    made.stages.norms[0].weight.copy_(head.inner.weight)
+    made.stages.norms[0].bias.copy_(head.inner.bias)
+    weight = Output(target, None).weight().to(device)
+    made.matrix.weight.copy_((weight * head.norm.weight) @ head.out.weight)
+    return made  # type: ignore[no-any-return]
 
 
 def tensor_names(steps: int, tied: bool) -> dict[str, str]:
