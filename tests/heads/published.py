@@ -67,6 +67,15 @@ def written(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return folder
 
 
+def change(config: dict[str, Any], tensors: Tensors, changes: dict[str, Any]) -> None:
+    """Damages a folder: names with a dot are tensors, and None stands for what is to be missing."""
+    for name, value in changes.items():
+        part: dict[str, Any] = tensors if "." in name else config
+        part.pop(name, None)
+        if value is not None:
+            part[name] = value
+
+
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * (x.square().mean() + eps).rsqrt() * weight
 

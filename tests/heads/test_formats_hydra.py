@@ -20,6 +20,7 @@ from tests.heads import published
 from tests.heads.published import (
     TEXT,
     Tensors,
+    change,
     check_greedy,
     check_our_layout,
     drawn,
@@ -184,11 +185,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     changes, message = WRONG[wrong]
     told, tensors = folder(True, 3)
-    for name, value in changes.items():
-        part: dict[str, Any] = tensors if "." in name else told
-        part.pop(name, None)
-        if value is not None:
-            part[name] = value
+    change(told, tensors, changes)
     with pytest.raises(BadModel, match=message):
         load(written(tmp_path, told, tensors), target())
 

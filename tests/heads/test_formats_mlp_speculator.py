@@ -21,6 +21,7 @@ from foretell.heads.model import HeadModel
 from tests.heads.published import (
     TEXT,
     Tensors,
+    change,
     check_greedy,
     check_our_layout,
     drawn,
@@ -242,10 +243,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     changes, message = WRONG[wrong]
     told, tensors = folder()
-    for name, value in changes.items():
-        part: dict[str, Any] = tensors if "." in name else told
-        part.pop(name, None)
-        if value is not None:
-            part[name] = value
+    change(told, tensors, changes)
     with pytest.raises(BadModel, match=message):
         load(written(tmp_path, told, tensors), target())

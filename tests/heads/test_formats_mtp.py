@@ -23,6 +23,7 @@ from tests.families import families
 from tests.heads.published import (
     TEXT,
     Tensors,
+    change,
     check_greedy,
     check_our_layout,
     drawn,
@@ -273,11 +274,7 @@ def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> Non
     layout, changes, message = WRONG[wrong]
     family = "qwen3" if layout == "deepseek" else "qwen3_next"
     told, tensors = folder(family, layout)
-    for name, value in changes.items():
-        part: dict[str, Any] = tensors if "." in name else told
-        part.pop(name, None)
-        if value is not None:
-            part[name] = value
+    change(told, tensors, changes)
     with pytest.raises(BadModel, match=message):
         load(written(tmp_path, told, tensors), target(family))
 
