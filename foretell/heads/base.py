@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from foretell.core.cache import Cache
+from foretell.errors import BadConfig
 from foretell.heads.layers import Attend, LayerShape
+from foretell.memory.buffers import Shape
+
+MOST_ROWS = 1 << 24  # of a matrix
 
 # Normed states (m, E) -> (m,) which token the output matrix finds the likeliest
 Best = Callable[[torch.Tensor], torch.Tensor]
@@ -121,11 +125,12 @@ class Nodes:
     # Nodes of the text that follow one another, and (F,) what was handed on at the token before the
     # first of them; zeros where there is none.
     runs: Sequence[tuple[slice, torch.Tensor]] = ()
+    ids: torch.Tensor | None = None  # (n,), for heads with tables of their own
 
 
 class Head(nn.Module):
-    """A network that drafts. Its output matrix is `matrix`, or else the target's, cut down to some
-    tokens.
+    """A network that drafts. Its output matrix is `matrix`, of several the one of a state's depth,
+    or else the target's, cut down to some tokens.
 
     In training `unroll` gives every depth; in drafting `step` computes new nodes.
     """
@@ -146,11 +151,14 @@ class Head(nn.Module):
     agreement = 1.0  # weight of the divergence of the laws
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
+    sees_first = True  # whether rows see that of the first token, before which no state stands
     # By depth and rank, how often its token of that rank was the target's; (): not measured.
     ranks: Sequence[Sequence[float]] = ()
 
     blank: nn.Parameter | None  # (E,) what stands for a node that has no token
-    matrix: nn.Module | None  # its own output matrix, E -> the tokens that it drafts
+    # Its own output matrix, from what `step` gives to the tokens that it drafts; a ModuleList: one
+    # a depth.
+    matrix: nn.Module | None
 
     def __init__(self, config: HeadConfig):
         super().__init__()
@@ -161,11 +169,23 @@ class Head(nn.Module):
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 
+    def count(self, name: str, least: int, most: int) -> int:
+        """An option that is a whole number in this range. Raises BadConfig."""
+        value = self.option(name)
+        if type(value) is not int or not least <= value <= most:
+            raise BadConfig.field(f"{self.kind}:{name}", value, f"between {least} and {most}")
+        return value
+
     @property
     def shape(self) -> LayerShape:
         """Of its layers: the target's, but for the fields that an option `layer` names."""
         other = self.option("layer") if "layer" in self.options else {}
         return replace(self.config.target.layer(), **other)
+
+    @property
+    def layout(self) -> tuple[Shape, ...]:
+        """What each of its layers stores a row."""
+        return ((self.shape.kv_heads, self.shape.width, self.shape.width),) * self.layers
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -191,6 +211,10 @@ class Head(nn.Module):
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
         """States (n, E) of new nodes for the output matrix, and (n, F) what nodes below them are
-        given as features.
+        given as features. For a head that drafts all depths at once states (n, K, E).
         """
         raise NotImplementedError
+
+    def depths_of(self, nodes: Nodes) -> torch.Tensor:
+        """Whole numbers (n,) or (n, K): the depth at which each state of `step` is drafted."""
+        return torch.zeros_like(nodes.positions)

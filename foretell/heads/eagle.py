@@ -105,7 +105,7 @@ class OneLayer(Head):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        self.rotation = Rotation(shape.width, shape.theta)
+        self.rotation: nn.Module = Rotation(shape.width, shape.theta)
         self.enter = self.token_norm = self.state_norm = self.norm = None
 
     @torch.no_grad()

@@ -95,8 +95,7 @@ class HeadModel(Model):
         self.feeds, self.lag, self.block = head.taps, head.lag, head.block
         self.deepest = head.deepest
         self.shape = shape or TreeShape()
-        built = head.shape
-        self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
+        self.layout = head.layout
         self.native: NativeLayer | None = None
         packed = isinstance(target.head, PackedLinear)
         # The products of a target's packed weights read float32, and its caches are bfloat16.
@@ -163,7 +162,7 @@ class HeadModel(Model):
         embedded = self.target.embedded(ids.clamp(min=0)).to(self.stream)
         if self.head.blank is not None:
             embedded = torch.where((ids < 0)[:, None], self.head.blank, embedded)
-        nodes = Nodes(embedded, features, marks, positions)
+        nodes = Nodes(embedded, features, marks, positions, ids=ids)
         self._add_surroundings(nodes, jobs)
         return nodes
 
@@ -215,10 +214,19 @@ class HeadModel(Model):
             q, k, v = (part.to(self.dtype) for part in (q, k, v))
             if own is not None:
                 return with_own(next(layer), q, k, v, own).to(self.stream)
-            return forest_attention(next(layer), q, k, v).to(self.stream)
+            hidden = None if self.head.sees_first else without_first
+            return forest_attention(next(layer), q, k, v, bias=hidden).to(self.stream)
 
         states, handed_on = self.head.step(nodes, attend)
-        return self.output.logits(states[rows]).flatten(1), dict.fromkeys(taps, handed_on)
+        depths = self.head.depths_of(nodes)[rows]
+        logits = self.output.logits(states[rows], depths)
+        return logits.flatten(1), dict.fromkeys(taps, handed_on)
+
+
+def without_first(here: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """The bias (1, n, rows) that hides the row of position 0 from all others."""
+    hidden = (there == 0) & (here[:, None] > 0)
+    return torch.zeros(hidden.shape, device=here.device).masked_fill(hidden, -torch.inf)[None]
 
 
 def with_own(

@@ -156,8 +156,13 @@ def loss_of(
 
 
 def head_before(folder: Path, target: Any, kind: str) -> tuple[Head, torch.Tensor]:
-    """A head that is there already, and the tokens that it drafts."""
+    """A head that is there already, and the tokens that it drafts. Raises BadConfig for one of
+    another build than training makes, as published heads are.
+    """
     head, kept = load(folder, target, kind)
+    if head.config.options:
+        what = f"has {', '.join(sorted(head.config.options))} of its own"
+        raise BadConfig(f"{folder}: {what}; begin with a head of `foretell train head`")
     return head, torch.arange(target.vocab) if kept is None else kept
 
 

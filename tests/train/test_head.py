@@ -18,9 +18,9 @@ from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Drafted, Head, Texts
 from foretell.heads.falcon import Falcon
-from foretell.heads.folder import build, fingerprint, load, target_shape
+from foretell.heads.folder import build, fingerprint, load, save, target_shape
 from foretell.train import answers, states
-from foretell.train.head import TrainHead, loss_of, taps_of, train
+from foretell.train.head import TrainHead, head_before, loss_of, taps_of, train
 from foretell.train.head_data import Corpus, Teacher, places
 from foretell.train.head_report import hits, overlaps
 from tests.families.families import tiny
@@ -348,3 +348,12 @@ def test_a_head_is_no_reference_for_itself(files: Any, tmp_path: Path) -> None:
     run(files, tmp_path / "few", other)
     with pytest.raises(BadConfig, match="draft other tokens"):
         run(files, tmp_path / "fourth", SETTINGS, init=tmp_path / "few" / "head", reference=first)
+
+
+def test_a_head_of_another_build_is_not_trained_on(tmp_path: Path) -> None:
+    shape = target_shape(target())
+    save(build("medusa", shape), None, tmp_path / "ours", target(), {})
+    assert head_before(tmp_path / "ours", target(), "medusa")[1].tolist() == list(range(97))
+    save(build("medusa", shape, {"own_matrix": 97}), None, tmp_path / "theirs", target(), {})
+    with pytest.raises(BadConfig, match="theirs: has own_matrix of its own"):
+        head_before(tmp_path / "theirs", target(), "medusa")
