@@ -29,6 +29,7 @@ from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.train.answers import Text, read
 from foretell.train.lm import Run, begin_with, check_heads
+from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -148,6 +149,10 @@ class Batch:
     best: torch.Tensor
     chances: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        parts = (self.ids, self.places, self.best, self.chances)
+        return Batch(*(part.to(device) for part in parts))
+
 
 def block(texts: Sequence[Text]) -> Batch:
     length = -(-max(len(text.tokens) for text in texts) // ROUND) * ROUND
@@ -191,8 +196,9 @@ def loss_of(
     rest = (~needed).nonzero()[:, 0]
     draw = torch.Generator().manual_seed(seed)
     chosen = rest[torch.randperm(len(rest), generator=draw)[:sampled]]
-    known = needed.nonzero()[:, 0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    to = weight.device
+    known, chosen, batch = needed.nonzero()[:, 0].to(to), chosen.to(to), batch.to(to)
+    with torch.autocast(to.type, dtype=torch.bfloat16):
         states = model.model(input_ids=batch.ids).last_hidden_state.flatten(0, 1)[batch.places]
         logits = (states @ weight[known].T).float()
         others = (states @ weight[chosen].T).float()
@@ -217,8 +223,8 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
     model.eval()
     same = drawn = count = 0.0
     for group in blocks([len(text.tokens) for text in texts], size, 0):
-        batch = block([texts[number] for number in group])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        batch = block([texts[number] for number in group]).to(model.device)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
             states = model.model(input_ids=batch.ids).last_hidden_state
             rows = states.flatten(0, 1)[batch.places]
             logits = (rows @ model.get_input_embeddings().weight.T).float()
@@ -233,8 +239,14 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
 class DraftRun(Run):
     """A run folder whose batches are blocks of answers."""
 
-    def __init__(self, folder: Path, config: TrainDraft, model: LlamaForCausalLM):
-        super().__init__(folder, config, model, model.model.layers)
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainDraft,
+        model: LlamaForCausalLM,
+        processes: Processes | None = None,
+    ):
+        super().__init__(folder, config, model, model.model.layers, processes)
         self.groups: list[list[int]] = []  # of texts' numbers, a group a forward
         self.rounds = 0  # over all texts that these make
 
@@ -243,7 +255,7 @@ class DraftRun(Run):
         config: Any = self.config
         parts = config.batch // config.micro
         total = 0.0
-        for part in range(parts):
+        for part in self.processes.share(parts):
             number = self.step * parts + part
             seed = config.seed * 1_000_003 + number
             batch = block([texts.train[index] for index in self._group(texts, number)])
@@ -251,7 +263,7 @@ class DraftRun(Run):
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
-        return total
+        return self.processes.total(total)
 
     def _group(self, texts: Texts, number: int) -> list[int]:
         """The texts of the forward of this number; each round over all of them is in another
@@ -273,12 +285,15 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
     init: str | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; returns and writes the report. The model is in
     OUT/model, with the target's tokenizer. `init`: folder of a model of the same shape to begin
-    with.
+    with. `processes`: those that share the work; None: there is one.
     """
     target: Any = lm.models["target"]
+    processes = processes or Processes()
+    processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     texts = Texts(files, config.window)
     with torch.inference_mode():
@@ -287,9 +302,10 @@ def train(
     common = texts.commonest(config.common, target.vocab)
     if init is not None:
         begin_with(model, init)
-    run = DraftRun(out, config, model)
+    run = DraftRun(out, config, model.to(processes.device), processes)
     run.through(lambda: run.advance_on(texts, common), save_every, quiet)
-    export(lm, run.model, out / "model")
+    if processes.first:
+        export(lm, run.model, out / "model")
     report: dict[str, Any] = {
         "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
@@ -297,7 +313,9 @@ def train(
         "held_back": agreement(run.model, texts.held_back, config.micro),
         "settings": asdict(config),
     }
-    write_text(out / "report.json", json.dumps(report, indent=1))
+    if processes.first:
+        write_text(out / "report.json", json.dumps(report, indent=1))
+    processes.wait()
     return report
 
 

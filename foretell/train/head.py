@@ -34,6 +34,7 @@ from foretell.train.objectives import (
     objective,
     row_loss,
 )
+from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -173,8 +174,15 @@ def refuse_itself(head: Head, reference: Head, folder: Path) -> None:
 class HeadRun(Run):
     """A run folder whose batches are groups of answers with their states."""
 
-    def __init__(self, folder: Path, config: TrainHead, head: Head, reference: Head | None = None):
-        super().__init__(folder, config, head, head)
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainHead,
+        head: Head,
+        reference: Head | None = None,
+        processes: Processes | None = None,
+    ):
+        super().__init__(folder, config, head, head, processes)
         self.reference = reference
         self.groups: list[list[int]] = []
         self.rounds = 0
@@ -184,7 +192,7 @@ class HeadRun(Run):
         config: Any = self.config
         parts = config.batch // config.micro
         total = 0.0
-        for part in range(parts):
+        for part in self.processes.share(parts):
             number = self.step * parts + part
             while len(self.groups) <= number:
                 seed = config.seed * 1_000 + self.rounds
@@ -198,7 +206,7 @@ class HeadRun(Run):
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
-        return total
+        return self.processes.total(total)
 
 
 def train(
@@ -210,20 +218,24 @@ def train(
     config: TrainHead,
     save_every: float = 300.0,
     quiet: bool = False,
-    device: str = "cpu",
+    processes: Processes | None = None,
     init: Path | None = None,
     reference: Path | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; writes OUT/head and returns the report.
 
+    `processes`: those that share the work; None: there is one, on the CPU.
+
     `init`: folder of a head of the same kind to begin with. `reference`: of one that is trained
     already, beside which the tokens to learn from are chosen. The new head keeps their tokens.
     """
     target: Any = lm.models["target"]
+    processes = processes or Processes()
+    processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, states, config.window)
     torch.manual_seed(config.seed)
-    head = build(config.kind, target_shape(target)).to(device)
+    head = build(config.kind, target_shape(target)).to(processes.device)
     if config.depths > head.deepest:
         raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
     head.begin(target)
@@ -238,12 +250,12 @@ def train(
             raise BadConfig(f"{init} and {reference} draft other tokens; train both from one")
         refuse_itself(head, beside, reference)
         kept = known_kept
-        beside.to(device).eval()
+        beside.to(processes.device).eval()
     missing = {*head.taps, head.config.target.layers} - {*taps}
     if missing:
         raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")
     teacher = Teacher(target, taps, head, kept)
-    run = HeadRun(out, config, head, beside)
+    run = HeadRun(out, config, head, beside, processes)
     run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
     trained = config.depths or head.depths
     depths = min(max(trained, 5), head.deepest)
@@ -257,7 +269,9 @@ def train(
         "ranks": ranks,
         "settings": asdict(config),
     }
-    about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
-    save(head, kept, out / "head", target, about)
-    write_text(out / "report.json", json.dumps(report, indent=1))
+    if processes.first:
+        about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
+        save(head, kept, out / "head", target, about)
+        write_text(out / "report.json", json.dumps(report, indent=1))
+    processes.wait()
     return report

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import threading
 import time
@@ -37,6 +38,7 @@ from transformers import (
 from foretell.errors import BadConfig
 from foretell.ops.files import whole, write_text
 from foretell.train.corpus import END, prepare
+from foretell.train.processes import Processes, launched
 
 
 def check_heads(hidden: int, heads: int, kv_heads: int) -> None:
@@ -175,15 +177,26 @@ LossOf = Callable[[torch.nn.Module, torch.nn.Module | None, torch.Tensor], torch
 class Run:
     """A run folder: model, optimisers, step; saved and restored as safetensors.
 
-    `layers`: the part of the model whose matrices are trained with Muon.
+    `layers`: the part of the model whose matrices are trained with Muon. `processes`: those that
+    share its steps, of which the first one writes; without them there must be one process.
     """
 
     longer = "tokens"  # the setting that may be larger when a run is continued
     unit = "tokens"  # of `config.batch`
 
-    def __init__(self, folder: Path, config: Any, model: Any, layers: torch.nn.Module):
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        model: Any,
+        layers: torch.nn.Module,
+        processes: Processes | None = None,
+    ):
         self.folder, self.config, self.step = folder, config, 0
         self.model = model
+        if processes is None and launched() > 1:
+            raise BadConfig("this is trained by one process: start it without `accelerate launch`")
+        self.processes = processes or Processes()
         self.matrices = [p for p in layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in self.matrices}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
@@ -203,11 +216,15 @@ class Run:
                     f"{folder} holds a run with other settings; "
                     "repeat them, or choose another --out"
                 )
-        write_text(settings, json.dumps(asdict(config), indent=1))
+        self.processes.wait()  # until all have read what was there
+        if self.processes.first:
+            write_text(settings, json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
 
     def save(self) -> None:
+        if not self.processes.first:
+            return
         tensors = {"step": torch.tensor(self.step)}
         tensors |= {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
         for which, optimiser in enumerate(self.optimisers):
@@ -247,12 +264,14 @@ class Run:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
-        with bars as progress, (self.folder / "log.jsonl").open("a") as log, interrupts() as stop:
+        first_one = self.processes.first
+        bars = Progress(*columns, console=Console(stderr=True), disable=quiet or not first_one)
+        record = self.folder / "log.jsonl" if first_one else Path(os.devnull)
+        with bars as progress, record.open("a") as log, interrupts() as stop:
             title = f"{self.size / 1e6:.1f} M parameters"
             bar = progress.add_task(title, total=config.steps, completed=first)
             while self.step < config.steps:
-                if stop:
+                if self.processes.total(len(stop)):  # all end behind the same step
                     self.save()
                     raise KeyboardInterrupt
                 loss = advance()
@@ -297,6 +316,7 @@ class Run:
     def update(self) -> None:
         """The end of an optimiser step, when the gradients are there."""
         c = self.config
+        self.processes.add_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser, base in zip(self.optimisers, (c.matrix_rate, c.other_rate), strict=True):
             for group in optimiser.param_groups:

@@ -46,6 +46,10 @@ def draft(
     init: Annotated[
         str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(help="Where the model is trained; cpu, but under `accelerate launch` GPUs."),
+    ] = "",
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
@@ -55,6 +59,7 @@ def draft(
     from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
+    from foretell.train.processes import Processes
 
     config = TrainDraft(**dataclasses.asdict(settings))
     asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
@@ -63,10 +68,12 @@ def draft(
     for option, value in (("--answer-tokens", answer_tokens), ("--text-tokens", text_tokens)):
         if value < 1:
             raise BadConfig.field(option, value, "at least 1")
+    processes = Processes(device)
+    processes.check(config.batch, config.micro)
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}"):
         lm = foretell.load(target, dtype=dtype)
-        with progress_bar() as progress:
+        with processes.first_alone(), progress_bar() as progress:
             bar = progress.add_task("", total=None)
 
             def tell(what: str, done: int, total: int) -> None:
@@ -79,9 +86,11 @@ def draft(
                 plain = write_texts(lm.encode, text, place, text_tokens, config.seed)
         if text:
             first = dataclasses.replace(config, tokens=text_tokens)
-            train(lm, plain, out / "text", first, save_every, init=init)
+            train(lm, plain, out / "text", first, save_every, init=init, processes=processes)
             init = str(out / "text" / "model")
-        report = train(lm, files, out, config, save_every, init=init)
+        report = train(lm, files, out, config, save_every, init=init, processes=processes)
+    if not processes.first:
+        return 0
     emit(
         f"{out / 'model'}: {report['parameters']:,} parameters, "
         f"{report['tokens_seen']:,} tokens seen; of the tokens of answers held back "

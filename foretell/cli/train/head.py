@@ -45,7 +45,10 @@ def head(
         Path | None,
         typer.Option(help="Folder of a trained head: learn where most is to be gained (AdaSPEC)."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the head is trained.")] = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(help="Where the head is trained; cpu, but under `accelerate launch` GPUs."),
+    ] = "",
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
@@ -59,6 +62,7 @@ def head(
     from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all
     from foretell.train.head import TrainHead, head_before, plan, taps_of, train
+    from foretell.train.processes import Processes
     from foretell.train.states import write_states
 
     config = TrainHead(**dataclasses.asdict(settings))
@@ -67,6 +71,8 @@ def head(
         raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
     if answer_tokens < 1:
         raise BadConfig.field("--answer-tokens", answer_tokens, "at least 1")
+    processes = Processes(device)
+    processes.check(config.batch, config.micro)
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}, --states {states}"):
         lm = foretell.load(target, dtype=dtype)
@@ -78,10 +84,11 @@ def head(
             if before is not None:
                 head_before(before, model, config.kind)
         taps = taps_of(config.kind, shape)
-        lm.measure()
-        costs = lm.engine.costs_of(model)
-        message(plan(len(asked) + own, answer_tokens, shape, taps, config, costs))
-        with progress_bar() as progress:
+        if processes.first:
+            lm.measure()
+            costs = lm.engine.costs_of(model)
+            message(plan(len(asked) + own, answer_tokens, shape, taps, config, costs))
+        with processes.first_alone(), progress_bar() as progress:
             bar = progress.add_task("", total=None)
 
             def tell(what: str, done: int, total: int) -> None:
@@ -101,10 +108,12 @@ def head(
             out,
             config,
             save_every,
-            device=device,
+            processes=processes,
             init=init,
             reference=reference,
         )
+    if not processes.first:
+        return 0
     hits = " ".join(f"{share:.3f}" for share in report["hits"])
     emit(
         f"{out / 'head'}: {config.kind}, {report['parameters']:,} parameters, "
