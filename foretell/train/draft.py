@@ -16,7 +16,7 @@ Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
+from foretell.train import recipes
 from foretell.train.answers import Text, read
 from foretell.train.lm import Run, begin_with, check_heads
 from foretell.train.processes import Processes
@@ -62,6 +63,10 @@ class TrainDraft:
     seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
+        sizes = ("hidden", "layers", "heads", "kv_heads", "intermediate", "context", "common")
+        rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
+        ranges = {**recipes.OF_RUNS, **dict.fromkeys(sizes, recipes.SIZE), **rates}
+        recipes.check(self, {**ranges, "sampled": (0, 1 << 40)})
         check_heads(self.hidden, self.heads, self.kv_heads)
         if self.batch % self.micro or self.micro < self.window:
             raise BadConfig("batch must be a multiple of micro, and micro at least window")
@@ -286,10 +291,12 @@ def train(
     quiet: bool = False,
     init: str | None = None,
     processes: Processes | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; returns and writes the report. The model is in
     OUT/model, with the target's tokenizer. `init`: folder of a model of the same shape to begin
-    with. `processes`: those that share the work; None: there is one.
+    with. `processes`: those that share the work; None: there is one. `recipe`: all that the run was
+    started with, which is kept in its folder.
     """
     target: Any = lm.models["target"]
     processes = processes or Processes()
@@ -303,6 +310,7 @@ def train(
     if init is not None:
         begin_with(model, init)
     run = DraftRun(out, config, model.to(processes.device), processes)
+    run.keep(recipe)
     run.through(lambda: run.advance_on(texts, common), save_every, quiet)
     if processes.first:
         export(lm, run.model, out / "model")
@@ -312,6 +320,7 @@ def train(
         "answers": len(texts.train),
         "held_back": agreement(run.model, texts.held_back, config.micro),
         "settings": asdict(config),
+        "recipe": recipe,
     }
     if processes.first:
         write_text(out / "report.json", json.dumps(report, indent=1))

@@ -8,7 +8,7 @@ tokens, and stays as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
@@ -19,9 +19,10 @@ import torch.nn.functional as F
 
 from foretell.errors import BadConfig
 from foretell.heads.base import Drafted, Head, TargetShape, Texts
-from foretell.heads.folder import build, load, save, target_shape
+from foretell.heads.folder import build, kinds, load, save, target_shape
 from foretell.ops.files import write_text
 from foretell.policy.costs import Costs
+from foretell.train import recipes
 from foretell.train.answers import AT_ONCE
 from foretell.train.draft import blocks
 from foretell.train.head_data import Corpus, Teacher, places
@@ -62,6 +63,10 @@ class TrainHead:
     seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
+        rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
+        recipes.check(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
+        if self.kind not in kinds():
+            raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(kinds()))}")
         if self.objective not in OBJECTIVES:
             raise BadConfig.field("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
         if not 0 < self.keep <= 1:
@@ -221,6 +226,7 @@ def train(
     processes: Processes | None = None,
     init: Path | None = None,
     reference: Path | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; writes OUT/head and returns the report.
 
@@ -228,6 +234,7 @@ def train(
 
     `init`: folder of a head of the same kind to begin with. `reference`: of one that is trained
     already, beside which the tokens to learn from are chosen. The new head keeps their tokens.
+    `recipe`: all that the run was started with, which is kept in its folder.
     """
     target: Any = lm.models["target"]
     processes = processes or Processes()
@@ -256,6 +263,7 @@ def train(
         raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")
     teacher = Teacher(target, taps, head, kept)
     run = HeadRun(out, config, head, beside, processes)
+    run.keep(recipe)
     run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
     trained = config.depths or head.depths
     depths = min(max(trained, 5), head.deepest)
@@ -268,6 +276,7 @@ def train(
         "overlaps": overlaps(head, corpus.held_back, teacher, depths, config.micro),
         "ranks": ranks,
         "settings": asdict(config),
+        "recipe": recipe,
     }
     if processes.first:
         about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from transformers import (
 
 from foretell.errors import BadConfig
 from foretell.ops.files import whole, write_text
+from foretell.train import recipes
 from foretell.train.corpus import END, prepare
 from foretell.train.processes import Processes, launched
 
@@ -221,6 +222,11 @@ class Run:
             write_text(settings, json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
+
+    def keep(self, recipe: Mapping[str, Any] | None) -> None:
+        """Writes all that the run was started with into its folder."""
+        if recipe is not None and self.processes.first:
+            recipes.write(recipe, self.folder)
 
     def save(self) -> None:
         if not self.processes.first:

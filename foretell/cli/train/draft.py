@@ -10,6 +10,7 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
 
@@ -21,7 +22,9 @@ if not TYPE_CHECKING:
 
 
 def draft(
+    invocation: typer.Context,
     *,
+    recipe: Annotated[str | None, recipe_option("draft", "TrainDraft")] = None,
     target: Annotated[str, typer.Option(help="The model to be drafted for.")],
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the finished model will be OUT/model.")
@@ -31,8 +34,8 @@ def draft(
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
     ] = None,
-    own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
-    answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
+    own: Annotated[int, typer.Option(min=0, help="Questions that the target asks itself.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
     text: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,7 +44,9 @@ def draft(
             "text file. Repeatable.",
         ),
     ] = None,
-    text_tokens: Annotated[int, typer.Option(help="Tokens of plain text in all.")] = 4_000_000,
+    text_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of plain text in all.")
+    ] = 4_000_000,
     dtype: Annotated[str, typer.Option(help="Number format of the target.")] = "int8",
     init: Annotated[
         str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
@@ -50,7 +55,7 @@ def draft(
         str,
         typer.Option(help="Where the model is trained; cpu, but under `accelerate launch` GPUs."),
     ] = "",
-    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
     """Distil a draft model on a target's own answers. Run again, it goes on where it was."""
@@ -65,9 +70,6 @@ def draft(
     asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
     if not asked and own < 1:
         raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
-    for option, value in (("--answer-tokens", answer_tokens), ("--text-tokens", text_tokens)):
-        if value < 1:
-            raise BadConfig.field(option, value, "at least 1")
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
@@ -88,7 +90,16 @@ def draft(
             first = dataclasses.replace(config, tokens=text_tokens)
             train(lm, plain, out / "text", first, save_every, init=init, processes=processes)
             init = str(out / "text" / "model")
-        report = train(lm, files, out, config, save_every, init=init, processes=processes)
+        report = train(
+            lm,
+            files,
+            out,
+            config,
+            save_every,
+            init=init,
+            processes=processes,
+            recipe=in_use(invocation),
+        )
     if not processes.first:
         return 0
     emit(

@@ -10,6 +10,7 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, message, progress_bar, refusals
+from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
 
@@ -21,7 +22,9 @@ if not TYPE_CHECKING:
 
 
 def head(
+    invocation: typer.Context,
     *,
+    recipe: Annotated[str | None, recipe_option("head", "TrainHead")] = None,
     target: Annotated[str, typer.Option(help="The model to be drafted for.")],
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the finished head will be OUT/head.")
@@ -32,8 +35,8 @@ def head(
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
     ] = None,
-    own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
-    answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
+    own: Annotated[int, typer.Option(min=0, help="Questions that the target asks itself.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
     dtype: Annotated[str, typer.Option(help="Number format in which the target answers.")] = "int8",
     states_dtype: Annotated[
         str, typer.Option(help="Number format in which its states are computed.")
@@ -49,7 +52,7 @@ def head(
         str,
         typer.Option(help="Where the head is trained; cpu, but under `accelerate launch` GPUs."),
     ] = "",
-    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
     """Train a head that drafts from a target's hidden states. Run again, it goes on where it was.
@@ -69,8 +72,6 @@ def head(
     asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
     if not asked and own < 1:
         raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
-    if answer_tokens < 1:
-        raise BadConfig.field("--answer-tokens", answer_tokens, "at least 1")
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
@@ -109,6 +110,7 @@ def head(
             config,
             save_every,
             processes=processes,
+            recipe=in_use(invocation),
             init=init,
             reference=reference,
         )
