@@ -16,7 +16,7 @@ Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,7 +241,41 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
     return {"greedy": round(same / count, 4), "drawn": round(drawn / count, 4)}
 
 
-class DraftRun(Run):
+class TextRun(Run):
+    """A run folder whose batches are groups of texts."""
+
+    groups: Sequence[list[int]] = ()  # of texts' numbers, a group a forward
+    rounds = 0  # over all texts that these make
+
+    def step_on(
+        self, lengths: Sequence[int], loss_of: Callable[[list[int], int], torch.Tensor]
+    ) -> float:
+        """One optimiser step on texts of these lengths; returns its mean loss.
+
+        `loss_of`: the loss of a micro batch, by its texts' numbers and its own number in the run.
+        """
+        parts = self.config.batch // self.config.micro
+        total = 0.0
+        for part in self.processes.share(parts):
+            number = self.step * parts + part
+            loss = loss_of(self._group(lengths, number), number) / parts
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self.update()
+        return self.processes.total(total)
+
+    def _group(self, lengths: Sequence[int], number: int) -> list[int]:
+        """The texts of the forward of this number; each round over all of them is in another
+        order.
+        """
+        while len(self.groups) <= number:
+            seed = self.config.seed * 1_000 + self.rounds
+            self.groups = [*self.groups, *blocks(lengths, self.config.micro, seed)]
+            self.rounds += 1
+        return self.groups[number]
+
+
+class DraftRun(TextRun):
     """A run folder whose batches are blocks of answers."""
 
     def __init__(
@@ -252,34 +286,17 @@ class DraftRun(Run):
         processes: Processes | None = None,
     ):
         super().__init__(folder, config, model, model.model.layers, processes)
-        self.groups: list[list[int]] = []  # of texts' numbers, a group a forward
-        self.rounds = 0  # over all texts that these make
 
     def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
         """One optimiser step; returns its mean divergence."""
         config: Any = self.config
-        parts = config.batch // config.micro
-        total = 0.0
-        for part in self.processes.share(parts):
-            number = self.step * parts + part
-            seed = config.seed * 1_000_003 + number
-            batch = block([texts.train[index] for index in self._group(texts, number)])
-            loss = loss_of(self.model, batch, common, config.sampled, seed) / parts
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        self.update()
-        return self.processes.total(total)
 
-    def _group(self, texts: Texts, number: int) -> list[int]:
-        """The texts of the forward of this number; each round over all of them is in another
-        order.
-        """
-        while len(self.groups) <= number:
-            seed = self.config.seed * 1_000 + self.rounds
-            lengths = [len(text.tokens) for text in texts.train]
-            self.groups += blocks(lengths, self.config.micro, seed)
-            self.rounds += 1
-        return self.groups[number]
+        def loss(group: list[int], number: int) -> torch.Tensor:
+            seed = config.seed * 1_000_003 + number
+            batch = block([texts.train[index] for index in group])
+            return loss_of(self.model, batch, common, config.sampled, seed)
+
+        return self.step_on([len(text.tokens) for text in texts.train], loss)
 
 
 def train(

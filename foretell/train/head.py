@@ -24,10 +24,9 @@ from foretell.ops.files import write_text
 from foretell.policy.costs import Costs
 from foretell.train import recipes
 from foretell.train.answers import AT_ONCE
-from foretell.train.draft import blocks
+from foretell.train.draft import TextRun
 from foretell.train.head_data import Corpus, Teacher, places
 from foretell.train.head_report import hits, overlaps, rank_table, true_ranks
-from foretell.train.lm import Run
 from foretell.train.objectives import (
     OBJECTIVES,
     furthest_behind,
@@ -176,7 +175,7 @@ def refuse_itself(head: Head, reference: Head, folder: Path) -> None:
         )
 
 
-class HeadRun(Run):
+class HeadRun(TextRun):
     """A run folder whose batches are groups of answers with their states."""
 
     def __init__(
@@ -189,29 +188,18 @@ class HeadRun(Run):
     ):
         super().__init__(folder, config, head, head, processes)
         self.reference = reference
-        self.groups: list[list[int]] = []
-        self.rounds = 0
 
     def advance_on(self, corpus: Corpus, teacher: Teacher) -> float:
         """One optimiser step; returns its mean loss."""
         config: Any = self.config
-        parts = config.batch // config.micro
-        total = 0.0
-        for part in self.processes.share(parts):
-            number = self.step * parts + part
-            while len(self.groups) <= number:
-                seed = config.seed * 1_000 + self.rounds
-                lengths = [len(text.tokens) for text in corpus.train]
-                self.groups += blocks(lengths, config.micro, seed)
-                self.rounds += 1
-            chosen = [corpus.train[index] for index in self.groups[number]]
+
+        def loss(group: list[int], number: int) -> torch.Tensor:
+            chosen = [corpus.train[index] for index in group]
             seed = config.seed * 1_000_003 + number
             batch, answers = teacher.texts(chosen, self.model.noise, seed)
-            loss = loss_of(self.model, batch, answers, teacher, config, self.reference) / parts
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        self.update()
-        return self.processes.total(total)
+            return loss_of(self.model, batch, answers, teacher, config, self.reference)
+
+        return self.step_on([len(text.tokens) for text in corpus.train], loss)
 
 
 def train(

@@ -198,15 +198,9 @@ class Run:
         if processes is None and launched() > 1:
             raise BadConfig("this is trained by one process: start it without `accelerate launch`")
         self.processes = processes or Processes()
-        self.matrices = [p for p in layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in self.matrices}
-        others = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                self.matrices, lr=config.matrix_rate, momentum=0.95, weight_decay=0.05
-            ),
-            torch.optim.AdamW(others, lr=config.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        rated = self.rated(layers)
+        self.optimisers = [optimiser for optimiser, _ in rated]
+        self.rates = [rate for _, rate in rated]
         settings = folder / "train.json"
         if settings.exists():
             before = json.loads(settings.read_text())
@@ -223,6 +217,21 @@ class Run:
         if (folder / "state.safetensors").exists():
             self.restore()
 
+    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+        """The optimisers, each with its learning rate."""
+        c = self.config
+        matrices = [p for p in layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        muon = torch.optim.Muon(matrices, lr=c.matrix_rate, momentum=0.95, weight_decay=0.05)
+        adam = torch.optim.AdamW(others, lr=c.other_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        return [(muon, c.matrix_rate), (adam, c.other_rate)]
+
+    @property
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The model's parameters that change, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
     def keep(self, recipe: Mapping[str, Any] | None) -> None:
         """Writes all that the run was started with into its folder."""
         if recipe is not None and self.processes.first:
@@ -232,7 +241,7 @@ class Run:
         if not self.processes.first:
             return
         tensors = {"step": torch.tensor(self.step)}
-        tensors |= {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
+        tensors |= {f"model.{n}": p.detach() for n, p in self.trained.items()}
         for which, optimiser in enumerate(self.optimisers):
             for index, state in optimiser.state_dict()["state"].items():
                 tensors |= {
@@ -247,7 +256,7 @@ class Run:
         tensors = load_file(self.folder / "state.safetensors")
         self.step = int(tensors["step"])
         with torch.no_grad():
-            for name, p in self.model.named_parameters():
+            for name, p in self.trained.items():
                 p.copy_(tensors[f"model.{name}"])
         for which, optimiser in enumerate(self.optimisers):
             state: dict[int, dict[str, torch.Tensor]] = {}
@@ -298,8 +307,8 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Parameters of the model."""
-        return sum(p.numel() for p in self.model.parameters())
+        """Parameters that are trained."""
+        return sum(p.numel() for p in self.trained.values())
 
     def advance(
         self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of
@@ -324,7 +333,7 @@ class Run:
         c = self.config
         self.processes.add_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimiser, base in zip(self.optimisers, (c.matrix_rate, c.other_rate), strict=True):
+        for optimiser, base in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = base * rate(self.step, c)
             optimiser.step()
