@@ -14,8 +14,8 @@ Trains: `foretell train head --kind medusa`, or `foretell train medusa-2` togeth
 Differs:
 - of the output matrix, which is the target's and not trained, the rows of the commonest tokens
 alone are computed
-- heads are trained apart from the target (Medusa-1); joint training (Medusa-2) makes a LoRA, by which
-the target is another model with texts of its own, and that model is what heads then draft for
+- heads are trained apart from the target (Medusa-1); joint training (Medusa-2) makes a LoRA, with
+which the target is another model with texts of its own, and heads then draft for that one
 - verification is exact; the paper's typical acceptance is the rule `typical`
 - the policy may verify fewer nodes than `total`, where more are not worth their time
 - without counted shares, the tree is that of the paper's shares of first tokens, with the r-th rank

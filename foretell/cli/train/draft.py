@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._loading import quiet
-from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli._output import emit, refusals
+from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.draft import TrainDraft as Settings
@@ -61,29 +61,21 @@ def draft(
     """Distil a draft model on a target's own answers. Run again, it goes on where it was."""
     import foretell
     from foretell.fetching import resolve
-    from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
     from foretell.train.processes import Processes
 
     config = TrainDraft(**dataclasses.asdict(settings))
-    asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
-    if not asked and own < 1:
-        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
+    questions = asked(prompts, own)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}"):
         lm = foretell.load(target, dtype=dtype)
-        with processes.first_alone(), progress_bar() as progress:
-            bar = progress.add_task("", total=None)
-
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(bar, description=what, completed=done, total=total)
-
-            files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+        with first_alone(processes) as tell:
+            files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
             if text:
-                progress.update(bar, description="plain texts", total=None)
+                tell("plain texts", 0, None)
                 place = answers / "text"
                 plain = write_texts(lm.encode, text, place, text_tokens, config.seed)
         if text:

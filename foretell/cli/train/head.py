@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._loading import quiet
-from foretell.cli._output import emit, message, progress_bar, refusals
+from foretell.cli._output import emit, message, refusals
+from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.head import TrainHead as Settings
@@ -62,16 +62,13 @@ def head(
     import foretell
     from foretell.fetching import resolve
     from foretell.heads.folder import build, fingerprint, target_shape
-    from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all
     from foretell.train.head import TrainHead, head_before, plan, taps_of, train
     from foretell.train.processes import Processes
     from foretell.train.states import write_states
 
     config = TrainHead(**dataclasses.asdict(settings))
-    asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
-    if not asked and own < 1:
-        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
+    questions = asked(prompts, own)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
@@ -88,14 +85,9 @@ def head(
         if processes.first:
             lm.measure()
             costs = lm.engine.costs_of(model)
-            message(plan(len(asked) + own, answer_tokens, shape, taps, config, costs))
-        with processes.first_alone(), progress_bar() as progress:
-            bar = progress.add_task("", total=None)
-
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(bar, description=what, completed=done, total=total)
-
-            files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+            message(plan(len(questions) + own, answer_tokens, shape, taps, config, costs))
+        with first_alone(processes) as tell:
+            files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
             if states_dtype != dtype:
                 lm = foretell.load(target, dtype=states_dtype)
                 model = lm.models["target"]

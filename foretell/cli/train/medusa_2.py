@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._loading import quiet
-from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli._output import emit, refusals
+from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.medusa_2 import TrainMedusa2 as Settings
@@ -58,7 +58,6 @@ def medusa_2(
     import foretell
     from foretell.fetching import resolve
     from foretell.heads.folder import target_shape
-    from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all
     from foretell.train.head import head_before
     from foretell.train.medusa_2 import KIND, TrainMedusa2, check, train
@@ -66,9 +65,7 @@ def medusa_2(
 
     config = TrainMedusa2(**dataclasses.asdict(settings))
     check(merged)
-    asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
-    if not asked and own < 1:
-        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
+    questions = asked(prompts, own)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
@@ -77,13 +74,8 @@ def medusa_2(
         target_shape(lm.models["target"], "train medusa-2")
         if init is not None:
             head_before(init, lm.models["target"], KIND)
-        with processes.first_alone(), progress_bar() as progress:
-            bar = progress.add_task("", total=None)
-
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(bar, description=what, completed=done, total=total)
-
-            files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+        with first_alone(processes) as tell:
+            files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
         report = train(
             foretell.load(target, dtype="float32", executor="torch", device=processes.device),
             files,
