@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.drafter import Reading
+from foretell.core.drafter import Reading as Reading
 from foretell.core.request import Request, RowSource
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Message, Reply
