@@ -122,9 +122,9 @@ class LM:
 
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes
-        are shared within one), `priority` (higher ones first), `timeout` (seconds) and `pictures`
-        (what a model's processor gives beside the token ids). A failed request of a list has its
-        `error` set; a single one raises it.
+        are shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (their
+        source: "cfg:g=2") and `pictures` (what a model's processor gives beside the token ids). A
+        failed request of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
         lives: list[Live] = []
@@ -302,7 +302,7 @@ class LM:
         """The n requests of one prompt, or why it cannot be used. Raises where its arguments cannot
         be.
         """
-        terms, options = split_terms(options)
+        terms, options = split_terms(options, self._text.encode_text)
         traced = terms.pop("trace")
         pictures = terms.pop("pictures")
         sampling = self._text.sampling(options)
@@ -375,7 +375,7 @@ class LM:
         """
         if isinstance(method, str) and method == "auto":
             method = self.auto
-        return resolve(method, lambda text: self.encode(text, special=False))
+        return resolve(method, self._text.encode_text)
 
     def _measure_once(self) -> None:
         if self.measured:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.ops.paths import common
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -163,12 +164,12 @@ class Matcher:
         self.bits: bytes | None = None  # of the tokens that may follow `path`, where it was asked
 
     def permits(self, output: Sequence[int]) -> bool:
-        common = self._common(output)
-        if common < len(self.path):
-            self.matcher.rollback(len(self.path) - common)
-            del self.path[common:]
+        kept = common(self.path, list(output))
+        if kept < len(self.path):
+            self.matcher.rollback(len(self.path) - kept)
+            del self.path[kept:]
             self.bits = None
-        for token in output[common:]:
+        for token in output[kept:]:
             # The bits are looked at first. They are needed anyway: llguidance limits the work
             # between two such calls, and one matcher beyond the limit takes all its copies along.
             bits = self._following()
@@ -201,20 +202,6 @@ class Matcher:
 
     def forced(self, output: Sequence[int]) -> list[int]:
         return self.matcher.compute_ff_tokens() if self.permits(output) else []
-
-    def _common(self, output: Sequence[int]) -> int:
-        """How many tokens `path` and `output` begin with alike: mostly all but a few."""
-        tokens = list(output)
-        low, high = 0, min(len(self.path), len(tokens))
-        if self.path[:high] == tokens[:high]:
-            return high
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if self.path[low:middle] == tokens[low:middle]:
-                low = middle
-            else:
-                high = middle
-        return low
 
     def _check(self) -> None:
         """Raises BadConfig where the grammar became too large to go on in."""

@@ -17,6 +17,7 @@ from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
 from foretell.policy.constraint import form_of
+from foretell.spec import Encode, source_of, warpers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +28,8 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
-TERMS = {"tenant", "priority", "timeout", "trace", "pictures"}  # of a request beside its sampling
+# Of a request beside its sampling.
+TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows"}
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -103,7 +105,9 @@ def check_names(arguments: Iterable[str]) -> None:
             raise UnknownMethod.near("argument", name, FIELDS | TERMS | {"method"})
 
 
-def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_terms(
+    options: Mapping[str, Any], encode: Encode
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a request says of its own treatment, as fields of Request, and the other arguments."""
     tenant = options.get("tenant", "")
     priority = options.get("priority", 0)
@@ -123,6 +127,8 @@ def split_terms(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         deadline = time.perf_counter() + timeout
     terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
     terms["pictures"] = options.get("pictures")
+    rows = options.get("rows")
+    terms["source"] = None if rows is None else source_of(rows, encode)
     return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 
@@ -163,6 +169,10 @@ class Text:
                 "the prompt is empty and the tokenizer has no BOS token: give some text"
             )
         return [int(first)]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that stands in another, without special ones."""
+        return self.encode(text, special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones; empty where there is no tokenizer."""
@@ -227,6 +237,8 @@ class Text:
         for name, value in arguments.items():
             if name == "logit_bias":
                 options[name] = _bias({} if value is None else value)
+            elif name == "warp":
+                options[name] = () if value is None else warpers_of(value, self.encode_text)
             elif name in NESTED:
                 options[name] = _as_tuple(name, value)
             else:
@@ -258,7 +270,7 @@ class Text:
             elif isinstance(entry, str):
                 # It is meant wherever it stands: at the start of a text and after a space.
                 forms = dict.fromkeys((entry, " " + entry.lstrip(" ")))
-                sequences += [self.encode(form, special=False) for form in forms]
+                sequences += [self.encode_text(form) for form in forms]
             elif isinstance(entry, list | tuple):
                 sequences.append([_as_python(token) for token in entry])
             else:

@@ -23,7 +23,10 @@ FOLDERS = {
     "diffusion": "diffusion",
     "kv": "kv",
     "rule": "rules",
+    "rows": "rows",
+    "warp": "warp",
 }
+BESIDE = ("rule", "rows", "warp")  # kinds that go with a method, and have arguments of their own
 
 
 @cache
@@ -56,13 +59,13 @@ def names(*kinds: str) -> list[str]:
 
 def methods() -> list[str]:
     """What `method=` takes."""
-    return names(*(kind for kind in FOLDERS if kind != "rule"))
+    return names(*(kind for kind in FOLDERS if kind not in BESIDE))
 
 
 def kind_of(name: str) -> str:
     """The kind of the method of this name. Raises UnknownMethod."""
     for kind, known in files():
-        if known == name and kind != "rule":
+        if known == name and kind not in BESIDE:
             return kind
     raise UnknownMethod.near("method", name, methods())
 

@@ -14,7 +14,7 @@ yes, on or 0, false, no, off.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -24,7 +24,9 @@ from foretell.text import TokenIds
 
 if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
+    from foretell.core.source import Source
     from foretell.core.strategy import Strategy
+    from foretell.policy.warping import Warper
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
@@ -199,6 +201,40 @@ def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tup
                 f"{name}"
             )
     return _speculative(parts, encode)
+
+
+def source_of(spec: str | Source, encode: Encode | None = None) -> Source:
+    """The source of rows that a spec string or a config object means. Raises UnknownMethod or
+    BadConfig.
+    """
+    from foretell.core.source import Source
+
+    if isinstance(spec, Source):
+        return spec
+    if not isinstance(spec, str) or not spec:
+        raise BadConfig.field("rows", spec, "a spec like 'cfg:g=1.5', or a config object")
+    name, _, fields = spec.partition(":")
+    return build(name, "rows", _options(spec, fields), encode)  # type: ignore[no-any-return]
+
+
+def warpers_of(
+    spec: str | Warper | Sequence[Warper], encode: Encode | None = None
+) -> tuple[Warper, ...]:
+    """The same for warpers, of which a spec string may join several by `+`."""
+    from foretell.policy.warping import Warper
+
+    if isinstance(spec, Warper):
+        return (spec,)
+    if isinstance(spec, list | tuple) and all(isinstance(one, Warper) for one in spec):
+        return tuple(spec)
+    if not isinstance(spec, str) or not spec:
+        allowed = "a spec like 'momentum' or 'momentum+rpg', or config objects"
+        raise BadConfig.field("warp", spec, allowed)
+    found = []
+    for piece in split(spec, "+"):
+        name, _, fields = piece.partition(":")
+        found.append(build(name, "warp", _options(spec, fields), encode))
+    return tuple(found)
 
 
 def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:

@@ -37,6 +37,8 @@ TITLES = {
     "drafter": "Drafters",
     "strategy": "Strategies",
     "rule": "Verification rules",
+    "rows": "Row sources",
+    "warp": "Warpers",
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
@@ -157,6 +159,8 @@ def command(card: Card) -> str:
         spec = f"{partner(card)}rule={card.name}"
         return f'foretell generate --method "{spec}" --temperature 0.8 "def add(a, b):"'
     spec = card.name
+    if card.kind in ("rows", "warp"):
+        return f'foretell generate --{card.kind} {spec} --compare "def add(a, b):"'
     chosen = []
     for name, value in card.defaults.items():
         text = " ".join(map(str, value)) if value and isinstance(value, tuple) else repr(value)
@@ -201,7 +205,7 @@ def page(card: Card, every: list[Card]) -> str:
     parts += measured(card)
     parts.append("## Try it")
     parts.append(f"```bash\n{command(card)}\n```")
-    if card.kind != "rule":
+    if card.kind not in registry.BESIDE:
         parts.append("What holds for it on your model and machine:")
         parts.append(f"```bash\nforetell audit --method {card.name}\n```")
     return "\n\n".join(p for p in parts if p) + "\n"

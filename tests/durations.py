@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 SECONDS = 3.0  # of all tests in one method's file
-FOLDERS = tuple(f"tests/{name}/" for name in ("drafters", "strategies", "rules", "diffusion", "kv"))
+KINDS = ("drafters", "strategies", "rules", "rows", "warp", "diffusion", "kv")
+FOLDERS = tuple(f"tests/{name}/" for name in KINDS)
 
 
 class Durations:

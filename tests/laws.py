@@ -289,12 +289,13 @@ def world(
     With this seed second and third tries of a node have chances other than 0 and 1, which most
     seeds do not give.
     """
-    kind = ToyLayers if "layers" in strategy.needs else Toy
+    kind = ToyLayers if "layers" in {*strategy.needs, *source.needs} else Toy
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     learns = isinstance(strategy, Speculative) and getattr(strategy.drafter, "online", 0)
     relative = ToyLearning if learns else Toy
     for i, name in enumerate((*strategy.models, *source.models)):
-        models[name] = relative(
+        shown = "layers" in source.needs and name in source.models
+        models[name] = (ToyLayers if shown else relative)(
             vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy
         )
     return {**models, **strategy.bring(models)}

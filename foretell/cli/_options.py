@@ -65,6 +65,12 @@ Method = Annotated[
     str,
     typer.Option(help="A method that `foretell methods` lists, with fields: ngram:n=3,k=10."),
 ]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the model's rows come from: cfg:g=2, dola, lol; with fields, as of a method."
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads to compute with. Without it, torch's own choice."),
@@ -169,6 +175,10 @@ class SamplingOptions:
         int | None,
         typer.Option(help="With --json: log-probabilities of each token and of so many best ones."),
     ] = None
+    warp: Annotated[
+        str | None,
+        typer.Option(help="What changes rows by the text: momentum, rpg:decay=0.8, or a+b."),
+    ] = None
     json_schema: Annotated[
         str | None,
         typer.Option(
@@ -194,7 +204,10 @@ class SamplingOptions:
             given["json_schema"] = schema(self.json_schema)
         if self.grammar is not None:
             given["grammar"] = content("--grammar", self.grammar)
-        unencoded = ("bad_words", "logit_bias")  # the model's tokenizer is needed to check these
+        given["warp"] = given["warp"] or ()
+        check_named("warp", self.warp)
+        # The model's tokenizer is needed to check these.
+        unencoded = ("bad_words", "logit_bias", "warp")
         Sampling(**{name: value for name, value in given.items() if name not in unencoded})
         return given
 
@@ -221,6 +234,18 @@ def check_method(spec: str) -> None:
 
     for piece in pieces(spec) if spec != "auto" else ():
         kind_of(piece.partition(":")[0])
+
+
+def check_named(kind: str, spec: str | None) -> None:
+    """The same for the methods of another kind that a spec joins by `+`."""
+    from foretell.errors import UnknownMethod
+    from foretell.registry import names
+    from foretell.spec import split
+
+    for piece in split(spec, "+") if spec is not None else ():
+        name = piece.partition(":")[0]
+        if name not in names(kind):
+            raise UnknownMethod.near(kind, name, names(kind))
 
 
 def several(text: str) -> tuple[str, ...]:

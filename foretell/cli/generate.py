@@ -20,8 +20,10 @@ from foretell.cli._options import (
     Method,
     ModelOptions,
     Prompt,
+    Rows,
     SamplingOptions,
     check_method,
+    check_named,
 )
 from foretell.cli._output import (
     emit,
@@ -48,6 +50,7 @@ def generate(
     executors: ExecutorOptions,
     sampling: SamplingOptions,
     method: Method = "auto",
+    rows: Rows = None,
     as_json: Json = False,
     compare: Annotated[
         bool,
@@ -59,7 +62,8 @@ def generate(
     ] = False,
 ) -> int:
     """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
-    options = sampling.arguments()
+    check_named("rows", rows)
+    options = {**sampling.arguments(), "rows": rows}
     check_method(method)
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")

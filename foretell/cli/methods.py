@@ -24,8 +24,13 @@ def methods(
 ) -> int:
     """List the methods, or show the card of one."""
     from foretell.cards import card
+    from foretell.registry import BESIDE, names
 
-    cards = foretell.methods() if name is None else [card(name)]
+    # Beside the methods, what goes with any of them and is no rule of verification.
+    others = [card(one, kind) for kind in BESIDE if kind != "rule" for one in names(kind)]
+    cards = [*foretell.methods(), *others]
+    if name is not None:
+        cards = [one for one in others if one.name == name] or [card(name)]
     if as_json:
         emit_json({"schema": "foretell.methods/1", "methods": [_document(c) for c in cards]})
     elif name is not None:

@@ -60,7 +60,7 @@ class Sampler:
             (s.typical_p < 1, hf.TypicalLogitsWarper, s.typical_p),
         ]
         self.processors: list[Any] = [make(value) for wanted, make, value in history if wanted]
-        self.processors += s.logits_processors
+        self.processors += s.path_processors(self.prompt, self.stops, text)
         self.warpers: list[Any] = [make(value) for wanted, make, value in filters if wanted]
         self.greedy = s.temperature == 0
         counted = s.presence_penalty or s.frequency_penalty

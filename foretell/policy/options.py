@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.errors import BadConfig
 from foretell.policy.constraint import Constraint, check_form, form_of
+from foretell.policy.warping import About, Warper
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Sampling:
     logprobs: int | None = None
     # transformers' (input_ids (1, L), scores (1, V)) -> scores
     logits_processors: Sequence[Any] = ()
+    warp: Sequence[Warper] = ()  # after the processors
     json_schema: Mapping[str, Any] | str | bool | None = None  # True: any JSON value
     regex: str | None = None  # of the whole text
     grammar: str | None = None  # in llguidance's form of Lark
@@ -64,7 +66,20 @@ class Sampling:
             items = getattr(self, name)
             if not all(isinstance(item, kinds) and item for item in items):
                 raise BadConfig.field(name, items, "a list without empty items")
+        if not isinstance(self.warp, tuple) or not all(isinstance(w, Warper) for w in self.warp):
+            raise BadConfig.field("warp", self.warp, "a tuple of warpers")
         check_form(form_of(self), self.constraint, self.ignore_eos)
+
+    def path_processors(
+        self,
+        prompt: Sequence[int],
+        ends: Collection[int],
+        text: Callable[[Sequence[int]], str] | None,
+    ) -> list[Any]:
+        """The user's processors and what warps the rows, for one branch. Raises BadConfig."""
+        about = About(len(prompt), ends, text)
+        tracks = [warper.track(about) for warper in self.warp if not warper.off]
+        return [*self.logits_processors, *tracks]
 
 
 HUGE = 2**62

@@ -37,6 +37,7 @@ ARGUMENTS = {
     "stop_token_ids": "stop_token_ids",
     "ignore_eos": "ignore_eos",
     "min_new_tokens": "min_tokens",
+    "warp": "warp",
 }
 # How an error of ours names an argument, and which field of a request that was.
 FIELDS_OF_ARGUMENTS = ARGUMENTS | {
@@ -47,6 +48,7 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
     "n": "n",
     "method": "method",
     "unknown method": "method",
+    "rows": "rows",
     "timeout": "timeout",
     "priority": "priority",
     "json_schema": "response_format",

@@ -125,6 +125,8 @@ class Request(Fields):
     ignore_eos: bool | None = None
     bad_words: Annotated[list[Words], Field(max_length=256)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    rows: Words | None = None
+    warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     trace: bool | None = None
 
     @property

@@ -17,7 +17,7 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import given
+from foretell.spec import given, source_of, warpers_of
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -109,7 +109,7 @@ def translate(
     arguments["max_new_tokens"] = [
         _limit(request, lm, one, bounds) for one in ids for _ in range(n)
     ]
-    arguments |= _form(request)
+    arguments |= _form(request) | _beside(request)
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -287,12 +287,36 @@ def _method(request: Request, default: str) -> str:
     if request.method is None:
         return "auto" if request.speculation == "on" and default == "plain" else default
     spec = request.method
-    for _, name, value in given(spec) if spec != "auto" else ():
-        if "@" in value or "/" in value or "\\" in value or name == "path":
-            raise _refused_method(f"{name}: files of the server cannot be named")
-        if _above(value, LARGEST_FIELD):
-            raise _refused_method(f"{name}={value}: at most {LARGEST_FIELD} over HTTP")
+    if spec != "auto":
+        _refuse_files("method", spec)
+        for _, name, value in given(spec):
+            if _above(value, LARGEST_FIELD):
+                raise _refused("method", f"{name}={value}: at most {LARGEST_FIELD} over HTTP")
     return spec
+
+
+def _beside(request: Request) -> dict[str, Any]:
+    """What goes with the method: a source of rows and warpers, by their specs, which are checked
+    here so that a fault is known by its field. Raises ApiError.
+    """
+    found: dict[str, Any] = {}
+    for field, made in (("rows", source_of), ("warp", warpers_of)):
+        spec = getattr(request, field)
+        if spec is None:
+            continue
+        _refuse_files(field, spec)
+        try:
+            made(spec)
+        except BadConfig as error:
+            raise ApiError(f"{field}: {error}", field, "invalid_value") from None
+        found[field] = spec
+    return found
+
+
+def _refuse_files(field: str, spec: str) -> None:
+    for _, name, value in given(spec):
+        if "@" in value or "/" in value or "\\" in value or name == "path":
+            raise _refused(field, f"{name}: files of the server cannot be named")
 
 
 def _above(text: str, most: float) -> bool:
@@ -302,5 +326,5 @@ def _above(text: str, most: float) -> bool:
         return False
 
 
-def _refused_method(why: str) -> ApiError:
-    return ApiError(f"method: {why}", "method", "unsupported_value")
+def _refused(field: str, why: str) -> ApiError:
+    return ApiError(f"{field}: {why}", field, "unsupported_value")

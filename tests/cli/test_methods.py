@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import foretell
+from foretell import registry
 
 
 def test_methods_are_listed(run: Any) -> None:
@@ -14,11 +15,14 @@ def test_methods_are_listed(run: Any) -> None:
     document = json.loads(out)
     assert code == 0 and document["schema"] == "foretell.methods/1"
     cards = {card["name"]: card for card in document["methods"]}
-    assert set(cards) == {card.name for card in foretell.methods()}
+    others = registry.names("rows", "warp")
+    assert set(cards) == {card.name for card in foretell.methods()} | set(others)
+    assert cards["momentum"]["kind"] == "warp" and cards["cfg"]["kind"] == "rows"
     assert cards["ngram"]["defaults"]["k"] == 10 and Path(cards["ngram"]["file"]).is_file()
     code, out, _ = run("methods")
     assert code == 0 and all(name in out for name in cards)
     code, out, _ = run("methods", "ngram")
     assert code == 0 and "guarantee: exact" in out and "n=3, k=10" in out
     assert "differs: \n" not in out and "('" not in out, "departures are a list, one a line"
-    assert json.loads(run("methods", "ngram", "--json")[1])["methods"] == [cards["ngram"]]
+    for name in ("ngram", "cfg", "momentum"):
+        assert json.loads(run("methods", name, "--json")[1])["methods"] == [cards[name]]

@@ -8,7 +8,6 @@ import pytest
 
 from foretell.core.context import Context
 from foretell.core.engine import Engine
-from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.source import Reading, Source
 from foretell.core.tree import TokenTree
@@ -18,6 +17,7 @@ from foretell.families.toy import Toy
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.core.users import Contrast, Guidance, mix
+from tests.rows.driving import check_batch, check_drafts
 
 SOURCES = [Guidance(), Contrast()]
 SPECS = ["plain", "ngram", "token-recycling", "draft:length=2", "draft:drafts=2,length=2"]
@@ -73,67 +73,17 @@ def test_a_branch_that_does_not_follow_the_text_is_caught() -> None:
             laws.check_law(laws.build(spec), source=Lagging(), drafts=spec != "plain")
 
 
-def greedy(spec: str, source: Source, engine: Engine) -> list[Live]:
-    strategy = laws.build(spec)
-    return [
-        engine.add(Request(prompt, strategy, Sampling(max_new_tokens=14), source=source))
-        for prompt in laws.prompts(6, 8)
-    ]
-
-
-def engine_for(spec: str, source: Source) -> Engine:
-    return Engine(laws.world(laws.build(spec), 8, copy=2.0, source=source), (7,))
-
-
 @pytest.mark.parametrize("spec", EXACT)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
 def test_every_exact_drafter_gives_the_tokens_of_plain_decoding_with_it(
     source: Source, spec: str
 ) -> None:
-    engine = engine_for(spec, source)
-    plain = greedy("plain", source, engine_for(spec, source))
-    laws.finish(plain[0].ctx.engine, *plain)  # type: ignore[arg-type]
-    lives = greedy(spec, source, engine)
-    laws.finish(engine, *lives)
-    assert [live.ctx.output for live in lives] == [live.ctx.output for live in plain]
-    assert sum(live.ctx.stats.accepted for live in lives), "nothing was accepted"
+    check_drafts(source, spec)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
 def test_alone_as_in_a_batch_and_closed_at_any_step(source: Source) -> None:
-    strategy = laws.build("draft:drafts=2")
-    models = laws.world(strategy, 8, copy=1.5, source=source)
-    requests = []
-    for i, prompt in enumerate(laws.prompts(8, 8)):
-        sampling = Sampling(temperature=float(i % 3 > 0), max_new_tokens=9, seed=i)
-        requests.append(
-            Request(prompt, strategy, sampling, source=source if i % 2 else laws.DIRECT)
-        )
-    alone = []
-    for request in requests:
-        engine = Engine(models)
-        live = engine.add(request)
-        laws.finish(engine, live)
-        alone.append(live.ctx.output)
-    engine = Engine(models)
-    lives = [engine.add(request) for request in requests]
-    laws.finish(engine, *lives)
-    assert [live.ctx.output for live in lives] == alone
-    for count in range(1, 20):
-        engine = Engine(models)
-        live = engine.add(requests[1])
-        for _ in range(count):
-            engine.step()
-        caches = dict(live.caches)
-        if not engine.live:
-            break
-        texts = {branch: list(text.tokens) for branch, text in live.ctx.branches.items()}
-        engine.end(live)
-        assert caches and not live.caches and not engine.live
-        for (name, branch), held in caches.items():
-            assert held.sharers == [0]
-            laws.check_cache(held, models[name], texts[branch])
-    assert count > 3
+    check_batch(source)
 
 
 def test_guidance_counts_its_quiet_branch_in_no_statistics() -> None:
