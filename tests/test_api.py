@@ -24,6 +24,9 @@ from foretell.errors import (
     UnknownMethod,
     Unsupported,
 )
+from foretell.rows.cfg import Cfg
+from foretell.warp.momentum import Momentum
+from foretell.warp.rpg import Rpg
 from tests import tiny
 from tests.gate import Gate
 
@@ -409,6 +412,13 @@ WRONG: list[dict[str, Any]] = [
     {"bad_words": [[]]},
     {"bad_words": [""]},
     {"bad_words": [[10**6]]},
+    {"rows": 3},
+    {"rows": ""},
+    {"rows": "momentum"},
+    {"warp": 3},
+    {"warp": ""},
+    {"warp": ["momentum", 3]},
+    {"warp": "cfg"},
     {"logits_processors": 3},
     {"logits_processors": ["x"]},
 ]
@@ -603,6 +613,30 @@ def test_logprobs_are_those_of_the_stock_model(method: str, temperature: float) 
         best = row.topk(3)
         assert [t["token"] for t in entry["top"]] == best.indices.tolist()
         assert [t["logprob"] for t in entry["top"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_rows_and_warpers_are_arguments_like_others() -> None:
+    """One value, or one a prompt; specs or objects."""
+    prompts = [CODE, PROSE, CODE]
+    rows = ["cfg:g=2", None, Cfg(g=2.0)]
+    warp = [None, "momentum+rpg", (Momentum(), Rpg())]
+    for method in ("plain", "suffix:nodes=4"):
+        many = SHARED.generate(prompts, method, max_new_tokens=16, rows=rows, warp=warp)
+        for prompt, source, warpers, got in zip(prompts, rows, warp, many, strict=True):
+            alone = one(prompt, "plain", max_new_tokens=16, rows=source, warp=warpers)
+            assert same(got, alone)
+        assert not same(many[0], one(max_new_tokens=16))
+    assert same(one(warp=Momentum()), one(warp="momentum"))
+    assert same(one(rows=None, warp=None), one())
+
+
+def test_strategies_that_read_the_target_themselves_refuse_other_rows() -> None:
+    for method in ("beam", "diverse-beam", "superposed", "skipdecode", "mirror"):
+        with pytest.raises(BadConfig, match=f"{method} reads the target"):
+            one(method=method, rows="cfg:g=2")
+    for method in ("adadec", "first-finish", "entropy-switch:tau=-inf", "pearl"):
+        more = {"temperature": 1.0} if method == "first-finish" else {}
+        assert len(one(method=method, rows="cfg:g=2", ignore_eos=True, **more).tokens) == 12
 
 
 def test_greedy_is_transformers_greedy() -> None:

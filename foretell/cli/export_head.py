@@ -22,8 +22,12 @@ def export_head(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
     to: Annotated[
         str,
-        typer.Option(help="speculators, which vLLM and SGLang read, or foretell."),
-    ] = "speculators",
+        typer.Option(
+            metavar="LAYOUT",
+            help="speculators (EAGLE-3), medusa, medusa-vllm, mlp-speculator, or foretell; "
+            "without it, the first of them that holds such a head.",
+        ),
+    ] = "",
     taps: Annotated[
         str,
         typer.Option(
@@ -49,7 +53,7 @@ def export_head(
     from foretell.measure.bench.sets import prompt_ids
 
     writers = {name: format for name, format in reading.formats().items() if format.writes}
-    if to not in {reading.OWN, *writers}:
+    if to not in {"", reading.OWN, *writers}:
         raise BadConfig.field("--to", to, f"one of {', '.join([reading.OWN, *sorted(writers)])}")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadConfig(f"--out {out}: is there already; name a new folder")
@@ -64,6 +68,7 @@ def export_head(
         shares = reading.check_taps(folder, target, tokens, taps)
         told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         emit(f"right on the {len(tokens)} tokens of a question and its answer: {told}")
+    to = to or next((name for name in writers if writers[name].kind == head.kind), reading.OWN)
     out.mkdir(parents=True, exist_ok=True)
     if to == reading.OWN:
         own.save(head, kept, out, target, {})

@@ -12,10 +12,10 @@ Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind hydra`
 Differs:
 - the tree grows by the heads' own chances; the paper's has a fixed shape, searched for on a corpus
-- all heads share the target's output matrix, cut to its commonest tokens and not trained; the
-paper's have one each, which begins as the target's
-- heads begin as the target's state with little of the tokens, and Hydra++'s layer begins as
-nothing and has no norm behind it; there is no dropout
+- heads trained here share the target's output matrix, cut to its commonest tokens and not trained;
+the paper's have one each, which begins as the target's, and published heads keep theirs
+- heads trained here begin as the target's state with little of the tokens, and Hydra++'s layer
+begins as nothing and has no norm behind it; there is no dropout
 - the optimiser is Muon
 """
 

@@ -10,11 +10,12 @@ Paper: Cai et al., arXiv:2401.10774
 Guarantee: exact
 Cost: target 1, head 1
 Needs: a hidden state of the target; a head made for it
-Trains: `foretell train head --kind medusa`
+Trains: `foretell train head --kind medusa`, or `foretell train medusa-2` together with the target
 Differs:
 - of the output matrix, which is the target's and not trained, the rows of the commonest tokens
-alone are computed
-- heads are trained apart from the target (Medusa-1); its joint training (Medusa-2) is not there
+alone are computed; published heads of version 1 keep their own, a matrix a depth
+- heads are trained apart from the target (Medusa-1); joint training (Medusa-2) makes a LoRA, with
+which the target is another model with texts of its own, and heads then draft for that one
 - verification is exact; the paper's typical acceptance is the rule `typical`
 - the policy may verify fewer nodes than `total`, where more are not worth their time
 - without counted shares, the tree is that of the paper's shares of first tokens, with the r-th rank
@@ -36,7 +37,7 @@ from foretell.ops.growth import HeadReader, head_of
 from foretell.ops.ranks import best_paths, value_of
 
 # Shares of the paper's heads for Vicuna-7B, first rank by depth.
-FIRST = (0.56, 0.32, 0.20, 0.15)
+FIRST = (0.56, 0.32, 0.20, 0.15, 0.12)
 USUAL = tuple(tuple(first / (rank + 1) ** 2 for rank in range(10)) for first in FIRST)
 
 

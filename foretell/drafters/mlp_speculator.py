@@ -10,11 +10,11 @@ Cost: target 1, head 3
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind mlp-speculator`
 Differs:
-- tokens are read as the target's embeddings through a matrix, and the state is read by the target's
-output matrix, cut to its commonest tokens, through a matrix and a norm; the paper trains an
-embedding and an output matrix of its own
-- the state is as wide as the target's
-- weights of all steps are one, as in the published models, the first projection aside
+- a head trained here reads tokens as the target's embeddings through a matrix, and its state is
+read by the target's output matrix, cut to its commonest tokens, through a matrix and a norm; the
+paper trains an embedding and an output matrix of its own, and published heads keep theirs
+- its state is as wide as the target's, and it has the weights of all steps but the first projection
+as one, as several of the published models have
 - it learns the target's laws on the target's own answers alone, with Muon; the paper trains on
 texts first, with AdamW
 - where there is no room for a whole suffix, as much of it is verified as there is room for

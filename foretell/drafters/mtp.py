@@ -18,8 +18,9 @@ Differs:
 - in training a row sees, of the deeper steps, its own rows alone, as it will when it drafts; in the
 papers it sees all earlier rows of its step
 - it reads the target's last state behind the last norm, as its own are; published heads differ in
-this
-- of the output matrix the rows of the commonest tokens alone are computed
+this, and are loaded with their model's own layer and norms
+- of the output matrix the rows of the commonest tokens alone are computed; a head that came with
+its model drafts all
 - the tree is ours; the papers draft a chain
 """
 

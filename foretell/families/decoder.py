@@ -25,6 +25,7 @@ from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_line
+from foretell.families.adapted import adapted
 from foretell.families.layered import run_layers
 from foretell.families.learning import Learning, learning_decoder
 from foretell.families.loop import Block, Loop, attending
@@ -445,6 +446,10 @@ class Decoder(Model):
         of, None: all. Raises Unsupported.
         """
         return learning_decoder(self, Decoder, kept)
+
+    def adapted(self, folder: str) -> Model:
+        """It with the LoRA weights in a folder, see adapted.py. Raises Unsupported, BadModel."""
+        return adapted(self, Decoder, folder)
 
     def headed(self, method: str, kind: str, folder: str, shape: TreeShape | None) -> HeadModel:
         """A trained head for it, see heads/model.py: the one in `folder`, else the one that ships.

@@ -212,7 +212,7 @@ class Toy(Model):
         return ToyRetrieving(self, budget, chunk)
 
     def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
-        laws = 3 if kind == "medusa" else 1
+        laws = kinds()[kind].laws
         head = ToyHead(self.vocab, self.seed, 0.3, self.sharpness, self.context, "head", laws, kind)
         head.plain.copy = self.copy
         return head

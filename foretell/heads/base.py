@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from foretell.core.cache import Cache
+from foretell.errors import BadConfig
 from foretell.heads.layers import Attend, LayerShape
+from foretell.memory.buffers import Shape
+
+MOST_ROWS = 1 << 24  # of a matrix
+
+# Normed states (m, E) -> (m,) which token the output matrix finds the likeliest
+Best = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,15 @@ class Texts:
 
     `embedded` (B, n, E) is what the target makes of the tokens, `features` (B, n, F) the taps of
     the token `Head.lag` before each, side by side; before the first stand zeros. `finals` (B, n,
-    E): the target's normed last state at each token itself, which its output matrix reads.
+    E): the target's normed last state at each token itself, which its output matrix reads. `shown`
+    (B, n) bool: the rows that are told what they should find, see `Head.glance`.
     """
 
     ids: torch.Tensor  # (B, n)
     embedded: torch.Tensor
     features: torch.Tensor
     finals: torch.Tensor
+    shown: torch.Tensor | None = None
 
     def shifted(self, tensor: torch.Tensor, by: int) -> torch.Tensor:
         """(B, n, ...) moved to the left: row i has what stood at i + by; at the end zeros."""
@@ -101,17 +110,27 @@ class Drafted:
 
 @dataclass
 class Nodes:
-    """New nodes to draft behind: of the text, or below it."""
+    """New nodes to draft behind: of the text, or below it.
+
+    `earlier` is there for heads of a `reach`, `runs` for those that `remember`.
+    """
 
     embedded: torch.Tensor  # (n, E) of their tokens
     features: torch.Tensor  # (n, F) of the token `Head.lag` before each
     drafted: torch.Tensor  # (n,) whether these were given with the draft, and not kept of the text
     positions: torch.Tensor  # (n,) in the text
+    depths: torch.Tensor | None = None  # (n,) below the text's last token; 0 in the text
+    # (n, reach, E) of the tokens before, the nearest first; before the first stands that one again
+    earlier: torch.Tensor | None = None
+    # Nodes of the text that follow one another, and (F,) what was handed on at the token before the
+    # first of them; zeros where there is none.
+    runs: Sequence[tuple[slice, torch.Tensor]] = ()
+    ids: torch.Tensor | None = None  # (n,), for heads with tables of their own
 
 
 class Head(nn.Module):
-    """A network that drafts. Its output matrix is `matrix`, or else the target's, cut down to some
-    tokens.
+    """A network that drafts. Its output matrix is `matrix`, of several the one of a state's depth,
+    or else the target's, cut down to some tokens.
 
     In training `unroll` gives every depth; in drafting `step` computes new nodes.
     """
@@ -121,6 +140,9 @@ class Head(nn.Module):
     layers = 1  # that keep cache rows
     lag = 1  # how far before its own token the one is whose state a row reads
     cache: type[Cache] = Cache  # of its rows
+    reach = 0  # tokens before its own that a node reads
+    remembers = False  # whether nodes of the text read what the node before them handed on
+    laws = 1  # side by side in a row, unless options say otherwise: of so many depths
     block = 1  # nodes that it is asked about at once
     depths = 5  # that it is trained for
     deepest = 64  # that it can draft
@@ -129,11 +151,14 @@ class Head(nn.Module):
     agreement = 1.0  # weight of the divergence of the laws
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
+    sees_first = True  # whether rows see that of the first token, before which no state stands
     # By depth and rank, how often its token of that rank was the target's; (): not measured.
     ranks: Sequence[Sequence[float]] = ()
 
     blank: nn.Parameter | None  # (E,) what stands for a node that has no token
-    matrix: nn.Module | None  # its own output matrix, E -> the tokens that it drafts
+    # Its own output matrix, from what `step` gives to the tokens that it drafts; a ModuleList: one
+    # a depth.
+    matrix: nn.Module | None
 
     def __init__(self, config: HeadConfig):
         super().__init__()
@@ -144,11 +169,23 @@ class Head(nn.Module):
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 
+    def count(self, name: str, least: int, most: int) -> int:
+        """An option that is a whole number in this range. Raises BadConfig."""
+        value = self.option(name)
+        if type(value) is not int or not least <= value <= most:
+            raise BadConfig.field(f"{self.kind}:{name}", value, f"between {least} and {most}")
+        return value
+
     @property
     def shape(self) -> LayerShape:
         """Of its layers: the target's, but for the fields that an option `layer` names."""
         other = self.option("layer") if "layer" in self.options else {}
         return replace(self.config.target.layer(), **other)
+
+    @property
+    def layout(self) -> tuple[Shape, ...]:
+        """What each of its layers stores a row."""
+        return ((self.shape.kv_heads, self.shape.width, self.shape.width),) * self.layers
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -159,11 +196,25 @@ class Head(nn.Module):
     def begin(self, target: Any) -> None:
         """Takes over of the target's weights what training is to begin with."""
 
+    def glance(
+        self, texts: Texts, answers: torch.Tensor, best: Best, progress: float
+    ) -> torch.Tensor | None:
+        """Rows (B, n) bool that are shown the truth at this step of training; None: none are.
+
+        answers (B, n) bool: the tokens that are learnt. `progress`: the share of training that is
+        over.
+        """
+        return None
+
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
         """States (n, E) of new nodes for the output matrix, and (n, F) what nodes below them are
-        given as features.
+        given as features. For a head that drafts all depths at once states (n, K, E).
         """
         raise NotImplementedError
+
+    def depths_of(self, nodes: Nodes) -> torch.Tensor:
+        """Whole numbers (n,) or (n, K): the depth at which each state of `step` is drafted."""
+        return torch.zeros_like(nodes.positions)

@@ -1,14 +1,46 @@
-"""Caches of heads whose rows read the target's state of their own token."""
+"""Caches of heads whose rows read more than a token and the target's state before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from foretell.core.cache import NO_STATES, Cache
+from foretell.core.types import Ask
 from foretell.families.blocks import Blocks
 from foretell.memory.job import Job
+
+
+class KnownTokens(Cache):
+    """Of a head whose nodes read tokens before their own: it has the last committed ones."""
+
+    reach = 0  # so many
+    latest: Sequence[int] = ()
+
+    def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
+        made = super().prepare(ask, tokens, chunk)
+        self.latest = tuple(tokens[max(0, self.length - self.reach) : self.length])
+        return made
+
+    def earlier(self, job: Job) -> list[list[int]]:
+        """Of each of the job's new nodes the tokens above it, the nearest first, `reach` of them.
+
+        Above the text's first token stands that token again.
+        """
+        plan = self.plan
+        assert plan is not None
+        found = []
+        for node in range(plan.shared, len(plan.tokens)):
+            above: list[int] = []
+            at = plan.parents[node]
+            while at >= 0 and len(above) < self.reach:
+                above.append(plan.tokens[at])
+                at = plan.parents[at]
+            above = [*above, *reversed(self.latest)][: self.reach]
+            first = above[-1] if above else plan.tokens[node]
+            found.append(above + [first] * (self.reach - len(above)))
+        return found
 
 
 class KnownStates(Cache):

@@ -35,36 +35,53 @@ class TextAttention:
     At the first step a row sees the rows of its text up to itself. At the later ones, which stand
     for drafted nodes, it sees what it saw then, and of the later steps its own rows alone
     (EAGLE-3's training-time test). q (B, H, n, D), k and v (B, KV, n, D) -> (B, n, H, D).
+
+    `ends` (a,): the rows that ask, if not all do; q then has these alone, and so have k and v after
+    the first step. `own` is as in `Attend`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends: torch.Tensor | None = None) -> None:
+        self.ends = ends
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         times = q.shape[1] // k.shape[1]
         # Lists are made anew, so that a step that is computed again finds its own.
         self.keys = [*self.keys, k]
         self.values = [*self.values, v]
         first_key, first_value = self.keys[0], self.values[0]
-        if len(self.keys) == 1:
+        rows = first_key.shape[2]
+        places = torch.arange(rows, device=q.device)
+        ends = places if self.ends is None else self.ends
+        if len(self.keys) == 1 and own is None:
+            chosen = self.ends is not None
             mixed = F.scaled_dot_product_attention(
-                q, first_key, first_value, is_causal=True, enable_gqa=True
+                q,
+                first_key,
+                first_value,
+                attn_mask=places <= ends[:, None] if chosen else None,
+                is_causal=not chosen,
+                enable_gqa=True,
             )
             return mixed.transpose(1, 2)
         scale = q.shape[-1] ** -0.5
-        rows = q.shape[2]
+        alone = [*zip(self.keys[1:], self.values[1:], strict=True), *([own] if own else [])]
         grouped = q.unflatten(1, (-1, times))  # (B, KV, times, n, D)
         scores = torch.einsum("bghnd,bgmd->bghnm", grouped, first_key) * scale
-        hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
-        scores = widened(scores).masked_fill(hidden, -torch.inf)
-        own = [
-            widened((grouped * key.unsqueeze(2)).sum(-1, keepdim=True)) * scale
-            for key in self.keys[1:]
+        scores = widened(scores).masked_fill(places > ends[:, None], -torch.inf)
+        further = [
+            widened((grouped * key.unsqueeze(2)).sum(-1, keepdim=True)) * scale for key, _ in alone
         ]
-        weights = torch.cat([scores, *own], -1).softmax(-1).to(v.dtype)
+        weights = torch.cat([scores, *further], -1).softmax(-1).to(v.dtype)
         mixed = torch.einsum("bghnm,bgmd->bghnd", weights[..., :rows], first_value)
-        for step, value in enumerate(self.values[1:]):
+        for step, (_, value) in enumerate(alone):
             mixed = mixed + weights[..., rows + step, None] * value.unsqueeze(2)
         return mixed.flatten(1, 2).transpose(1, 2)
 
@@ -88,7 +105,7 @@ class OneLayer(Head):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        self.rotation = Rotation(shape.width, shape.theta)
+        self.rotation: nn.Module = Rotation(shape.width, shape.theta)
         self.enter = self.token_norm = self.state_norm = self.norm = None
 
     @torch.no_grad()

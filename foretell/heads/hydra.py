@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.errors import BadConfig
-from foretell.heads.base import HeadConfig
+from foretell.heads.base import MOST_ROWS, HeadConfig
 from foretell.heads.eagle import LITTLE
-from foretell.heads.layers import Attend, Layer, LayerShape
+from foretell.heads.layers import Attend, Layer, LayerShape, Norm
 from foretell.heads.recurrent import Recurrent
 
 
@@ -62,6 +61,9 @@ class Hydra(Recurrent):
         "heads": 4,  # levels that it drafts
         "blocks": 1,  # of each head; Hydra++ has 4
         "prefix": False,  # whether states go through a layer before: Hydra++
+        "prefix_norm": False,  # whether a norm stands behind that layer
+        "sees_first": True,  # whether that layer sees the row of the first token
+        "own_matrix": 0,  # rows of the heads' own output matrices, with biases; 0: the target's
     }
     decay = 1.0
     reads_normed = True
@@ -69,14 +71,16 @@ class Hydra(Recurrent):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = config.target.layer()
-        heads, blocks = self.option("heads"), self.option("blocks")
-        for name, value in (("heads", heads), ("blocks", blocks)):
-            if not (isinstance(value, int) and 1 <= value <= 16):
-                raise BadConfig.field(f"hydra:{name}", value, "between 1 and 16")
+        heads, blocks = self.count("heads", 1, 16), self.count("blocks", 1, 16)
+        rows = self.count("own_matrix", 0, MOST_ROWS)
         self.depths = self.deepest = heads
         self.room = heads + 2
         self.heads = nn.ModuleList([Block(shape, depth + 2, blocks) for depth in range(heads)])
+        if rows:
+            self.matrix = nn.ModuleList(nn.Linear(shape.hidden, rows) for _ in range(heads))
+        self.sees_first = bool(self.option("sees_first"))
         self.prefix: Layer | None = None
+        self.prefix_norm = Norm(shape.hidden, shape.eps) if self.option("prefix_norm") else None
         if self.option("prefix"):
             self.layers = 1
             self.prefix = Layer(shape)
@@ -94,7 +98,7 @@ class Hydra(Recurrent):
         if self.prefix is None:
             return states
         out: torch.Tensor = self.prefix(states, self.rotation(positions), attend)
-        return out
+        return out if self.prefix_norm is None else self.prefix_norm(out)
 
     def draft(
         self, vectors: torch.Tensor, embedded: torch.Tensor, depth: int

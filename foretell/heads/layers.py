@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# q (..., H, n, D), k and v (..., KV, n, D) of the new rows -> (..., n, H, D)
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# q (..., H, n, D), k and v (..., KV, n, D) of the new rows -> (..., n, H, D). A fourth argument,
+# `own`, is a key and a value of each row, shaped as k and v, that it alone sees.
+Attend = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.errors import BadConfig
-from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
+from foretell.heads.base import MOST_ROWS, Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.layers import Attend
 
 
@@ -33,28 +32,42 @@ class Residual(nn.Module):
         return out
 
 
+def stack(hidden: int, layers: int) -> nn.Module:
+    """A block of so many layers."""
+    if layers == 1:
+        return Residual(hidden)
+    return nn.Sequential(*(Residual(hidden) for _ in range(layers)))
+
+
 class Medusa(Head):
     """K blocks side by side, all of which read the target's normed last state.
 
     The newest token's state is not known yet, so they read that of the token before it: the block
     of depth k draws the token k + 2 places behind the one whose state it reads. No block reads a
-    drafted token, nor the newest one. The output matrix is the target's.
+    drafted token, nor the newest one. The output matrix is the target's, or one of its own behind
+    each block.
     """
 
     kind = "medusa"
-    options: ClassVar[dict[str, Any]] = {"blocks": 4}
+    options: ClassVar[dict[str, Any]] = {
+        "blocks": 4,
+        "layers": 1,  # of each block
+        "own_matrix": 0,  # rows of the blocks' own output matrices; 0: the target's
+    }
     layers = 0
+    laws = 4
     depths = 4
     reads_normed = True
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        count = self.option("blocks")
-        if not isinstance(count, int) or not 1 <= count <= 16:
-            raise BadConfig.field("medusa:blocks", count, "between 1 and 16")
+        count, layers = self.count("blocks", 1, 16), self.count("layers", 1, 16)
+        rows = self.count("own_matrix", 0, MOST_ROWS)
         self.deepest = count
         hidden = config.target.hidden
-        self.blocks = nn.ModuleList(Residual(hidden) for _ in range(count))
+        self.blocks = nn.ModuleList(stack(hidden, layers) for _ in range(count))
+        if rows:
+            self.matrix = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(count))
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -68,3 +81,7 @@ class Medusa(Head):
         """States (n, K, E), one of each depth, and the features as they were."""
         states = torch.stack([block(nodes.features) for block in self.blocks], 1)
         return states, nodes.features
+
+    def depths_of(self, nodes: Nodes) -> torch.Tensor:
+        depths = torch.arange(self.deepest, device=nodes.features.device)
+        return depths.expand(len(nodes.features), -1)

@@ -7,30 +7,73 @@ Source: Wertheimer et al., "Accelerating Production LLMs with Combined Token/Emb
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.heads.base import HeadConfig
+from foretell.heads.base import MOST_ROWS, HeadConfig
 from foretell.heads.layers import Attend, Norm
 from foretell.heads.recurrent import Recurrent, take_norm
 
 STEPS = 3  # over which the text's part of a state falls to a half
+EPS = 1e-6  # of norms in published heads
 
 
-def unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     """x / rms(x), in float32."""
-    return F.rms_norm(x.float(), x.shape[-1:]).to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
+
+
+class Shifted(nn.Module):
+    """x / rms(x) * weight + bias."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return unit(x, EPS) * self.weight + self.bias
+
+
+class Stages(nn.Module):
+    """The steps of a published head, each with a table of tokens, a projection of the state before
+    it and a norm. `tied`: the steps share them, and so do the projections of all but the first.
+    """
+
+    def __init__(self, rows: int, hidden: int, inner: int, steps: int, tied: bool):
+        super().__init__()
+        own, projections = (1, min(steps, 2)) if tied else (steps, steps)
+        self.tables = nn.ModuleList(nn.Embedding(rows, inner) for _ in range(own))
+        self.projections = nn.ModuleList(
+            nn.Linear(inner if i else hidden, inner, bias=False) for i in range(projections)
+        )
+        self.norms = nn.ModuleList(Shifted(inner) for _ in range(own))
+
+    @staticmethod
+    def at(parts: nn.ModuleList, depth: int) -> Any:
+        return parts[min(depth, len(parts) - 1)]
 
 
 class MlpSpeculator(Recurrent):
-    """state = gelu(norm(project(state) + scale * read(token))), and the same weights at every
-    step; the projection of the target's state alone is apart.
+    """state = gelu(norm(project(state) + scale * token)), of which the output matrix reads.
+
+    Without `own_matrix` tokens are the target's embeddings and the output matrix is the target's,
+    each through a matrix, and the weights of all steps are one, the first projection aside. With
+    it, the head is as published: it has tables of tokens and output matrices of its own.
     """
 
     kind = "mlp-speculator"
+    options: ClassVar[dict[str, Any]] = {
+        "own_matrix": 0,  # rows of its own tables and output matrices; 0: it has none
+        # Of a head that has some:
+        "inner": 0,  # numbers of a state; 0: as many as the target's have
+        "steps": STEPS,
+        "tied": True,  # whether the steps share their weights
+        "scaled": True,  # whether the target's state is brought to length first
+    }
     depths = STEPS
     decay = 1.0
     reads_normed = True
@@ -39,6 +82,11 @@ class MlpSpeculator(Recurrent):
         super().__init__(config)
         shape = config.target.layer()
         width = shape.hidden
+        rows = self.count("own_matrix", 0, MOST_ROWS)
+        self.stages: Stages | None = None
+        if rows:
+            self._build_published(rows)
+            return
         self.first = nn.Linear(width, width, bias=False)
         self.project = nn.Linear(width, width, bias=False)
         self.read = nn.Linear(width, width, bias=False)
@@ -47,12 +95,22 @@ class MlpSpeculator(Recurrent):
         self.norm = Norm(width, shape.eps)
         for linear in (self.first, self.project, self.read, self.out):
             nn.init.normal_(linear.weight, std=width**-0.5)
-        kept = 0.5 ** (0.5 / STEPS)
-        self.scale = math.sqrt((1 - kept**2) / 2) / kept
+        self.scale = token_scale(STEPS)
+
+    def _build_published(self, rows: int) -> None:
+        steps, tied = self.count("steps", 1, 64), bool(self.option("tied"))
+        inner = self.count("inner", 0, MOST_ROWS) or self.hidden
+        self.depths = self.deepest = steps
+        self.room = max(2, inner // self.hidden + 1)  # a state and its depth
+        self.stages = Stages(rows, self.hidden, inner, steps, tied)
+        matrices = [nn.Linear(inner, rows, bias=False) for _ in range(1 if tied else steps)]
+        self.matrix = matrices[0] if tied else nn.ModuleList(matrices)
+        self.scale = token_scale(steps) * math.sqrt(inner)
 
     @torch.no_grad()
     def begin(self, target: Any) -> None:
-        take_norm(self.norm, target)
+        if self.stages is None:
+            take_norm(self.norm, target)
 
     def vectors(
         self,
@@ -61,13 +119,35 @@ class MlpSpeculator(Recurrent):
         positions: torch.Tensor,
         attend: Attend,
     ) -> torch.Tensor:
-        return unit(states) / math.sqrt(2)
+        if self.stages is None:
+            return unit(states) / math.sqrt(2)
+        return unit(states, EPS) / math.sqrt(2) if self.option("scaled") else states
+
+    def taken(self, embedded: torch.Tensor, ids: torch.Tensor | None, depth: int) -> torch.Tensor:
+        if self.stages is None:
+            return self.read(unit(embedded))  # type: ignore[no-any-return]
+        assert ids is not None, "its tables are asked by ids"
+        return self.stages.at(self.stages.tables, depth)(ids)  # type: ignore[no-any-return]
 
     def draft(
         self, vectors: torch.Tensor, embedded: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        project = self.project if depth else self.first
-        added = self.scale * self.read(unit(embedded))
-        state = F.gelu(self.inner(project(vectors[..., : self.hidden]) + added))
+        if self.stages is None:
+            project, norm = self.project if depth else self.first, self.inner
+        else:
+            project = self.stages.at(self.stages.projections, depth)
+            norm = self.stages.at(self.stages.norms, depth)
+        added = self.scale * embedded
+        state = F.gelu(norm(project(vectors[..., : project.in_features]) + added))
+        if self.stages is not None:
+            return state, state
         read: torch.Tensor = self.norm(self.out(state))
         return read, state
+
+
+def token_scale(steps: int) -> float:
+    """What a token of variance 1 is multiplied with beside a state, so that after so many steps the
+    text's part is still a half.
+    """
+    kept: float = 0.5 ** (0.5 / steps)
+    return math.sqrt((1 - kept**2) / 2) / kept

@@ -21,12 +21,14 @@ from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.errors import Unsupported
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight_bytes
 from foretell.heads.base import Head, Nodes
+from foretell.heads.caches import KnownTokens
 from foretell.heads.eagle import OneLayer
 from foretell.heads.folder import fingerprint, target_shape
 from foretell.heads.formats.reading import load
 from foretell.heads.layers import Layer
 from foretell.heads.output import Output
 from foretell.memory.job import Job
+from foretell.memory.states import TappedStates
 from foretell.native import library
 from foretell.native.packing import FORMATS
 from foretell.ops.growth import TreeShape
@@ -93,8 +95,7 @@ class HeadModel(Model):
         self.feeds, self.lag, self.block = head.taps, head.lag, head.block
         self.deepest = head.deepest
         self.shape = shape or TreeShape()
-        built = head.shape
-        self.layout = ((built.kv_heads, built.width, built.width),) * head.layers
+        self.layout = head.layout
         self.native: NativeLayer | None = None
         packed = isinstance(target.head, PackedLinear)
         # The products of a target's packed weights read float32, and its caches are bfloat16.
@@ -114,6 +115,10 @@ class HeadModel(Model):
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         rows = self.head.cache(self.layout, self.dtype, self.device)
+        if isinstance(rows, KnownTokens):
+            rows.reach = self.head.reach
+        if self.head.remembers:
+            rows.states = TappedStates((STATE,))
         cache = self.prepared(rows, request, beside)
         cache.breadth = self.shape.breadth
         return cache
@@ -157,7 +162,37 @@ class HeadModel(Model):
         embedded = self.target.embedded(ids.clamp(min=0)).to(self.stream)
         if self.head.blank is not None:
             embedded = torch.where((ids < 0)[:, None], self.head.blank, embedded)
-        return Nodes(embedded, features, marks, positions)
+        nodes = Nodes(embedded, features, marks, positions, ids=ids)
+        self._add_surroundings(nodes, jobs)
+        return nodes
+
+    def _add_surroundings(self, nodes: Nodes, jobs: Sequence[Job]) -> None:
+        """Gives nodes what is known of their places, as far as the head reads it."""
+        depths = [job.first + i for job in jobs for i in range(len(job.tokens))]
+        roots = [root_position(job) for job in jobs for _ in job.tokens]
+        below = nodes.positions - torch.tensor(roots, device=self.device)
+        nodes.depths = torch.where(torch.tensor(depths, device=self.device) > 0, below, 0)
+        if self.head.reach:
+            tokens = [row for job in jobs for row in job.cache.earlier(job)]
+            flat = torch.tensor(tokens, device=self.device).flatten()
+            nodes.earlier = self.target.embedded(flat).to(self.stream)
+            nodes.earlier = nodes.earlier.unflatten(0, (-1, self.head.reach))
+        if self.head.remembers:
+            nodes.runs = self._runs(nodes, jobs)
+
+    def _runs(self, nodes: Nodes, jobs: Sequence[Job]) -> list[tuple[slice, torch.Tensor]]:
+        found = []
+        start = 0
+        for job in jobs:
+            end = start + min(len(job.tokens), max(0, self.lag - job.first))
+            if end > start:
+                before = torch.zeros_like(nodes.features[0])
+                if job.positions[0]:
+                    at = job.positions[0] - 1
+                    before = job.cache.states.read((STATE,), at, at + 1)[0].to(before)
+                found.append((slice(start, end), before))
+            start += len(job.tokens)
+        return found
 
     def run(
         self,
@@ -170,12 +205,54 @@ class HeadModel(Model):
         nodes = self.nodes_of(STEP.get(), ids[0], positions[0])
         layer = iter(range(len(self.layout)))
 
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            own: tuple[torch.Tensor, torch.Tensor] | None = None,
+        ) -> torch.Tensor:
             q, k, v = (part.to(self.dtype) for part in (q, k, v))
-            return forest_attention(next(layer), q, k, v).to(self.stream)
+            if own is not None:
+                return with_own(next(layer), q, k, v, own).to(self.stream)
+            hidden = None if self.head.sees_first else without_first
+            return forest_attention(next(layer), q, k, v, bias=hidden).to(self.stream)
 
         states, handed_on = self.head.step(nodes, attend)
-        return self.output.logits(states[rows]).flatten(1), dict.fromkeys(taps, handed_on)
+        depths = self.head.depths_of(nodes)[rows]
+        logits = self.output.logits(states[rows], depths)
+        return logits.flatten(1), dict.fromkeys(taps, handed_on)
+
+
+def without_first(here: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """The bias (1, n, rows) that hides the row of position 0 from all others."""
+    hidden = (there == 0) & (here[:, None] > 0)
+    return torch.zeros(hidden.shape, device=here.device).masked_fill(hidden, -torch.inf)[None]
+
+
+def with_own(
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    own: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """`forest_attention` of nodes that see a key and a value of their own beside the rows."""
+    outs = []
+    start = 0
+    for job in STEP.get():
+        end = start + len(job.tokens)
+        new = slice(start, end)
+        beside = (own[0][:, new].to(q.dtype), own[1][:, new].to(q.dtype))
+        rows = (q[:, new], k[:, new], v[:, new])
+        outs.append(job.attend_with(layer, *rows, beside, q.shape[-1] ** -0.5))
+        start = end
+    return torch.cat(outs)
+
+
+def root_position(job: Job) -> int:
+    """The text's last token stands there, the root of a tree; later, if the job is a part."""
+    pending = len(job.scratch_positions) - len(job.tokens) - job.first
+    return int(job.cache.length) + pending
 
 
 def plain(job: Job) -> bool:

@@ -1,4 +1,6 @@
-"""The target's output matrix as heads use it: cut down to the tokens that they may draft."""
+"""What makes logits of a head's states: the target's output matrix, cut down to the tokens that it
+may draft, or matrices of the head's own.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ class Output:
     """Rows of the target's output matrix, with what the target makes of its logits.
 
     `kept` (Vd,): the tokens in ascending order; None: all. `own`: a matrix E -> Vd that a head has
-    learnt in the place of the target's; its logits are taken as they are. Raises Unsupported where
-    the target's matrix is needed and no plain one, BadConfig for ids that are none of its tokens.
+    learnt in the place of the target's, or a ModuleList with one a depth; their logits are taken as
+    they are. Raises Unsupported where the target's matrix is needed and no plain one, BadConfig for
+    ids that are none of its tokens.
     """
 
     def __init__(self, decoder: Any, kept: torch.Tensor | None, own: nn.Module | None = None):
@@ -30,12 +33,18 @@ class Output:
         self.kept = kept
         self.norm: nn.Module = loop.norm
         if own is not None:
-            self.matrix: Any = own
+            several = isinstance(own, nn.ModuleList)
+            self.matrices: tuple[Any, ...] = tuple(own.children()) if several else (own,)
             self.scale, self.cap = 1.0, None
             return
-        self.matrix = decoder.head if kept is None else cut(decoder, kept)
+        self.matrices = (decoder.head if kept is None else cut(decoder, kept),)
         self.scale = float(loop.logit_factor or 1) / float(loop.logit_divisor or 1)
         self.cap = loop.logit_cap
+
+    @property
+    def matrix(self) -> Any:
+        """The one of depth 0."""
+        return self.matrices[0]
 
     @property
     def size(self) -> int:
@@ -53,9 +62,20 @@ class Output:
         plain = matrix.plain() if isinstance(matrix, PackedLinear) else matrix
         return plain.weight.detach().float() * self.scale
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Normed states (n, E) -> logits (n, Vd)."""
-        out: torch.Tensor = self.matrix(states)
+    def logits(self, states: torch.Tensor, depths: torch.Tensor | None = None) -> torch.Tensor:
+        """Normed states (..., E) -> logits (..., Vd).
+
+        `depths` (...): at which they are drafted; None: all at 0. The last matrix reads those of
+        all depths from its own on.
+        """
+        if depths is None or len(self.matrices) == 1:
+            out: torch.Tensor = self.matrix(states)
+        else:
+            out = states.new_empty(*states.shape[:-1], self.size)
+            places = depths.clamp(max=len(self.matrices) - 1)
+            for place in places.unique().tolist():
+                here = places == place
+                out[here] = self.matrices[place](states[here]).to(out)
         if self.scale != 1:
             out = out * self.scale
         return self.cap * torch.tanh(out / self.cap) if self.cap else out

@@ -57,19 +57,26 @@ class Recurrent(Head):
     def draft(
         self, vectors: torch.Tensor, embedded: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the output matrix reads (..., E), and the vectors (..., W) of nodes below.
+        """What the output matrix reads (..., R), and the vectors (..., W) of nodes below.
 
-        `vectors` (..., W or wider) of nodes at this depth, 0 in the text, with their tokens (...,
-        E). W may grow with the depth.
+        `vectors` (..., W or wider) of nodes at this depth, 0 in the text, with their tokens as
+        `taken` gives them. W may grow with the depth.
         """
         raise NotImplementedError
+
+    def taken(self, embedded: torch.Tensor, ids: torch.Tensor | None, depth: int) -> torch.Tensor:
+        """What `draft` reads of tokens: the target's embeddings (..., E), or those of a table of
+        its own, by ids (...).
+        """
+        return embedded
 
     def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         positions = torch.arange(texts.ids.shape[1], device=texts.ids.device)
         states = texts.features[..., : self.hidden]
         vectors = self.vectors(states, texts.embedded, positions, causal)
         for depth in range(min(depths, self.deepest)):
-            read, vectors = self.draft(vectors, texts.shifted(texts.embedded, depth), depth)
+            embedded, ids = (texts.shifted(part, depth) for part in (texts.embedded, texts.ids))
+            read, vectors = self.draft(vectors, self.taken(embedded, ids, depth), depth)
             yield Drafted(depth, read, read if self.regression else None)
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,15 +87,24 @@ class Recurrent(Head):
         made = self.vectors(states, nodes.embedded, nodes.positions, attend)
         made = F.pad(made, (0, width - made.shape[1]))
         vectors = torch.where(nodes.drafted[:, None], nodes.features, made)
-        depths = torch.where(nodes.drafted, nodes.features[:, -1].round().long(), 0)
-        read = torch.empty_like(nodes.embedded)
+        depths = self.depths_of(nodes)
         left = torch.zeros_like(nodes.features)
+        read: torch.Tensor | None = None
         for depth in depths.unique().tolist():
             here = depths == depth
-            read[here], below = self.draft(vectors[here], nodes.embedded[here], depth)
+            ids = None if nodes.ids is None else nodes.ids[here]
+            tokens = self.taken(nodes.embedded[here], ids, depth)
+            part, below = self.draft(vectors[here], tokens, depth)
+            if read is None:
+                read = part.new_empty(len(depths), part.shape[1])
+            read[here] = part
             left[here] = F.pad(below, (0, width - below.shape[1]))
+        assert read is not None, "a forward has nodes"
         left[:, -1] = (depths + 1).to(left)
         return read, left
+
+    def depths_of(self, nodes: Nodes) -> torch.Tensor:
+        return torch.where(nodes.drafted, nodes.features[:, -1].round().long(), 0)
 
 
 @torch.no_grad()

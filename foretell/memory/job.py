@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foretell.ops.attention import Bias, attend, merge, partial_attention
+from foretell.ops.attention import Bias, attend, merge, own_part, partial_attention
 
 
 @dataclass(slots=True, eq=False)
@@ -100,19 +100,53 @@ class Job:
         if policy is not None and not policy.plain:
             mask = self.biased_mask(window, q.dtype, bias)
             return policy.attend(self, layer, q, keys, values, mask, scale, softcap, sinks)
-        if bias is not None or segments:
-            mask = self.biased_mask(window, q.dtype, bias)
-            if not segments:
-                return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
-            parts = [partial_attention(q, keys, values, mask, scale, softcap, sinks)]
-            for segment in segments:
-                prefix = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
-                rows = segment.k[layer], segment.v[layer]
-                parts.append(partial_attention(q, *rows, prefix, scale, softcap))
+        if segments:
+            parts = self._parts(layer, q, keys, values, scale, window, softcap, sinks, bias)
             return merge(parts).to(q.dtype)
+        if bias is not None:
+            mask = self.biased_mask(window, q.dtype, bias)
+            return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
         grouped = softcap is None and sinks is None
         times = len(q) // len(k) if grouped else 1
         return attend(q, keys, values, self.mask(window, q.dtype, times), scale, softcap, sinks)
+
+    def attend_with(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        """`attend` of nodes that see one more key and value each (KV, n, D), which they alone see
+        and which are not stored.
+        """
+        assert self.cache.policy is None or self.cache.policy.plain
+        keys, values = self.write(layer, k, v)
+        parts = self._parts(layer, q, keys, values, scale)
+        return merge([*parts, own_part(q, *own, scale)]).to(q.dtype)
+
+    def _parts(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Attention over the cache's own rows and over each segment, see `partial_attention`."""
+        mask = self.biased_mask(window, q.dtype, bias)
+        parts = [partial_attention(q, keys, values, mask, scale, softcap, sinks)]
+        for segment in self.cache.segments:
+            prefix = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
+            rows = segment.k[layer], segment.v[layer]
+            parts.append(partial_attention(q, *rows, prefix, scale, softcap))
+        return parts
 
     # --- who sees whom
 

@@ -87,6 +87,19 @@ def partial_attention(
     return out.transpose(0, 1), log_sum.transpose(0, 1)
 
 
+def own_part(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same over one key of each node's own, which no other node sees: q (H, n, D), k and v (KV,
+    n, D).
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    times = len(q) // len(k)
+    keys, values = (part.to(wide).repeat_interleave(times, 0) for part in (k, v))
+    scores = (q.to(wide) * keys).sum(-1) * scale
+    return values.transpose(0, 1), scores.transpose(0, 1)
+
+
 def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """The attention over all rows from that over parts, each (output (n, H, D), log-sum (n, H)).
 

@@ -192,15 +192,10 @@ class Levels:
     def ask(
         self, found: Sequence[Candidate], frontier: Sequence[int]
     ) -> Generator[Ask, Any, list[torch.Tensor]]:
-        """The rows behind these candidates, -1 the root, whose parents were asked about before."""
-        rows = []
-        for number in frontier:
-            if number >= 0:
-                one = found[number]
-                parent = found[one.parent].asked if one.parent >= 0 else 0
-                one.asked = self.tree.add(parent, one.token)
-                self.features.append(self.left[parent])
-            rows.append(found[number].asked if number >= 0 else 0)
+        """The rows behind these candidates, -1 the root. Those above them that were not asked about
+        yet are asked about too.
+        """
+        rows = [self._node(found, number) for number in frontier]
         given = torch.stack(self.features) if self.features else None
         reply = yield Ask(
             self.tree,
@@ -213,6 +208,18 @@ class Levels:
         states = dict(zip(reply.new, reply.hidden[STATE], strict=True))
         self.left += [states[node] for node in range(len(self.left), len(self.tree))]
         return list(reply.logits)
+
+    def _node(self, found: Sequence[Candidate], number: int) -> int:
+        """A candidate's node. One that is new with its parent is given what its parent was."""
+        if number < 0:
+            return 0
+        one = found[number]
+        if not one.asked:
+            parent = self._node(found, one.parent)
+            one.asked = self.tree.add(parent, one.token)
+            known = parent < len(self.left)
+            self.features.append(self.left[parent] if known else self.features[parent - 1])
+        return one.asked
 
 
 def best_tree(ctx: Context, found: Sequence[Candidate], count: int, source: str) -> TokenTree:

@@ -6,6 +6,7 @@ token that one of the rows calls impossible stays so: no difference of infinitie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.core.model import Model
 
+FAR = 1000.0  # nats below the others, which no temperature in use makes a chance of
 NEVER = -1e9  # a logarithm of chance below which a token counts as impossible
 
 
@@ -49,15 +51,19 @@ def possible(mixed: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
     return mixed.masked_fill(never, -torch.inf)
 
 
-def plausible(mixed: torch.Tensor, rows: torch.Tensor, least: float) -> torch.Tensor:
-    """`mixed` (N, V), -inf for tokens below `least` times the best one's chance by `rows`.
+def plausible(mixed: torch.Tensor, own: torch.Tensor, least: float) -> torch.Tensor:
+    """`mixed` (N, V) with the tokens below `least` times the best one's chance by `own` (N, V),
+    logarithms, FAR below all others, in the order of `own`: so a grammar that forbids all of the
+    others still finds one.
 
     Source: Li et al., "Contrastive Decoding" (arXiv 2210.15097), section 3.3.
     """
     if not least:
         return mixed
-    top = rows.amax(-1, keepdim=True)
-    return mixed.masked_fill(rows < top + torch.tensor(least).log().to(rows), -torch.inf)
+    top = own.amax(-1, keepdim=True)
+    out = own < top + math.log(least)
+    lowest = mixed.masked_fill(out | (mixed == -torch.inf), torch.inf).amin(-1, keepdim=True)
+    return torch.where(out & (mixed > -torch.inf), lowest - FAR + own - top, mixed)
 
 
 # --- of other prompts

@@ -3,7 +3,7 @@
 Some of the earlier layers are read with the model's own norm and head. In every row the one whose
 law is farthest from the last layer's, by their Jensen-Shannon divergence, is its opponent: the row
 is ln q of the last layer less ln q of the opponent, for tokens of which the last layer's chance is
-at least `least` times its best one's; others are impossible. What is there early (grammar, common
+at least `least` times its best one's; others come far behind. What is there early (grammar, common
 words) cancels, what comes late (facts) stays.
 
 Paper: Chuang et al., DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language

@@ -5,7 +5,7 @@ LoRA weights, which then runs on the target's own weights. With o the model's la
 amateur's, the contrast of a layer is (1 + b) ln o - b ln a, where a layer is read with the model's
 own norm and head. The row is the last layer's contrast, w times the lower layer's, and g times what
 an instruction to be truthful before the prompt changes in ln o. Tokens below `least` times the
-best one's chance by the last layer's o are impossible.
+best one's chance by the last layer's o come far behind.
 
 Paper: Chen et al., Lower Layers Matter: Alleviating Hallucination via Multi-Layer Fusion
 Contrastive Decoding with Truthfulness Refocused, arXiv:2408.08769
@@ -14,7 +14,7 @@ exactly the mixed law
 Cost: target 1, amateur 1
 Needs: an amateur with the target's tokenizer; for w, layers that are run one by one here; for g, a
 tokenizer or the instruction's ids
-Trains: nothing; an amateur is the model tuned on false answers, by any trainer of LoRA
+Trains: an amateur (`foretell train amateur`, or any trainer of LoRA)
 Differs:
 - the paper was read in its abstract only: the sum, and b, w and g, are what it outlines, with the
 lower layer at half depth; the contrast is the one of its predecessor (Zhang et al.,

@@ -27,6 +27,7 @@ from foretell.measure.bench.sets import prompt_ids
 from foretell.measure.prompts import Prompt
 from foretell.ops.acceptance import AcceptanceHead, save
 from foretell.ops.rows import resized
+from foretell.train import recipes
 
 LEAST = 8  # tokens that a text must have behind its beginning to be of use
 HELD_OUT = 8  # every so many texts one is kept from training
@@ -54,19 +55,18 @@ class TrainHead:
     seed: int = 0  # of weights, draws and the order
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("blocks", 1, 64),
-            ("rejected", 0.01, 1000),
-            ("mixed", 0, 0.99),
-            ("temperature", 0, 100),
-            ("length", LEAST + 1, 1 << 20),
-            ("examples", 100, 1 << 30),
-            ("epochs", 1, 10_000),
-            ("batch", 1, 1 << 20),
-            ("rate", 1e-8, 1),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(name, getattr(self, name), f"between {low:g} and {high:g}")
+        ranges = {
+            "blocks": (1, 64),
+            "rejected": (0.01, 1000),
+            "mixed": (0, 0.99),
+            "temperature": (0, 100),
+            "length": (LEAST + 1, 1 << 20),
+            "examples": (100, 1 << 30),
+            "epochs": (1, 10_000),
+            "batch": (1, 1 << 20),
+            "rate": (1e-8, 1),
+        }
+        recipes.check(self, ranges)
 
 
 @dataclass

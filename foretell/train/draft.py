@@ -16,7 +16,7 @@ Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
+from foretell.train import recipes
 from foretell.train.answers import Text, read
 from foretell.train.lm import Run, begin_with, check_heads
+from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -61,6 +63,10 @@ class TrainDraft:
     seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
+        sizes = ("hidden", "layers", "heads", "kv_heads", "intermediate", "context", "common")
+        rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
+        ranges = {**recipes.OF_RUNS, **dict.fromkeys(sizes, recipes.SIZE), **rates}
+        recipes.check(self, {**ranges, "sampled": (0, 1 << 40)})
         check_heads(self.hidden, self.heads, self.kv_heads)
         if self.batch % self.micro or self.micro < self.window:
             raise BadConfig("batch must be a multiple of micro, and micro at least window")
@@ -148,6 +154,10 @@ class Batch:
     best: torch.Tensor
     chances: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        parts = (self.ids, self.places, self.best, self.chances)
+        return Batch(*(part.to(device) for part in parts))
+
 
 def block(texts: Sequence[Text]) -> Batch:
     length = -(-max(len(text.tokens) for text in texts) // ROUND) * ROUND
@@ -191,8 +201,9 @@ def loss_of(
     rest = (~needed).nonzero()[:, 0]
     draw = torch.Generator().manual_seed(seed)
     chosen = rest[torch.randperm(len(rest), generator=draw)[:sampled]]
-    known = needed.nonzero()[:, 0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    to = weight.device
+    known, chosen, batch = needed.nonzero()[:, 0].to(to), chosen.to(to), batch.to(to)
+    with torch.autocast(to.type, dtype=torch.bfloat16):
         states = model.model(input_ids=batch.ids).last_hidden_state.flatten(0, 1)[batch.places]
         logits = (states @ weight[known].T).float()
         others = (states @ weight[chosen].T).float()
@@ -217,8 +228,8 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
     model.eval()
     same = drawn = count = 0.0
     for group in blocks([len(text.tokens) for text in texts], size, 0):
-        batch = block([texts[number] for number in group])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        batch = block([texts[number] for number in group]).to(model.device)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
             states = model.model(input_ids=batch.ids).last_hidden_state
             rows = states.flatten(0, 1)[batch.places]
             logits = (rows @ model.get_input_embeddings().weight.T).float()
@@ -230,39 +241,62 @@ def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict
     return {"greedy": round(same / count, 4), "drawn": round(drawn / count, 4)}
 
 
-class DraftRun(Run):
-    """A run folder whose batches are blocks of answers."""
+class TextRun(Run):
+    """A run folder whose batches are groups of texts."""
 
-    def __init__(self, folder: Path, config: TrainDraft, model: LlamaForCausalLM):
-        super().__init__(folder, config, model, model.model.layers)
-        self.groups: list[list[int]] = []  # of texts' numbers, a group a forward
-        self.rounds = 0  # over all texts that these make
+    groups: Sequence[list[int]] = ()  # of texts' numbers, a group a forward
+    rounds = 0  # over all texts that these make
 
-    def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
-        """One optimiser step; returns its mean divergence."""
-        config: Any = self.config
-        parts = config.batch // config.micro
+    def step_on(
+        self, lengths: Sequence[int], loss_of: Callable[[list[int], int], torch.Tensor]
+    ) -> float:
+        """One optimiser step on texts of these lengths; returns its mean loss.
+
+        `loss_of`: the loss of a micro batch, by its texts' numbers and its own number in the run.
+        """
+        parts = self.config.batch // self.config.micro
         total = 0.0
-        for part in range(parts):
+        for part in self.processes.share(parts):
             number = self.step * parts + part
-            seed = config.seed * 1_000_003 + number
-            batch = block([texts.train[index] for index in self._group(texts, number)])
-            loss = loss_of(self.model, batch, common, config.sampled, seed) / parts
+            loss = loss_of(self._group(lengths, number), number) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
-        return total
+        return self.processes.total(total)
 
-    def _group(self, texts: Texts, number: int) -> list[int]:
+    def _group(self, lengths: Sequence[int], number: int) -> list[int]:
         """The texts of the forward of this number; each round over all of them is in another
         order.
         """
         while len(self.groups) <= number:
             seed = self.config.seed * 1_000 + self.rounds
-            lengths = [len(text.tokens) for text in texts.train]
-            self.groups += blocks(lengths, self.config.micro, seed)
+            self.groups = [*self.groups, *blocks(lengths, self.config.micro, seed)]
             self.rounds += 1
         return self.groups[number]
+
+
+class DraftRun(TextRun):
+    """A run folder whose batches are blocks of answers."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainDraft,
+        model: LlamaForCausalLM,
+        processes: Processes | None = None,
+    ):
+        super().__init__(folder, config, model, model.model.layers, processes)
+
+    def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
+        """One optimiser step; returns its mean divergence."""
+        config: Any = self.config
+
+        def loss(group: list[int], number: int) -> torch.Tensor:
+            seed = config.seed * 1_000_003 + number
+            batch = block([texts.train[index] for index in group])
+            return loss_of(self.model, batch, common, config.sampled, seed)
+
+        return self.step_on([len(text.tokens) for text in texts.train], loss)
 
 
 def train(
@@ -273,12 +307,17 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
     init: str | None = None,
+    processes: Processes | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; returns and writes the report. The model is in
     OUT/model, with the target's tokenizer. `init`: folder of a model of the same shape to begin
-    with.
+    with. `processes`: those that share the work; None: there is one. `recipe`: all that the run was
+    started with, which is kept in its folder.
     """
     target: Any = lm.models["target"]
+    processes = processes or Processes()
+    processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     texts = Texts(files, config.window)
     with torch.inference_mode():
@@ -287,17 +326,22 @@ def train(
     common = texts.commonest(config.common, target.vocab)
     if init is not None:
         begin_with(model, init)
-    run = DraftRun(out, config, model)
+    run = DraftRun(out, config, model.to(processes.device), processes)
+    run.keep(recipe)
     run.through(lambda: run.advance_on(texts, common), save_every, quiet)
-    export(lm, run.model, out / "model")
+    if processes.first:
+        export(lm, run.model, out / "model")
     report: dict[str, Any] = {
         "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
         "answers": len(texts.train),
         "held_back": agreement(run.model, texts.held_back, config.micro),
         "settings": asdict(config),
+        "recipe": recipe,
     }
-    write_text(out / "report.json", json.dumps(report, indent=1))
+    if processes.first:
+        write_text(out / "report.json", json.dumps(report, indent=1))
+    processes.wait()
     return report
 
 

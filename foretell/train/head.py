@@ -8,8 +8,8 @@ tokens, and stays as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,14 @@ import torch.nn.functional as F
 
 from foretell.errors import BadConfig
 from foretell.heads.base import Drafted, Head, TargetShape, Texts
-from foretell.heads.folder import build, load, save, target_shape
+from foretell.heads.folder import build, kinds, load, save, target_shape
 from foretell.ops.files import write_text
 from foretell.policy.costs import Costs
+from foretell.train import recipes
 from foretell.train.answers import AT_ONCE
-from foretell.train.draft import blocks
+from foretell.train.draft import TextRun
 from foretell.train.head_data import Corpus, Teacher, places
 from foretell.train.head_report import hits, overlaps, rank_table, true_ranks
-from foretell.train.lm import Run
 from foretell.train.objectives import (
     OBJECTIVES,
     furthest_behind,
@@ -34,6 +34,7 @@ from foretell.train.objectives import (
     objective,
     row_loss,
 )
+from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -61,6 +62,10 @@ class TrainHead:
     seed: int = 0  # of the weights and of the order of texts
 
     def __post_init__(self) -> None:
+        rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
+        recipes.check(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
+        if self.kind not in kinds():
+            raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(kinds()))}")
         if self.objective not in OBJECTIVES:
             raise BadConfig.field("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
         if not 0 < self.keep <= 1:
@@ -108,11 +113,12 @@ def loss_of(
     teacher: Teacher,
     config: TrainHead,
     reference: Head | None = None,
+    progress: float = 0.0,
 ) -> torch.Tensor:
     """The mean over a batch's drafted tokens, depths weighed by `head.decay`.
 
     With a reference of the same kind it is the mean over those tokens of a depth from which most is
-    to be learnt.
+    to be learnt. `progress`: the share of training that is over.
     """
     depths = config.depths or head.depths
     loss_by = objective(config.objective)
@@ -126,7 +132,8 @@ def loss_of(
         if reference is not None:
             with torch.no_grad():
                 others = iter(list(reference.unroll(texts, depths)))
-        for drafted, other in zip(head.unroll(texts, depths), others, strict=False):
+        shown = replace(texts, shown=head.glance(texts, answers, teacher.best, progress))
+        for drafted, other in zip(head.unroll(shown, depths), others, strict=False):
             row, place = places(answers, drafted.depth, drafted.anchors).T
             if not len(row):
                 break
@@ -154,8 +161,13 @@ def loss_of(
 
 
 def head_before(folder: Path, target: Any, kind: str) -> tuple[Head, torch.Tensor]:
-    """A head that is there already, and the tokens that it drafts."""
+    """A head that is there already, and the tokens that it drafts. Raises BadConfig for one of
+    another build than training makes, as published heads are.
+    """
     head, kept = load(folder, target, kind)
+    if head.config.options:
+        what = f"has {', '.join(sorted(head.config.options))} of its own"
+        raise BadConfig(f"{folder}: {what}; begin with a head of `foretell train head`")
     return head, torch.arange(target.vocab) if kept is None else kept
 
 
@@ -170,35 +182,33 @@ def refuse_itself(head: Head, reference: Head, folder: Path) -> None:
         )
 
 
-class HeadRun(Run):
+class HeadRun(TextRun):
     """A run folder whose batches are groups of answers with their states."""
 
-    def __init__(self, folder: Path, config: TrainHead, head: Head, reference: Head | None = None):
-        super().__init__(folder, config, head, head)
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainHead,
+        head: Head,
+        reference: Head | None = None,
+        processes: Processes | None = None,
+    ):
+        super().__init__(folder, config, head, head, processes)
         self.reference = reference
-        self.groups: list[list[int]] = []
-        self.rounds = 0
 
     def advance_on(self, corpus: Corpus, teacher: Teacher) -> float:
         """One optimiser step; returns its mean loss."""
         config: Any = self.config
-        parts = config.batch // config.micro
-        total = 0.0
-        for part in range(parts):
-            number = self.step * parts + part
-            while len(self.groups) <= number:
-                seed = config.seed * 1_000 + self.rounds
-                lengths = [len(text.tokens) for text in corpus.train]
-                self.groups += blocks(lengths, config.micro, seed)
-                self.rounds += 1
-            chosen = [corpus.train[index] for index in self.groups[number]]
+
+        def loss(group: list[int], number: int) -> torch.Tensor:
+            chosen = [corpus.train[index] for index in group]
             seed = config.seed * 1_000_003 + number
             batch, answers = teacher.texts(chosen, self.model.noise, seed)
-            loss = loss_of(self.model, batch, answers, teacher, config, self.reference) / parts
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        self.update()
-        return total
+            torch.manual_seed(seed)  # dropout goes on where it was, too
+            progress = self.step / config.steps
+            return loss_of(self.model, batch, answers, teacher, config, self.reference, progress)
+
+        return self.step_on([len(text.tokens) for text in corpus.train], loss)
 
 
 def train(
@@ -210,20 +220,26 @@ def train(
     config: TrainHead,
     save_every: float = 300.0,
     quiet: bool = False,
-    device: str = "cpu",
+    processes: Processes | None = None,
     init: Path | None = None,
     reference: Path | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; writes OUT/head and returns the report.
 
+    `processes`: those that share the work; None: there is one, on the CPU.
+
     `init`: folder of a head of the same kind to begin with. `reference`: of one that is trained
     already, beside which the tokens to learn from are chosen. The new head keeps their tokens.
+    `recipe`: all that the run was started with, which is kept in its folder.
     """
     target: Any = lm.models["target"]
+    processes = processes or Processes()
+    processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, states, config.window)
     torch.manual_seed(config.seed)
-    head = build(config.kind, target_shape(target)).to(device)
+    head = build(config.kind, target_shape(target)).to(processes.device)
     if config.depths > head.deepest:
         raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
     head.begin(target)
@@ -238,12 +254,13 @@ def train(
             raise BadConfig(f"{init} and {reference} draft other tokens; train both from one")
         refuse_itself(head, beside, reference)
         kept = known_kept
-        beside.to(device).eval()
+        beside.to(processes.device).eval()
     missing = {*head.taps, head.config.target.layers} - {*taps}
     if missing:
         raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")
     teacher = Teacher(target, taps, head, kept)
-    run = HeadRun(out, config, head, beside)
+    run = HeadRun(out, config, head, beside, processes)
+    run.keep(recipe)
     run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
     trained = config.depths or head.depths
     depths = min(max(trained, 5), head.deepest)
@@ -256,8 +273,11 @@ def train(
         "overlaps": overlaps(head, corpus.held_back, teacher, depths, config.micro),
         "ranks": ranks,
         "settings": asdict(config),
+        "recipe": recipe,
     }
-    about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
-    save(head, kept, out / "head", target, about)
-    write_text(out / "report.json", json.dumps(report, indent=1))
+    if processes.first:
+        about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
+        save(head, kept, out / "head", target, about)
+        write_text(out / "report.json", json.dumps(report, indent=1))
+    processes.wait()
     return report

@@ -34,18 +34,24 @@ class Known:
 
 
 class Corpus:
-    """All answers with their states, those for measuring aside."""
+    """All answers with their states, those for measuring aside.
 
-    def __init__(self, files: Sequence[Path], states: Sequence[Path], window: int):
+    `states`: a file beside each file of answers; None: their states are not kept, (n, 0).
+    """
+
+    def __init__(self, files: Sequence[Path], states: Sequence[Path] | None, window: int):
         self.train: list[Known] = []
         self.held_back: list[Known] = []
         seen = 0
-        for file, beside in zip(files, states, strict=True):
-            rows = load_states(beside)
+        every: Sequence[Path | None] = states or [None] * len(files)
+        for file, beside in zip(files, every, strict=True):
+            rows = None if beside is None else load_states(beside)
             start = 0
             for text in read(file):
-                known = self._known(text, rows[start : start + len(text.tokens)], window)
-                start += len(text.tokens)
+                count = len(text.tokens)
+                part = torch.zeros(count, 0) if rows is None else rows[start : start + count]
+                known = self._known(text, part, window)
+                start += count
                 if known is None:
                     continue
                 (self.held_back if seen % HELD_BACK == 0 else self.train).append(known)
@@ -124,6 +130,14 @@ class Teacher:
     def laws(self, finals: torch.Tensor) -> torch.Tensor:
         """Normed states (m, E) -> the target's laws (m, Vd) over the tokens that are kept."""
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
+
+    @torch.no_grad()
+    def best(self, states: torch.Tensor) -> torch.Tensor:
+        """Normed states (m, E) -> (m,) the number of the likeliest kept token."""
+        parts = [
+            (rows.to(self.weight.dtype) @ self.weight.T).argmax(-1) for rows in states.split(ROWS)
+        ]
+        return torch.cat(parts)
 
     @cached_property
     def whole(self) -> torch.Tensor:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +37,9 @@ from transformers import (
 
 from foretell.errors import BadConfig
 from foretell.ops.files import whole, write_text
+from foretell.train import recipes
 from foretell.train.corpus import END, prepare
+from foretell.train.processes import Processes, launched
 
 
 def check_heads(hidden: int, heads: int, kv_heads: int) -> None:
@@ -175,24 +178,29 @@ LossOf = Callable[[torch.nn.Module, torch.nn.Module | None, torch.Tensor], torch
 class Run:
     """A run folder: model, optimisers, step; saved and restored as safetensors.
 
-    `layers`: the part of the model whose matrices are trained with Muon.
+    `layers`: the part of the model whose matrices are trained with Muon. `processes`: those that
+    share its steps, of which the first one writes; without them there must be one process.
     """
 
     longer = "tokens"  # the setting that may be larger when a run is continued
     unit = "tokens"  # of `config.batch`
 
-    def __init__(self, folder: Path, config: Any, model: Any, layers: torch.nn.Module):
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        model: Any,
+        layers: torch.nn.Module,
+        processes: Processes | None = None,
+    ):
         self.folder, self.config, self.step = folder, config, 0
         self.model = model
-        self.matrices = [p for p in layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in self.matrices}
-        others = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                self.matrices, lr=config.matrix_rate, momentum=0.95, weight_decay=0.05
-            ),
-            torch.optim.AdamW(others, lr=config.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        if processes is None and launched() > 1:
+            raise BadConfig("this is trained by one process: start it without `accelerate launch`")
+        self.processes = processes or Processes()
+        rated = self.rated(layers)
+        self.optimisers = [optimiser for optimiser, _ in rated]
+        self.rates = [rate for _, rate in rated]
         settings = folder / "train.json"
         if settings.exists():
             before = json.loads(settings.read_text())
@@ -203,13 +211,37 @@ class Run:
                     f"{folder} holds a run with other settings; "
                     "repeat them, or choose another --out"
                 )
-        write_text(settings, json.dumps(asdict(config), indent=1))
+        self.processes.wait()  # until all have read what was there
+        if self.processes.first:
+            write_text(settings, json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
 
+    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+        """The optimisers, each with its learning rate."""
+        c = self.config
+        matrices = [p for p in layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        muon = torch.optim.Muon(matrices, lr=c.matrix_rate, momentum=0.95, weight_decay=0.05)
+        adam = torch.optim.AdamW(others, lr=c.other_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        return [(muon, c.matrix_rate), (adam, c.other_rate)]
+
+    @property
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The model's parameters that change, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def keep(self, recipe: Mapping[str, Any] | None) -> None:
+        """Writes all that the run was started with into its folder."""
+        if recipe is not None and self.processes.first:
+            recipes.write(recipe, self.folder)
+
     def save(self) -> None:
+        if not self.processes.first:
+            return
         tensors = {"step": torch.tensor(self.step)}
-        tensors |= {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
+        tensors |= {f"model.{n}": p.detach() for n, p in self.trained.items()}
         for which, optimiser in enumerate(self.optimisers):
             for index, state in optimiser.state_dict()["state"].items():
                 tensors |= {
@@ -224,7 +256,7 @@ class Run:
         tensors = load_file(self.folder / "state.safetensors")
         self.step = int(tensors["step"])
         with torch.no_grad():
-            for name, p in self.model.named_parameters():
+            for name, p in self.trained.items():
                 p.copy_(tensors[f"model.{name}"])
         for which, optimiser in enumerate(self.optimisers):
             state: dict[int, dict[str, torch.Tensor]] = {}
@@ -247,12 +279,14 @@ class Run:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
-        with bars as progress, (self.folder / "log.jsonl").open("a") as log, interrupts() as stop:
+        first_one = self.processes.first
+        bars = Progress(*columns, console=Console(stderr=True), disable=quiet or not first_one)
+        record = self.folder / "log.jsonl" if first_one else Path(os.devnull)
+        with bars as progress, record.open("a") as log, interrupts() as stop:
             title = f"{self.size / 1e6:.1f} M parameters"
             bar = progress.add_task(title, total=config.steps, completed=first)
             while self.step < config.steps:
-                if stop:
+                if self.processes.total(len(stop)):  # all end behind the same step
                     self.save()
                     raise KeyboardInterrupt
                 loss = advance()
@@ -273,8 +307,8 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Parameters of the model."""
-        return sum(p.numel() for p in self.model.parameters())
+        """Parameters that are trained."""
+        return sum(p.numel() for p in self.trained.values())
 
     def advance(
         self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of
@@ -297,8 +331,9 @@ class Run:
     def update(self) -> None:
         """The end of an optimiser step, when the gradients are there."""
         c = self.config
+        self.processes.add_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimiser, base in zip(self.optimisers, (c.matrix_rate, c.other_rate), strict=True):
+        for optimiser, base in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = base * rate(self.step, c)
             optimiser.step()

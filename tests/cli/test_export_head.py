@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 import foretell
 from foretell.heads.folder import build, save, target_shape
 from foretell.heads.formats.reading import load
@@ -31,13 +34,34 @@ def test_a_head_goes_to_speculators_and_back(run: Any, folder: str, tmp_path: Pa
     assert head.matrix is not None and kept is not None and len(kept) == target.vocab
 
 
+@pytest.mark.parametrize(
+    ("kind", "to", "layout"),
+    [
+        ("medusa", [], "medusa"),
+        ("medusa", ["--to", "medusa-vllm"], "medusa-vllm"),
+        ("mlp-speculator", [], "mlp-speculator"),
+        ("hydra", [], "foretell"),
+    ],
+)
+def test_a_head_goes_to_the_layout_of_its_kind(
+    kind: str, to: list[str], layout: str, run: Any, folder: str, tmp_path: Path
+) -> None:
+    target = foretell.load(folder, device="cpu").models["target"]
+    save(build(kind, target_shape(target)), torch.tensor([1, 5]), tmp_path / "head", target, {})
+    args = ["export-head", "--model", folder, "--check", "0", str(tmp_path / "head"), *to]
+    code, said, err = run(*args, "--out", str(tmp_path / "out"))
+    assert code == 0 and f"a head of kind {kind} in the layout {layout}" in said, err
+    _, kept = load(tmp_path / "out", target, kind)
+    assert (kept is None) == (layout in ("medusa", "mlp-speculator"))
+
+
 def test_what_cannot_be_exported_is_one_line(run: Any, folder: str, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "a").write_text("")
     args = ["export-head", "--model", folder, str(tmp_path / "none"), "--out"]
     for given, said in (
-        ([str(tmp_path / "new"), "--to", "medusa"], "--to='medusa'"),
+        ([str(tmp_path / "new"), "--to", "mamba"], "--to='mamba'"),
         ([str(full)], "is there already"),
         ([str(tmp_path / "new")], "config.json"),
     ):

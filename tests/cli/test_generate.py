@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from foretell.cli import generate
+from foretell.rows.cfg import Cfg
 from tests import tiny
 
 CODE = "def add(a, b):"
@@ -156,6 +157,23 @@ def test_the_question_stands_before_the_answer_on_a_terminal(
     answer = tiny.lm().generate("user: def\n", "plain", max_new_tokens=12).text
     assert answer[:5].isprintable(), "rich leaves control characters out"
     assert capsys.readouterr().out.startswith(f"def\n\n{answer[:5]}")
+
+
+def test_rows_and_warpers_have_a_flag_each(run: Any, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("The dog", "utf-8")
+    rows = f"cfg:g=2,negative=@{tmp_path / 'other.txt'}"
+    negative = tuple(tiny.tokenizer()("The dog")["input_ids"])
+    source = Cfg(2.0, negative)
+    wanted = tiny.lm().generate(CODE, rows=source, warp="momentum", max_new_tokens=12).text
+    flags = ["--rows", rows, "--warp", "momentum"]
+    code, out, _ = run("generate", "--model", folder, "--method", "ngram", *flags, *SHORT, CODE)
+    assert code == 0 and out == f"{wanted}\n"
+    wrong = {"--rows": "unknown rows 'cgf'; did you mean cfg", "--warp": "unknown warp 'cgf'"}
+    for flag, message in wrong.items():
+        code, out, err = run("generate", "--model", "nowhere", flag, "cgf", CODE)
+        assert code == 2 and not out and message in err and err.count("\n") == 1
+    code, _, err = run("generate", "--model", folder, "--rows", "cfg:model=draft", *SHORT, CODE)
+    assert code == 2 and "it needs a 'draft' model; load one" in err
 
 
 def test_an_answer_has_the_form_that_is_asked_for(run: Any, folder: str, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -23,10 +24,10 @@ SHAPE = TargetShape(
 LENGTH = 9
 
 
-def made(kind: str) -> Head:
+def made(kind: str, **options: Any) -> Head:
     """A head whose weights are all of some size."""
     torch.manual_seed(3)
-    head = build(kind, SHAPE).double().eval()
+    head = build(kind, SHAPE, options).double().eval()
     with torch.no_grad():
         for weight in head.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -42,6 +43,24 @@ def texts(head: Head, rows: int = 2) -> Texts:
 
     ids = torch.randint(50, (rows, LENGTH), generator=draw)
     return Texts(ids, numbers(32), numbers(32 * len(head.taps)), numbers(32))
+
+
+@torch.no_grad()
+def largest_gap(
+    head: Head, batch: Texts, depths: int, stepwise: Callable[..., Sequence[torch.Tensor]]
+) -> float:
+    """The largest difference between training and drafting, over all anchors and depths.
+
+    stepwise (head, batch, row, anchor, depths): what is drafted behind token `anchor` of a text.
+    """
+    trained = [drafted.states for drafted in head.unroll(batch, depths)]
+    gaps = [
+        float((trained[depth][row, anchor] - states).abs().max())
+        for row in range(len(batch.ids))
+        for anchor in range(LENGTH - depths + 1)
+        for depth, states in enumerate(stepwise(head, batch, row, anchor, depths))
+    ]
+    return max(gaps)
 
 
 class Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from foretell.core.cache import Cache
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
@@ -20,12 +23,15 @@ from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Head, Texts
 from foretell.heads.folder import build, load, save, target_shape
+from foretell.heads.model import HeadModel
 from foretell.heads.output import Output
 from foretell.strategies.plain import Plain
+from tests import laws
 from tests.families.families import tiny
 from tests.heads.driving import trees
 from tests.memory.users import run
 
+NEAR = 1e-4  # float32, of states that were computed in other batches
 TEXT = [(11 * i + i * i) % 90 for i in range(15)]
 
 
@@ -126,3 +132,55 @@ def check_answers(kind: str, drafter: Drafter, where: Path, **options: Any) -> N
         lives = run(models, *(Request(text, strategy, sampling) for text in texts), **settings)
         assert [live.ctx.output for live in lives] == plain
         assert all(live.ctx.stats.drafted for live in lives)
+
+
+@torch.inference_mode()
+def check_held_rows(kind: str, drafter: Drafter, rounds: int, **options: Any) -> int:
+    """After so many rounds of random texts, a head's cache holds what it makes of a text at once:
+    rows, and what it remembers beside them. Returns how many rounds there were.
+    """
+    torch.manual_seed(2)
+    network = build(kind, target_shape(llama()), options)
+    network.begin(llama())
+    for weight in network.parameters():
+        weight += 0.05 * torch.randn_like(weight)
+    head = HeadModel(network, None, llama())
+    draw = random.Random(3)
+    done = accepted = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(drafter), "bring", lambda self, models: {"head": head})
+        while done < rounds:
+            engine = Engine({"target": llama()})
+            sampling = Sampling(temperature=0.2, seed=draw.randrange(99), max_new_tokens=40)
+            prompt = [draw.randrange(90) for _ in range(9)]
+            live = engine.add(Request(prompt, Speculative(drafter, nodes=9), sampling))
+            while engine.live:
+                engine.step()
+                done += 1
+                if done % 10 == 0 and ("head", 0) in live.caches:
+                    held = live.caches["head", 0]
+                    check_rows(head, llama(), held, list(live.ctx.tokens), NEAR)
+            assert live.error is None, live.error
+            accepted += live.ctx.stats.accepted
+    assert accepted > 5, "nothing that was drafted was kept"
+    return done
+
+
+def check_rows(head: HeadModel, target: Decoder, held: Cache, text: list[int], near: float) -> None:
+    """What a head's cache holds of a text is what a fresh one makes of the text's true states."""
+    beside = laws.fresh_states(head, target, text)
+    held = held.fork()
+    held.beside = beside
+    held.commit(text)
+    fresh = head.cache(None, beside)
+    job, _ = fresh.prepare(Ask(TokenTree(text[-1])), text, len(text))
+    head.forward([job])
+    fresh.commit([*text, 0])
+    for ours, theirs in zip((*held.k, *held.v), (*fresh.k, *fresh.v), strict=True):
+        gap = (ours[:, : held.base] - theirs[:, : held.base]).abs().max() if held.base else 0.0
+        assert gap <= near, "stale rows in the cache"
+    if held.states is not None and fresh.states is not None and held.length:
+        for tap, rows in held.states.committed.items():
+            gap = (rows[: held.length] - fresh.states.committed[tap][: held.length]).abs().max()
+            assert gap <= near, "stale states beside the rows"
+    held.drop()

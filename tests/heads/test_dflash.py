@@ -85,7 +85,8 @@ def test_a_block_depends_on_its_anchor_and_the_states_before_it() -> None:
 def test_in_training_some_places_are_anchors_and_give_what_all_do() -> None:
     head = made("dflash")
     batch, more = texts(head), 2 * ANCHORS // LENGTH
-    longer = Texts(*(part.repeat(1, more, *[1] * (part.ndim - 2)) for part in vars(batch).values()))
+    parts = (batch.ids, batch.embedded, batch.features, batch.finals)
+    longer = Texts(*(part.repeat(1, more, *[1] * (part.ndim - 2)) for part in parts))
     whole = list(head.unroll(longer, 7))
     some = list(head.train().unroll(longer, 7))
     for one, other in zip(whole, some, strict=True):

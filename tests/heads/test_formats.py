@@ -15,10 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.core.engine import Engine
-from foretell.core.request import Request
-from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.families import packed
 from foretell.families.decoder import Decoder
@@ -30,18 +26,19 @@ from foretell.heads.model import HeadModel, head_model
 from foretell.native import library
 from foretell.ops.growth import TreeShape
 from foretell.runtimes.native import NativeExecutor
-from foretell.spec import resolve
 from tests.families import families
-
-TEXT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
-Tensors = dict[str, torch.Tensor]
-
-
-@cache
-def target() -> Decoder:
-    model = Decoder(families.tiny("llama"), "llama")
-    model.tokenizer = None
-    return model
+from tests.heads.published import (
+    TEXT,
+    Tensors,
+    check_greedy,
+    drawn,
+    layer_shapes,
+    logits_of,
+    rms,
+    states_of,
+    target,
+    written,
+)
 
 
 @cache
@@ -71,32 +68,6 @@ def layer_config(model: Decoder, **more: Any) -> dict[str, Any]:
         "vocab_size": model.vocab,
         **more,
     }
-
-
-def drawn(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> Tensors:
-    """Norms about 1, matrices that keep lengths."""
-    draw = torch.Generator().manual_seed(seed)
-    found = {}
-    for name, shape in shapes.items():
-        value = torch.randn(shape, generator=draw)
-        found[name] = 1 + 0.2 * value if len(shape) == 1 else value * shape[-1] ** -0.5
-    return found
-
-
-def layer_shapes(config: dict[str, Any], prefix: str, inputs: int) -> dict[str, tuple[int, ...]]:
-    hidden, inner, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q, kv = (config[f"num_{name}_heads"] * width for name in ("attention", "key_value"))
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (q, inputs),
-        "self_attn.k_proj": (kv, inputs),
-        "self_attn.v_proj": (kv, inputs),
-        "self_attn.o_proj": (hidden, q),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        "post_attention_layernorm": (hidden,),
-    }
-    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 def eagle(model: Decoder, bias: bool = True) -> tuple[dict[str, Any], Tensors]:
@@ -136,17 +107,6 @@ def speculators(model: Decoder, **more: Any) -> tuple[dict[str, Any], Tensors]:
     config, tensors = eagle3(model, "layers.0.")
     told = {"speculators_model_type": "eagle3", "transformer_layer_config": config}
     return {**told, "draft_vocab_size": config["draft_vocab_size"], **more}, tensors
-
-
-def written(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
-    return folder
-
-
-def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * (x.square().mean() + eps).rsqrt() * weight
 
 
 class Twin:
@@ -220,38 +180,6 @@ class Twin:
         return normed if self.normed_out else out, normed if self.feeds_normed else out
 
 
-def states_of(model: Decoder, taps: Sequence[int], text: Sequence[int] = TEXT) -> torch.Tensor:
-    """Of the text's tokens (n, F), behind a row of zeros that stands before the first."""
-    tree = TokenTree(text[0]).chain(text[1:])
-    job, _ = model.cache().prepare(Ask(tree, rows=(), taps=tuple(sorted(set(taps)))), text[:1], 1)
-    (reply,) = model.forward([job])
-    found = torch.cat([reply.hidden[tap].float() for tap in taps], -1)
-    return torch.cat([torch.zeros_like(found[:1]), found])
-
-
-def logits_of(head: HeadModel, states: torch.Tensor, below: Sequence[int]) -> list[torch.Tensor]:
-    """What a head says behind the text, and behind each of these tokens drafted below it."""
-    beside = SimpleNamespace(
-        settle=lambda tokens: None,
-        states=SimpleNamespace(read=lambda feeds, a, b: states[a + 1 : b + 1]),
-    )
-    tree = TokenTree(TEXT[-1])
-    given: list[torch.Tensor] = []
-    found: list[torch.Tensor] = []
-    for token in (*below, 0):
-        cache = head.cache(beside=beside)  # type: ignore[arg-type]
-        features = torch.stack(given) if given else None
-        row = len(tree) - 1
-        ask = Ask(tree, "head", rows=[row], taps=(0,), features=features)
-        job, done = cache.prepare(ask, TEXT, 512)
-        assert done
-        (reply,) = head.forward([job])
-        found.append(reply.logits[-1].float())
-        given.append(reply.hidden[0][-1].float())
-        tree.add(row, token)
-    return found
-
-
 def twin_logits(
     model: Decoder, twin: Twin, states: torch.Tensor, below: Sequence[int]
 ) -> list[torch.Tensor]:
@@ -319,19 +247,7 @@ def test_the_twin_tells_the_variants_apart() -> None:
 @pytest.mark.parametrize("layout", ["eagle", "eagle3", "norm before residual"])
 def test_greedy_tokens_are_those_of_plain_decoding(layout: str, tmp_path: Path) -> None:
     folder = written(tmp_path, *LAYOUTS[layout](target()))
-    method = "eagle" if layout == "eagle" else "eagle3"
-    texts = []
-    for spec in ("plain", f"{method}:head={folder}"):
-        _, strategy = resolve(spec)
-        engine = Engine({"target": target()})
-        live = engine.add(
-            Request(list(TEXT), strategy, Sampling(max_new_tokens=12, temperature=0.0))
-        )
-        for _ in engine.run():
-            pass
-        assert live.error is None, live.error
-        texts.append(live.ctx.tokens)
-    assert texts[0] == texts[1] and len(texts[0]) == len(TEXT) + 12
+    check_greedy(target(), "eagle" if layout == "eagle" else "eagle3", folder)
 
 
 @pytest.mark.skipif(not library.available(), reason="the C library is not built")

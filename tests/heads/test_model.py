@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import foretell
-from foretell.core.cache import Cache
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
@@ -31,6 +30,7 @@ from foretell.ops.growth import TreeShape
 from foretell.runtimes import native
 from tests import laws
 from tests.families.families import tiny
+from tests.heads.serving import check_rows
 from tests.memory.users import by_chunks
 from tests.runtimes.test_native import SIZES
 
@@ -153,20 +153,6 @@ def test_a_level_that_is_hardly_reached_is_the_last() -> None:
             assert max(found) == levels - 1
 
 
-def check_rows(head: HeadModel, target: Decoder, held: Cache, text: list[int]) -> None:
-    """What the head's cache holds of a text is what it makes of the text's true states."""
-    beside = laws.fresh_states(head, target, text)
-    held = held.fork()
-    held.beside = beside
-    held.commit(text)
-    fresh = head.cache(None, beside)
-    job, _ = fresh.prepare(Ask(TokenTree(text[-1])), text, len(text))
-    head.forward([job])
-    for ours, theirs in zip((*held.k, *held.v), (*fresh.k, *fresh.v), strict=True):
-        assert torch.equal(ours[:, : held.base], theirs[:, : held.base])
-    held.drop()
-
-
 @NATIVE
 def test_after_many_rounds_no_row_of_a_rejected_node_is_left() -> None:
     target, draw = packed("bfloat16"), random.Random(3)
@@ -184,8 +170,31 @@ def test_after_many_rounds_no_row_of_a_rejected_node_is_left() -> None:
                 engine.step()
                 rounds += 1
                 if rounds % 10 == 0 and ("head", 0) in live.caches:
-                    check_rows(head, target, live.caches["head", 0], list(live.ctx.tokens))
+                    held = live.caches["head", 0]
+                    check_rows(head, target, held, list(live.ctx.tokens), 0.0)
             assert live.error is None and rounds > 40
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "chimera", "falcon"])
+@torch.inference_mode()
+def test_a_shared_prefix_is_read_as_rows_of_its_own(kind: str) -> None:
+    """And so are the states, tokens and memory that heads keep beside their rows."""
+    target = Decoder(tiny("llama", dtype=torch.float64), "llama")
+    head = head_of(target, kind)
+    text = [(11 * i + i * i) % 90 for i in range(14)]
+    beside = laws.fresh_states(head, target, text)
+    rows = []
+    first = head.cache(None, beside)
+    job, _ = first.prepare(Ask(TokenTree(text[-1])), text, len(text))
+    rows.append(head.forward([job])[0].logits)
+    for end in (1, 5, 12):
+        shared = head.cache(None, beside)
+        assert shared.adopt(first.share([*text, 0], end))
+        job, _ = shared.prepare(Ask(TokenTree(text[-1])), text, len(text))
+        assert len(job.tokens) == len(text) - end
+        rows.append(head.forward([job])[0].logits)
+    for row in rows[1:]:
+        assert torch.allclose(row, rows[0], atol=1e-5)
 
 
 def test_a_long_prompt_in_pieces_is_drafted_as_whole() -> None:

@@ -17,7 +17,7 @@ from foretell.heads.folder import build, save, target_shape
 from foretell.heads.model import NativeLayer
 from foretell.native import library
 from tests.heads.driving import trees
-from tests.heads.paths import LENGTH, SHAPE, Rows, made, texts
+from tests.heads.paths import SHAPE, Rows, largest_gap, made, texts
 from tests.runtimes.test_native import tied
 
 NEAR = 1e-5  # norms and rotations compute in float32
@@ -48,15 +48,7 @@ def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> li
 
 def difference(head: Head, depths: int = 4) -> float:
     """The largest one between training and drafting, over all anchors and depths."""
-    batch = texts(head)
-    trained = [drafted.states for drafted in head.unroll(batch, depths)]
-    gaps = [
-        float((trained[depth][row, anchor] - states).abs().max())
-        for row in range(len(batch.ids))
-        for anchor in range(LENGTH - depths + 1)
-        for depth, states in enumerate(stepwise(head, batch, row, anchor, depths))
-    ]
-    return max(gaps)
+    return largest_gap(head, texts(head), depths, stepwise)
 
 
 @torch.no_grad()

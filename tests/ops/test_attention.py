@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from foretell.ops.attention import attend
+from foretell.ops.attention import attend, merge, own_part, partial_attention
 
 
 def twin(
@@ -69,3 +69,23 @@ def test_equals_the_twin(
     assert torch.allclose(
         out, torch.tensor(twin(q, k, v, mask, 0.5, softcap, sinks), dtype=torch.float64), atol=1e-12
     )
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+def test_a_key_of_each_nodes_own_is_one_more_row(heads: tuple[int, int]) -> None:
+    draw = torch.Generator().manual_seed(7)
+
+    def numbers(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=draw, dtype=torch.float64)
+
+    q, k, v = numbers(heads[0], 3, 4), numbers(heads[1], 5, 4), numbers(heads[1], 5, 2)
+    own_k, own_v = numbers(heads[1], 3, 4), numbers(heads[1], 3, 2)
+    mask = torch.zeros(3, 5, dtype=torch.float64)
+    mask[0, 2:] = -torch.inf
+    out = merge([partial_attention(q, k, v, mask, 0.5), own_part(q, own_k, own_v, 0.5)])
+    for node in range(3):
+        here = slice(node, node + 1)
+        keys, values = torch.cat([k, own_k[:, here]], 1), torch.cat([v, own_v[:, here]], 1)
+        seen = torch.cat([mask[here], torch.zeros(1, 1, dtype=torch.float64)], 1)
+        want = twin(q[:, here], keys, values, seen, 0.5, None, None)
+        assert torch.allclose(out[here], torch.tensor(want, dtype=torch.float64), atol=1e-12)

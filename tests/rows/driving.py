@@ -28,11 +28,11 @@ def early_row(toy: ToyLayers, text: Sequence[int], layers: int) -> list[float]:
 
 
 def keep_plausible(mixed: Sequence[float], logs: Sequence[float], least: float) -> list[float]:
-    """`mixed`, -inf for tokens whose chance is below `least` times the best one's."""
+    """`mixed`, and far below it tokens whose chance is less than `least` times the best one's."""
     top = max(logs)
-    return [
-        m if math.exp(x - top) >= least else -math.inf for m, x in zip(mixed, logs, strict=True)
-    ]
+    pairs = list(zip(mixed, logs, strict=True))
+    lowest = min(m for m, x in pairs if math.exp(x - top) >= least)
+    return [m if math.exp(x - top) >= least else lowest - 1000 + x - top for m, x in pairs]
 
 
 def greedy(spec: str, source: Source | None, engine: Engine, **more: Any) -> list[Live]:

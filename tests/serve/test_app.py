@@ -102,6 +102,15 @@ def test_an_answer_in_a_chat_may_fill_the_context(live: Live, client: httpx.Clie
     assert completion(client, temperature=0, ignore_eos=True)["usage"]["completion_tokens"] == 16
 
 
+def test_rows_and_warpers_go_with_any_method(live: Live, client: httpx.Client) -> None:
+    fields = {"rows": "cfg:g=2,negative=300 5", "warp": "momentum:alpha=0.3+rpg"}
+    wanted = offline(live, max_new_tokens=12, **fields).text
+    assert wanted != offline(live, max_new_tokens=12).text
+    for method in ("plain", "suffix", "token-recycling:nodes=4"):
+        answer = completion(client, **GREEDY, method=method, **fields)
+        assert answer["choices"][0]["text"] == wanted
+
+
 def test_an_answer_tells_how_it_came_about(client: httpx.Client) -> None:
     told = completion(client, **GREEDY, method="token-recycling:nodes=4")["foretell"]
     assert told["method"] == "token-recycling" and told["guarantee"] == "exact"
@@ -237,6 +246,13 @@ def test_status_is_for_people_who_watch(client: httpx.Client) -> None:
         ("/v1/completions", {"method": "ngram:n=x"}, "method"),
         ("/v1/completions", {"method": "draft"}, "method"),
         ("/v1/completions", {"method": "suffix", "speculation": "off"}, "speculation"),
+        ("/v1/completions", {"rows": "cgf"}, "rows"),
+        ("/v1/completions", {"rows": "cfg:g=x"}, "rows"),
+        ("/v1/completions", {"rows": "cfg:negative=@/etc/passwd"}, "rows"),
+        ("/v1/completions", {"rows": "lol:amateur=./folder"}, "rows"),
+        ("/v1/completions", {"warp": "momentum:k=0"}, "warp"),
+        ("/v1/completions", {"warp": "momentum+nothing"}, "warp"),
+        ("/v1/completions", {"warp": ""}, "warp"),
         ("/v1/completions", {"stream_options": {}}, "stream_options"),
         ("/v1/completions", {"trace": True}, "trace"),
         ("/v1/completions", {"n": 128, "prompt": ["a", "b"]}, "n"),

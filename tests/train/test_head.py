@@ -17,9 +17,10 @@ import torch
 from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Drafted, Head, Texts
-from foretell.heads.folder import build, fingerprint, load, target_shape
+from foretell.heads.falcon import Falcon
+from foretell.heads.folder import build, fingerprint, load, save, target_shape
 from foretell.train import answers, states
-from foretell.train.head import TrainHead, loss_of, taps_of, train
+from foretell.train.head import TrainHead, head_before, loss_of, taps_of, train
 from foretell.train.head_data import Corpus, Teacher, places
 from foretell.train.head_report import hits, overlaps
 from tests.families.families import tiny
@@ -204,8 +205,11 @@ def test_one_batch_is_learnt_by_heart(files: Any, tmp_path: Path) -> None:
     assert hits(head, few.train, teacher, 1, 64)[0] > 0.75
 
 
-def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(files: Any, tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, tokens=64 * 6)
+@pytest.mark.parametrize("kind", ["eagle3", "falcon"])  # the latter with dropout, and glancing
+def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(
+    kind: str, files: Any, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(SETTINGS, kind=kind, tokens=64 * 6)
     report = run(files, tmp_path / "whole", settings)
     assert report["tokens_seen"] == 64 * 6 and len(report["hits"]) == 5
 
@@ -232,6 +236,33 @@ def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(files: Any, tmp_pa
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert json.loads((tmp_path / "parts" / "report.json").read_text())["hits"] == report["hits"]
+
+
+def test_a_head_is_told_how_far_training_is_and_reads_what_it_is_shown(
+    files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    seen: list[Any] = []
+    glance, unroll = Falcon.glance, Falcon.unroll
+
+    def spy(self: Falcon, texts: Texts, answers: Any, best: Any, progress: float) -> Any:
+        told.append(progress)
+        shown = glance(self, texts, answers, best, progress)
+        # The output matrix as training has it: of a state that is the target's it finds its token.
+        assert int(best(texts.finals[answers]).max()) < SETTINGS.common
+        seen.append(shown)
+        return shown
+
+    def reading(self: Falcon, texts: Texts, depths: int) -> Any:
+        if texts.shown is not None:
+            assert texts.shown is seen[-1] and texts.shown.any()
+            seen[-1] = "read"
+        return unroll(self, texts, depths)
+
+    monkeypatch.setattr(Falcon, "glance", spy)
+    monkeypatch.setattr(Falcon, "unroll", reading)
+    run(files, tmp_path, dataclasses.replace(SETTINGS, kind="falcon", tokens=64 * 4))
+    assert told == [0.0, 0.25, 0.5, 0.75] and seen == ["read"] * 4
 
 
 def test_a_head_goes_on_from_another(files: Any, tmp_path: Path) -> None:
@@ -317,3 +348,12 @@ def test_a_head_is_no_reference_for_itself(files: Any, tmp_path: Path) -> None:
     run(files, tmp_path / "few", other)
     with pytest.raises(BadConfig, match="draft other tokens"):
         run(files, tmp_path / "fourth", SETTINGS, init=tmp_path / "few" / "head", reference=first)
+
+
+def test_a_head_of_another_build_is_not_trained_on(tmp_path: Path) -> None:
+    shape = target_shape(target())
+    save(build("medusa", shape), None, tmp_path / "ours", target(), {})
+    assert head_before(tmp_path / "ours", target(), "medusa")[1].tolist() == list(range(97))
+    save(build("medusa", shape, {"own_matrix": 97}), None, tmp_path / "theirs", target(), {})
+    with pytest.raises(BadConfig, match="theirs: has own_matrix of its own"):
+        head_before(tmp_path / "theirs", target(), "medusa")

@@ -166,7 +166,7 @@ def test_a_logit_below_the_middle_is_not_raised() -> None:
 @pytest.mark.parametrize("spec", ["plain", "ngram", "draft:length=2"])
 def test_the_law_is_that_of_the_warped_rows(spec: str) -> None:
     config = Rpg(decay=0.3, boost=0.5)
-    common: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4, "stop": ("zz",)}
+    common: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 3, "stop": ("zz",)}
     strategy = laws.build(spec)
     models = laws.world(strategy, copy=1.0)
     law = laws.enumerate_law(

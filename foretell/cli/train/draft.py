@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._loading import quiet
-from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli._output import emit, refusals
+from foretell.cli.train._asking import asked, first_alone
+from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.draft import TrainDraft as Settings
@@ -21,7 +22,9 @@ if not TYPE_CHECKING:
 
 
 def draft(
+    invocation: typer.Context,
     *,
+    recipe: Annotated[str | None, recipe_option("draft", "TrainDraft")] = None,
     target: Annotated[str, typer.Option(help="The model to be drafted for.")],
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the finished model will be OUT/model.")
@@ -31,8 +34,8 @@ def draft(
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
     ] = None,
-    own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
-    answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
+    own: Annotated[int, typer.Option(min=0, help="Questions that the target asks itself.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
     text: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,47 +44,56 @@ def draft(
             "text file. Repeatable.",
         ),
     ] = None,
-    text_tokens: Annotated[int, typer.Option(help="Tokens of plain text in all.")] = 4_000_000,
+    text_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of plain text in all.")
+    ] = 4_000_000,
     dtype: Annotated[str, typer.Option(help="Number format of the target.")] = "int8",
     init: Annotated[
         str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
     ] = None,
-    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    device: Annotated[
+        str,
+        typer.Option(help="Where the model is trained; cpu, but under `accelerate launch` GPUs."),
+    ] = "",
+    save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
     """Distil a draft model on a target's own answers. Run again, it goes on where it was."""
     import foretell
     from foretell.fetching import resolve
-    from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
+    from foretell.train.processes import Processes
 
     config = TrainDraft(**dataclasses.asdict(settings))
-    asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
-    if not asked and own < 1:
-        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
-    for option, value in (("--answer-tokens", answer_tokens), ("--text-tokens", text_tokens)):
-        if value < 1:
-            raise BadConfig.field(option, value, "at least 1")
+    questions = asked(prompts, own)
+    processes = Processes(device)
+    processes.check(config.batch, config.micro)
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}"):
         lm = foretell.load(target, dtype=dtype)
-        with progress_bar() as progress:
-            bar = progress.add_task("", total=None)
-
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(bar, description=what, completed=done, total=total)
-
-            files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+        with first_alone(processes) as tell:
+            files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
             if text:
-                progress.update(bar, description="plain texts", total=None)
+                tell("plain texts", 0, None)
                 place = answers / "text"
                 plain = write_texts(lm.encode, text, place, text_tokens, config.seed)
         if text:
             first = dataclasses.replace(config, tokens=text_tokens)
-            train(lm, plain, out / "text", first, save_every, init=init)
+            train(lm, plain, out / "text", first, save_every, init=init, processes=processes)
             init = str(out / "text" / "model")
-        report = train(lm, files, out, config, save_every, init=init)
+        report = train(
+            lm,
+            files,
+            out,
+            config,
+            save_every,
+            init=init,
+            processes=processes,
+            recipe=in_use(invocation),
+        )
+    if not processes.first:
+        return 0
     emit(
         f"{out / 'model'}: {report['parameters']:,} parameters, "
         f"{report['tokens_seen']:,} tokens seen; of the tokens of answers held back "

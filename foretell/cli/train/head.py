@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._loading import quiet
-from foretell.cli._output import emit, message, progress_bar, refusals
+from foretell.cli._output import emit, message, refusals
+from foretell.cli.train._asking import asked, first_alone
+from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.head import TrainHead as Settings
@@ -21,7 +22,9 @@ if not TYPE_CHECKING:
 
 
 def head(
+    invocation: typer.Context,
     *,
+    recipe: Annotated[str | None, recipe_option("head", "TrainHead")] = None,
     target: Annotated[str, typer.Option(help="The model to be drafted for.")],
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the finished head will be OUT/head.")
@@ -32,8 +35,8 @@ def head(
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
     ] = None,
-    own: Annotated[int, typer.Option(help="Questions that the target asks itself.")] = 0,
-    answer_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 256,
+    own: Annotated[int, typer.Option(min=0, help="Questions that the target asks itself.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
     dtype: Annotated[str, typer.Option(help="Number format in which the target answers.")] = "int8",
     states_dtype: Annotated[
         str, typer.Option(help="Number format in which its states are computed.")
@@ -45,8 +48,11 @@ def head(
         Path | None,
         typer.Option(help="Folder of a trained head: learn where most is to be gained (AdaSPEC)."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the head is trained.")] = "cpu",
-    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
+    device: Annotated[
+        str,
+        typer.Option(help="Where the head is trained; cpu, but under `accelerate launch` GPUs."),
+    ] = "",
+    save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
     """Train a head that drafts from a target's hidden states. Run again, it goes on where it was.
@@ -56,17 +62,15 @@ def head(
     import foretell
     from foretell.fetching import resolve
     from foretell.heads.folder import build, fingerprint, target_shape
-    from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all
     from foretell.train.head import TrainHead, head_before, plan, taps_of, train
+    from foretell.train.processes import Processes
     from foretell.train.states import write_states
 
     config = TrainHead(**dataclasses.asdict(settings))
-    asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
-    if not asked and own < 1:
-        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
-    if answer_tokens < 1:
-        raise BadConfig.field("--answer-tokens", answer_tokens, "at least 1")
+    questions = asked(prompts, own)
+    processes = Processes(device)
+    processes.check(config.batch, config.micro)
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}, --states {states}"):
         lm = foretell.load(target, dtype=dtype)
@@ -78,16 +82,12 @@ def head(
             if before is not None:
                 head_before(before, model, config.kind)
         taps = taps_of(config.kind, shape)
-        lm.measure()
-        costs = lm.engine.costs_of(model)
-        message(plan(len(asked) + own, answer_tokens, shape, taps, config, costs))
-        with progress_bar() as progress:
-            bar = progress.add_task("", total=None)
-
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(bar, description=what, completed=done, total=total)
-
-            files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
+        if processes.first:
+            lm.measure()
+            costs = lm.engine.costs_of(model)
+            message(plan(len(questions) + own, answer_tokens, shape, taps, config, costs))
+        with first_alone(processes) as tell:
+            files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
             if states_dtype != dtype:
                 lm = foretell.load(target, dtype=states_dtype)
                 model = lm.models["target"]
@@ -101,10 +101,13 @@ def head(
             out,
             config,
             save_every,
-            device=device,
+            processes=processes,
+            recipe=in_use(invocation),
             init=init,
             reference=reference,
         )
+    if not processes.first:
+        return 0
     hits = " ".join(f"{share:.3f}" for share in report["hits"])
     emit(
         f"{out / 'head'}: {config.kind}, {report['parameters']:,} parameters, "

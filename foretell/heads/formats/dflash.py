@@ -41,16 +41,16 @@ class DflashFormat(Format):
         kinds = told.get("layer_types") or [FULL]
         if any(kind != FULL for kind in kinds):
             raise checkpoint.bad(f"layer_types={kinds}, and this version loads {FULL!r} alone")
-        layers = number(checkpoint, told, "num_hidden_layers", 1, 64)
+        layers = checkpoint.whole_number(told, "num_hidden_layers", 1, 64)
         head_norms = "layers.0.self_attn.q_norm.weight" in checkpoint
         options = {
-            "block": number(checkpoint, told, "block_size", 2, 256),
+            "block": checkpoint.whole_number(told, "block_size", 2, 256),
             "layers": layers,
             "taps": list(read_taps(checkpoint, told, shape.layers, layers, taps or "output")),
             "layer": layer_options(checkpoint, {**config, "num_hidden_layers": 1}, shape),
             "head_norms": head_norms,
         }
-        mask = number(checkpoint, told, "mask_token_id", 0, shape.vocab - 1)
+        mask = checkpoint.whole_number(told, "mask_token_id", 0, shape.vocab - 1)
         head: Any = build(self.kind, shape, options)
         checkpoint.check_tokens(target)
         # The one tensor that no file has: what the target makes of the mask.
@@ -59,14 +59,6 @@ class DflashFormat(Format):
         names = tensor_names(layers, head_norms)
         checkpoint.fill(head, names, {"embed_tokens.weight", "lm_head.weight"}, {"blank"})
         return head, None
-
-
-def number(checkpoint: Checkpoint, told: dict[str, Any], name: str, least: int, most: int) -> int:
-    """A whole number of the configuration. Raises BadModel."""
-    value = told.get(name)
-    if type(value) is not int or not least <= value <= most:
-        raise checkpoint.bad(f"{name}={value!r} must be a number from {least} to {most}")
-    return value
 
 
 def read_taps(

@@ -22,7 +22,7 @@ class EagleFormat(Format):
 
     name = "eagle"
     kind = "eagle"
-    counts = False
+    ways = ()
 
     def matches(self, checkpoint: Checkpoint) -> bool:
         named = "speculators_model_type" in checkpoint.config

@@ -21,7 +21,7 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig, BadModel
 from foretell.heads import folder as own
 from foretell.heads.base import Head, Texts
-from foretell.heads.formats.base import CONVENTIONS, Format
+from foretell.heads.formats.base import Format
 from foretell.heads.formats.checkpoint import Checkpoint
 from foretell.heads.output import Output
 
@@ -60,10 +60,12 @@ def load(
     if kind and format.kind != kind:
         found = format.kind
         raise BadModel(f"{folder}: is a head for {found}, not for {kind}; use --method {found}")
-    if taps and not format.counts:
+    if taps and not format.ways:
         raise BadConfig(
             f"taps={taps!r}: a head for {format.kind} reads the target's last state alone"
         )
+    if taps and taps not in format.ways:
+        raise BadConfig.field("taps", taps, f"one of {', '.join(format.ways)}")
     head, kept = format.load(checkpoint, target, taps)
     return head.requires_grad_(False).eval(), kept
 
@@ -106,11 +108,14 @@ def hits(head: Head, kept: torch.Tensor | None, target: Any, tokens: Sequence[in
     ids = torch.tensor(tokens, device=features.device)
     embedded = target.embedded(ids).float()
     texts = Texts(ids[None], embedded[None], features[None], embedded[None])
+    if not head.sees_first:
+        texts = Texts(*(part[:, 1:] for part in vars(texts).values()))
     head = head.to(features.device).float()
     drafted = next(iter(head.unroll(texts, 1)))
     best = output.logits(drafted.states[0].to(weight_type(output))).argmax(-1).cpu()
     named = best if kept is None else kept[best]
-    return float((named[1:-1] == ids.cpu()[2:]).float().mean())
+    wanted = ids.cpu()[2:]
+    return float((named[-len(wanted) - 1 : -1] == wanted).float().mean())
 
 
 def weight_type(output: Output) -> torch.dtype:
@@ -122,8 +127,9 @@ def weight_type(output: Output) -> torch.dtype:
 def check_taps(
     folder: Path, target: Any, tokens: Sequence[int], taps: str = ""
 ) -> dict[str, float]:
-    """How often a published head is right on a text the target wrote, by the way layers are
-    counted: {"input": share, "output": share}; ways that name layers the target lacks are left out.
+    """How often a published head is right on a text the target wrote, by the ways in which its
+    folder may be meant, as the way layers are counted: {"input": share, "output": share}; ways that
+    name layers the target lacks are left out.
 
     `taps`: the way that is to be used; "": the folder's. Raises BadModel, naming the right way,
     where another is clearly better.
@@ -136,9 +142,9 @@ def check_taps(
     if is_own(folder):
         return {OWN: own_share}
     format = recognised(Checkpoint(folder))
-    if not format.counts:
+    if not format.ways:
         return {format.name: own_share}
-    for way in CONVENTIONS:
+    for way in format.ways:
         try:
             head, kept = load(folder, target, taps=way)
         except BadModel:
@@ -147,7 +153,7 @@ def check_taps(
     best = max(found, key=lambda way: found[way])
     if found[best] - own_share >= CLEAR:
         raise BadModel(
-            f"{folder}: its taps are numbers of layers by their {best} ({found[best]:.0%} of the "
-            f"tokens against {own_share:.0%}); convert it with --taps {best}"
+            f"{folder}: {format.ways_are} {best} ({found[best]:.0%} of the tokens against "
+            f"{own_share:.0%}); convert it with --taps {best}"
         )
     return found

@@ -6,22 +6,20 @@ The tensors are EAGLE-3's with the layer as `layers.0`; the configuration of the
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from foretell.errors import BadConfig
 from foretell.heads.base import Head
-from foretell.heads.formats.base import Format
+from foretell.heads.formats.base import Format, target_name, write_folder
 from foretell.heads.formats.checkpoint import Checkpoint
 from foretell.heads.formats.eagle3 import layer_of, load_eagle3, read_ids, tensor_names
 from foretell.heads.output import Output
-from foretell.ops.files import whole, write_text
 
 LAYER = "layers.0."
+MTP = "mtp"  # has another layout
 VERSION = "0.3.0"  # of the library whose layout is written
 PROPOSED = 5  # tokens that servers draft, where they are not told
 
@@ -34,7 +32,8 @@ class SpeculatorsFormat(Format):
     writes = True
 
     def matches(self, checkpoint: Checkpoint) -> bool:
-        return "speculators_model_type" in checkpoint.config
+        told = checkpoint.config.get("speculators_model_type", MTP)
+        return bool(told != MTP)
 
     def load(
         self, checkpoint: Checkpoint, target: Any, taps: str = ""
@@ -63,16 +62,12 @@ class SpeculatorsFormat(Format):
         tensors = {theirs: own[ours] for theirs, ours in tensor_names(head, LAYER).items()}
         if head.matrix is None:
             tensors["lm_head.weight"] = Output(target, kept).weight()
-        tensors = {name: t.detach().cpu().bfloat16().contiguous() for name, t in tensors.items()}
         vocab = head.config.target.vocab
         ids = torch.arange(vocab) if kept is None else kept.long()
         marks = torch.zeros(vocab, dtype=torch.bool)
         marks[ids] = True
         tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
-        with whole(folder / "model.safetensors") as part:
-            save_file(tensors, part, metadata={"format": "pt"})
-        config = described(made, len(ids), target)
-        write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+        write_folder(folder, "model.safetensors", tensors, described(made, len(ids), target))
 
 
 def described(head: Any, drafted: int, target: Any) -> dict[str, Any]:
@@ -96,7 +91,7 @@ def described(head: Any, drafted: int, target: Any) -> dict[str, Any]:
                 {"proposal_type": "greedy", "speculative_tokens": PROPOSED, "accept_tolerance": 0.0}
             ],
             "verifier": {
-                "name_or_path": str(getattr(config, "_name_or_path", "") or target.name),
+                "name_or_path": target_name(target),
                 "architectures": list(config.architectures or [type(target.hf).__name__]),
             },
         },

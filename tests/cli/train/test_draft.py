@@ -54,10 +54,10 @@ def test_distilling_is_a_command(run: Any, tmp_path: Path) -> None:
     ("args", "words"),
     [
         ([], "nothing to answer"),
-        (["--own", "1", "--answer-tokens", "0"], "--answer-tokens=0"),
+        (["--own", "1", "--answer-tokens", "0"], "'--answer-tokens': Input should be greater"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--own", "1", "--hidden", "100"], "hidden=100"),
-        (["--own", "1", "--text-tokens", "0"], "--text-tokens=0"),
+        (["--own", "1", "--text-tokens", "0"], "'--text-tokens': Input should be greater"),
         (["--own", "2"], "chat template"),
     ],
 )

@@ -37,7 +37,7 @@ def test_from_prompts_to_a_head_is_one_command(run: Any, tmp_path: Path) -> None
     ("args", "words"),
     [
         ([], "nothing to answer"),
-        (["--own", "1", "--answer-tokens", "0"], "--answer-tokens=0"),
+        (["--own", "1", "--answer-tokens", "0"], "'--answer-tokens': Input should be greater"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--own", "1", "--kind", "eagle9"], "kind='eagle9': must be one of"),
         (["--own", "1", "--reference", "gone"], "gone/config.json"),

@@ -1,0 +1,77 @@
+"""Recipes: all settings of a training run in a TOML file, found by name or path.
+
+A field has the name of the command's option: `answer-tokens = 224` is `--answer-tokens 224`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import BadConfig, BadFile, UnknownMethod
+from foretell.ops.files import write_text
+
+FOLDER = Path(__file__).parents[1] / "assets" / "recipes"
+KEPT = "recipe.toml"  # in a run's folder: all of its settings, wherever they came from
+
+
+SIZE = (1, 1 << 40)
+RATE = (0, 10)
+OF_RUNS = {  # what all trainers' settings have, and the least and the most of each
+    "window": (16, 1 << 20),
+    "tokens": SIZE,
+    "batch": SIZE,
+    "micro": SIZE,
+    "warmup": SIZE,
+    "decay": (0, 1),
+    "seed": (0, 1 << 31),
+}
+
+
+def check(settings: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raises BadConfig for the first field that is outside its range."""
+    for name, (low, high) in ranges.items():
+        value = getattr(settings, name)
+        if not low <= value <= high:
+            raise BadConfig.field(name, value, f"between {low:,} and {high:,}")
+
+
+def shipped() -> dict[str, Path]:
+    """Those that come with the package, by name."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def find(name: str) -> Path:
+    """The file of a recipe that ships, or the one of this path. Raises BadConfig."""
+    if name in shipped():
+        return shipped()[name]
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    if path.is_dir():
+        raise BadConfig(f"--recipe {name}: a folder; name a .toml file")
+    raise UnknownMethod.near("recipe", name, shipped())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The fields of a file, `-` in their names as `_`. Raises BadFile."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise BadFile(f"{path}: cannot be read ({error.strerror}); name a recipe's file") from error
+    except ValueError as error:
+        raise BadFile(f"{path}: is no TOML file ({error}); correct it") from error
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def write(fields: Mapping[str, Any], folder: Path) -> None:
+    """Keeps a run's settings in its folder, as a recipe that repeats it. Raises BadFile."""
+    # Texts, numbers, booleans and lists of them are written alike in JSON and in TOML.
+    lines = [
+        f"{name.replace('_', '-')} = {json.dumps(value, ensure_ascii=False)}"
+        for name, value in fields.items()
+    ]
+    write_text(folder / KEPT, "\n".join(lines) + "\n")

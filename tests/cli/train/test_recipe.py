@@ -1,0 +1,106 @@
+"""`--recipe` of the trainers: files give settings, the command line wins, mistakes are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.train import recipes
+from tests.cli.train.test_head import SIZE
+
+
+def lines(fields: dict[str, Any]) -> str:
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in fields.items())
+
+
+@pytest.mark.parametrize("name", sorted(recipes.shipped()))
+def test_those_that_ship_are_recipes_of_a_command(name: str, run: Any) -> None:
+    """It goes on to read the prompts, which are not there."""
+    ends = [
+        run("train", command, "--recipe", name, "--prompts", "none.jsonl")
+        for command in ("head", "draft")
+    ]
+    assert {code for code, _, _ in ends} == {2}
+    assert sum("none.jsonl: cannot be read" in err for _, _, err in ends) == 1
+
+
+def test_a_run_is_repeated_by_what_it_kept(run: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)))
+    fields = {
+        "target": "demo",
+        "prompts": [str(prompts)],
+        "answers": str(tmp_path / "answers"),
+        "states": str(tmp_path / "states"),
+        "out": str(tmp_path / "first"),
+        "answer-tokens": 16,
+        "kind": "medusa",
+        "dtype": "float32",
+        "states_dtype": "float32",
+        "save-every": 60,
+        "seed": 3,
+    }
+    fields |= {name[2:]: int(value) for name, value in zip(SIZE[::2], SIZE[1::2], strict=True)}
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(lines(fields))
+    code, _, _ = run("train", "head", "--recipe", str(recipe), "--tokens", "128")
+    assert code == 0
+    report = json.loads((tmp_path / "first" / "report.json").read_text())
+    assert report["settings"]["tokens"] == 128  # the command line's, not the recipe's 256
+    assert report["settings"]["seed"] == 3 and report["settings"]["kind"] == "medusa"
+    kept = recipes.read(tmp_path / "first" / "recipe.toml")
+    assert kept == report["recipe"]
+    assert kept["tokens"] == 128 and kept["prompts"] == [str(prompts)] and kept["keep"] == 0.4
+
+    again = str(tmp_path / "first" / "recipe.toml")
+    code, _, _ = run("train", "head", "--recipe", again, "--out", str(tmp_path / "second"))
+    assert code == 0
+    one, other = (
+        (tmp_path / name / "head" / "model.safetensors").read_bytes()
+        for name in ("first", "second")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"token": 1}, "mine.toml: token is no setting of `foretell train head`; it takes target"),
+        ({"recipe": "x"}, "mine.toml: recipe is no setting"),
+        ({"hidden": 64}, "mine.toml: hidden is no setting"),
+        ({"tokens": "many"}, "mine.toml: tokens='many': must be a whole number"),
+        ({"tokens": 1.5}, "mine.toml: tokens=1.5: must be a whole number"),
+        ({"seed": True}, "mine.toml: seed=True: must be a whole number"),
+        ({"keep": "half"}, "mine.toml: keep='half': must be a number"),
+        ({"out": 3}, "mine.toml: out=3: must be a text"),
+        ({"prompts": "a.jsonl"}, "mine.toml: prompts='a.jsonl': must be a list of texts"),
+        ({"prompts": [1]}, "mine.toml: prompts=[1]: must be a list of texts"),
+        ({"answer-tokens": 0}, "mine.toml: answer-tokens=0: must be at least 1"),
+        ({"tokens": 0}, "mine.toml: tokens=0: must be between 1 and"),
+        ({"other-rate": -1}, "mine.toml: other_rate=-1: must be between 0 and 10"),
+        ({"decay": 2}, "mine.toml: decay=2: must be between 0 and 1"),
+        ({"depths": 65}, "mine.toml: depths=65: must be between 0"),
+        ({"kind": "eagle9"}, "mine.toml: kind='eagle9': must be one of"),
+        ({"micro": 1000}, "mine.toml: batch must be a multiple of micro"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_file(
+    fields: dict[str, Any], words: str, run: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(lines(fields))
+    code, out, err = run("train", "head", "--recipe", str(path))
+    assert code == 2 and not out and err.count("\n") == 1
+    assert words in err
+
+
+def test_a_wrong_option_is_refused_as_before(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("tokens = 1000\n")
+    code, _, err = run("train", "head", "--recipe", str(path), "--tokens", "many")
+    assert code == 2 and "--tokens" in err and "mine.toml" not in err
+    code, _, err = run("train", "head", "--recipe", "smollm2-eagle3", "--own", "-1")
+    assert code == 2 and "--own" in err
