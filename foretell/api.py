@@ -47,7 +47,7 @@ from foretell.prompting import (
     split_prompts,
     split_terms,
 )
-from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STEP, resolve
+from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STEP, resolve, with_reward
 from foretell.stats import Stats
 from foretell.status import troubles
 from foretell.tracing import Steps, TraceStep
@@ -123,8 +123,9 @@ class LM:
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes
         are shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (their
-        source: "cfg:g=2") and `pictures` (what a model's processor gives beside the token ids). A
-        failed request of a list has its `error` set; a single one raises it.
+        source: "cfg:g=2"), `reward` (for a method that chooses by one: "keywords:words=dog") and
+        `pictures` (what a model's processor gives beside the token ids). A failed request of a list
+        has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
         lives: list[Live] = []
@@ -305,10 +306,14 @@ class LM:
         terms, options = split_terms(options, self._text.encode_text)
         traced = terms.pop("trace")
         pictures = terms.pop("pictures")
+        reward = terms.pop("reward")
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
-        name, strategy = self.resolve(method)
+        if reward is None:
+            name, strategy = self.resolve(method)
+        else:
+            name, strategy = with_reward(method, reward, self._text.encode_text)
         try:
             ids = self.prompt_ids(prompt)
         except ForetellError as error:

@@ -29,7 +29,7 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
 # Of a request beside its sampling.
-TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows"}
+TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward"}
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -127,6 +127,7 @@ def split_terms(
         deadline = time.perf_counter() + timeout
     terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
     terms["pictures"] = options.get("pictures")
+    terms["reward"] = options.get("reward")
     rows = options.get("rows")
     terms["source"] = None if rows is None else source_of(rows, encode)
     return terms, {name: value for name, value in options.items() if name not in TERMS}

@@ -25,8 +25,14 @@ FOLDERS = {
     "rule": "rules",
     "rows": "rows",
     "warp": "warp",
+    "reward": "rewards",
 }
-BESIDE = ("rule", "rows", "warp")  # kinds that go with a method, and have arguments of their own
+BESIDE = (
+    "rule",
+    "rows",
+    "warp",
+    "reward",
+)  # kinds that go with a method, and have arguments of their own
 
 
 @cache

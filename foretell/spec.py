@@ -14,18 +14,19 @@ yes, on or 0, false, no, off.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.registry import kind_of, load, names
-from foretell.text import TokenIds
+from foretell.text import TokenIds, Written
 
 if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.source import Source
     from foretell.core.strategy import Strategy
+    from foretell.ops.rewards import Reward
     from foretell.policy.warping import Warper
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
@@ -45,7 +46,9 @@ NO = ("0", "false", "no", "off")
 Encode = Callable[[str], list[int]]
 
 
-def build(name: str, kind: str, options: dict[str, str], encode: Encode | None = None) -> Any:
+def build(
+    name: str, kind: str, options: Mapping[str, str | Reward], encode: Encode | None = None
+) -> Any:
     """The dataclass with these fields. Raises BadConfig for a field it lacks, or for a value that
     is not of the field's type.
     """
@@ -61,17 +64,24 @@ def build(name: str, kind: str, options: dict[str, str], encode: Encode | None =
     return cls(**values)
 
 
-def _value(field: str, kind: Any, text: str, encode: Encode | None) -> Any:
+def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> Any:
     """A field's value from its text. Raises BadConfig."""
     # Imported here, since checking a name must not import torch; who has fields has imported it.
     from foretell.core.drafter import Drafter
+    from foretell.ops.rewards import Reward
 
+    if isinstance(text, Reward):
+        return text
     if kind == TokenIds:
         return tokens(field, text, encode)
     if kind == tuple[int, ...]:
         return whole_numbers(field, text, "whole numbers with spaces between, as in 3 2 1")
     if Drafter in get_args(kind):
         return _inner(field, text, encode)
+    if Reward in get_args(kind):
+        return reward_of(unwrapped(text), encode)
+    if kind == Written:
+        return content(field, text) if text.startswith("@") else text
     if kind is bool:
         if text.lower() not in YES + NO:
             raise BadConfig.field(field, text, f"one of {', '.join(YES + NO)}")
@@ -114,16 +124,21 @@ def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
             f"{field}={text}: there is no tokenizer here to read a text with; "
             "give token ids, as in 1 2 3"
         )
+    return tuple(encode(content(field, text)))
+
+
+def content(field: str, text: str) -> str:
+    """What stands in the file that `@FILE` names. Raises BadConfig."""
     try:
-        content = Path(text[1:]).read_bytes().decode("utf-8")
+        found = Path(text[1:]).read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadConfig(
             f"{field}={text}: cannot be read ({what}); give a UTF-8 text file"
         ) from error
-    if not content:
+    if not found:
         raise BadConfig(f"{field}={text}: the file is empty; give one with a text")
-    return tuple(encode(content))
+    return found
 
 
 def split(text: str, mark: str) -> list[str]:
@@ -201,6 +216,46 @@ def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tup
                 f"{name}"
             )
     return _speculative(parts, encode)
+
+
+def reward_of(spec: str | Reward, encode: Encode | None = None) -> Reward:
+    """The reward that a spec string or a config object means. Raises UnknownMethod or BadConfig."""
+    from foretell.ops.rewards import Reward
+
+    if isinstance(spec, Reward):
+        return spec
+    if not isinstance(spec, str) or not spec:
+        raise BadConfig.field(
+            "reward", spec, "a spec like 'keywords:words=dog', or a config object"
+        )
+    name, _, fields = spec.partition(":")
+    made: Reward = build(name, "reward", _options(spec, fields), encode)
+    return made
+
+
+def with_reward(
+    spec: str | Drafter | Strategy, reward: str | Reward, encode: Encode | None = None
+) -> tuple[str, Strategy]:
+    """As `resolve`, of a method that chooses by this reward. Raises BadConfig for another one."""
+    made = reward_of(reward, encode)
+    name = spec.partition(":")[0] if isinstance(spec, str) else _of_config(spec)[0]
+    if not isinstance(spec, str):
+        fields = [field.name for field in dataclasses.fields(spec)]  # type: ignore[arg-type]
+    elif name in names("strategy"):
+        fields = [field.name for field in dataclasses.fields(load(name, "strategy"))]
+    else:
+        fields = []
+    if "reward" not in fields:
+        raise BadConfig(
+            f"reward={reward!r}: {name} chooses among no texts; leave it out, or take a method "
+            "that does, such as best-of"
+        )
+    if not isinstance(spec, str):
+        return _of_config(dataclasses.replace(spec, reward=made))  # type: ignore[type-var]
+    options = _options(spec, spec.partition(":")[2])
+    if "reward" in options:
+        raise BadConfig(f"{spec!r} has a reward of its own, and another is given: leave one out")
+    return name, build(name, "strategy", {**options, "reward": made}, encode)
 
 
 def source_of(spec: str | Source, encode: Encode | None = None) -> Source:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 # The type of a method's field that holds a text; a spec may name a file instead of writing its ids.
 TokenIds = Annotated[tuple[int, ...], "ids of a text's tokens"]
+# The same of one that is read as it is written.
+Written = Annotated[str, "a text"]
 
 
 def stopped(

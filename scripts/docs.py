@@ -39,6 +39,7 @@ TITLES = {
     "rule": "Verification rules",
     "rows": "Row sources",
     "warp": "Warpers",
+    "reward": "Rewards",
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
@@ -159,10 +160,16 @@ def command(card: Card) -> str:
         spec = f"{partner(card)}rule={card.name}"
         return f'foretell generate --method "{spec}" --temperature 0.8 "def add(a, b):"'
     spec = card.name
+    if card.kind == "reward":
+        wanted = ",".join(f"{name}=..." for name, value in card.defaults.items() if value == "")
+        spec += f":{wanted}" if wanted else ""
+        return f'foretell generate --method best-of --reward "{spec}" "def add(a, b):"'
     if card.kind in ("rows", "warp"):
         return f'foretell generate --{card.kind} {spec} --compare "def add(a, b):"'
     chosen = []
     for name, value in card.defaults.items():
+        if value is None:
+            continue
         text = " ".join(map(str, value)) if value and isinstance(value, tuple) else repr(value)
         chosen.append(f"{name}={text}")
     if chosen:

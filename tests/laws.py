@@ -124,8 +124,8 @@ class Setting:
         return re.fullmatch(self.form, spell(output)) is not None
 
     @property
-    def text(self) -> Callable[[Sequence[int]], str] | None:
-        return spell if self.sampling.stop else None
+    def text(self) -> Callable[[Sequence[int]], str]:
+        return spell
 
 
 @cache

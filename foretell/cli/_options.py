@@ -71,6 +71,12 @@ Rows = Annotated[
         help="Where the model's rows come from: cfg:g=2, dola, lol; with fields, as of a method."
     ),
 ]
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        help="What best-of, deal and the like choose by: keywords:words=dog, r3:encoder=FOLDER."
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads to compute with. Without it, torch's own choice."),

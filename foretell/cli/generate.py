@@ -20,6 +20,7 @@ from foretell.cli._options import (
     Method,
     ModelOptions,
     Prompt,
+    Reward,
     Rows,
     SamplingOptions,
     check_method,
@@ -51,6 +52,7 @@ def generate(
     sampling: SamplingOptions,
     method: Method = "auto",
     rows: Rows = None,
+    reward: Reward = None,
     as_json: Json = False,
     compare: Annotated[
         bool,
@@ -63,7 +65,8 @@ def generate(
 ) -> int:
     """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
     check_named("rows", rows)
-    options = {**sampling.arguments(), "rows": rows}
+    check_named("reward", reward)
+    options = {**sampling.arguments(), "rows": rows, "reward": reward}
     check_method(method)
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")

@@ -28,9 +28,7 @@ from foretell.memory.masks import seen_by
 from foretell.memory.plan import Plan, accepted, plan_part, plan_tree, resumed, reusable
 from foretell.memory.policy import NEVER, CachePolicy
 from foretell.memory.shared import SharedRows
-from foretell.memory.states import TappedStates, joined
-
-NO_STATES: Mapping[int, torch.Tensor] = {}
+from foretell.memory.states import NO_STATES, TappedStates, joined
 
 
 class Cache(SharedRows):

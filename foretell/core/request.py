@@ -39,7 +39,7 @@ class RowSource(Part, Protocol):
     def start(self, ctx: Any) -> Generator[Message, Any, Any]: ...
 
     def read(
-        self, ctx: Any, state: Any, tree: TokenTree, taps: Sequence[int]
+        self, ctx: Any, state: Any, tree: TokenTree, taps: Sequence[int], nodes: Any = None
     ) -> Generator[Message, Any, Reply]: ...
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.core.model import Model
 
+Nodes = Sequence[int] | None  # whose rows are wanted; None: of all
+
 
 class Source:
     """The base: a frozen dataclass. It asks on branches of its own, opened in `start`."""
@@ -38,8 +40,10 @@ class Source:
         return None
         yield Ask(TokenTree(0))  # never reached: makes this a generator
 
-    def read(self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int]) -> Reading:
-        """The reply with the rows of all nodes of `tree`, and the target's hidden states `taps`."""
+    def read(
+        self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int], nodes: Nodes = None
+    ) -> Reading:
+        """The reply with the rows of `nodes`, ascending, and the target's hidden states `taps`."""
         raise NotImplementedError
 
 
@@ -47,10 +51,12 @@ class Source:
 class Direct(Source):
     """The target's own rows."""
 
-    def read(self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int]) -> Reading:
+    def read(
+        self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int], nodes: Nodes = None
+    ) -> Reading:
         # All rows by name: a drafter that asks the target may have computed some nodes before.
-        nodes = range(len(tree))
-        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps))
+        rows = range(len(tree)) if nodes is None else nodes
+        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=rows, taps=tuple(taps))
         return reply
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from foretell.core.cache import NO_STATES, Cache
+from foretell.core.cache import Cache
 from foretell.core.types import Ask
 from foretell.memory.job import Job
+from foretell.memory.states import NO_STATES
 
 
 class Blocks(Cache):

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.core.cache import NO_STATES, Cache
+from foretell.core.cache import Cache
 from foretell.core.types import Ask
 from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
+from foretell.memory.states import NO_STATES
 from foretell.ops.attention import Bias, attend
 
 SHARE = 4  # at most one of so many rows is kept, the last few aside

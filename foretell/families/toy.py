@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foretell.core.cache import NO_STATES, Cache
+from foretell.core.cache import Cache
 from foretell.core.model import STEP, Computed, Model
 from foretell.core.types import Ask, Reply
 from foretell.errors import Unsupported
@@ -28,6 +28,7 @@ from foretell.families.parallel import distrust_drafts
 from foretell.families.retrieved import RetrievedCache, Selecting
 from foretell.heads.folder import kinds
 from foretell.memory.job import Job
+from foretell.memory.states import NO_STATES
 from foretell.ops.words import letters
 
 if TYPE_CHECKING:

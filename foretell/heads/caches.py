@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from foretell.core.cache import NO_STATES, Cache
+from foretell.core.cache import Cache
 from foretell.core.types import Ask
 from foretell.families.blocks import Blocks
 from foretell.memory.job import Job
+from foretell.memory.states import NO_STATES
 
 
 class KnownTokens(Cache):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+NO_STATES: Mapping[int, torch.Tensor] = {}
+
 
 def joined(
     before: Mapping[int, torch.Tensor],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.source import follow
+from foretell.core.source import Nodes, follow
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Open, Reply
 from foretell.errors import PromptTooLong, Unsupported
@@ -29,6 +29,11 @@ NEVER = -1e9  # a logarithm of chance below which a token counts as impossible
 
 
 # --- of rows
+
+
+def wanted(tree: TokenTree, nodes: Nodes) -> Sequence[int]:
+    """The nodes whose rows are asked for, by name."""
+    return range(len(tree)) if nodes is None else nodes
 
 
 def logs(rows: torch.Tensor, vocab: int = 0) -> torch.Tensor:
@@ -101,11 +106,13 @@ def open_beside(
     return Beside(branch, len(ctx.tokens), model)
 
 
-def ask_beside(ctx: Context, beside: Beside, tree: TokenTree) -> Generator[Message, Any, Ask]:
-    """The ask for the rows of all nodes of `tree` behind the other prompt."""
+def ask_beside(
+    ctx: Context, beside: Beside, tree: TokenTree, nodes: Sequence[int]
+) -> Generator[Message, Any, Ask]:
+    """The ask for the rows of these nodes of `tree` behind the other prompt."""
     yield from follow(ctx, beside.branch, beside.start)
     last = ctx.on(beside.branch).tokens[-1]
-    return Ask(tree.rooted(last), beside.model, beside.branch, rows=range(len(tree)))
+    return Ask(tree.rooted(last), beside.model, beside.branch, rows=nodes)
 
 
 # --- of other models
@@ -148,12 +155,12 @@ def check_room(ctx: Context, field: str, name: str) -> None:
 # --- of other layers
 
 
-def layer_rows(model: Model, reply: Reply, tap: int, count: int) -> torch.Tensor:
-    """Rows (count, V) that the model's norm and head make of what enters layer `tap` at the nodes
-    of a tree of `count`, all of whose rows were asked for; float32 or wider.
+def layer_rows(model: Model, reply: Reply, tap: int) -> torch.Tensor:
+    """Rows (n, V) that the model's norm and head make of what enters layer `tap` at the nodes whose
+    rows were asked for; float32 or wider.
     """
-    states = reply.hidden[tap][-count:]
-    assert len(states) == count, "nodes that were not computed have no states"
+    places = {node: place for place, node in enumerate(reply.new)}
+    states = reply.hidden[tap][[places[node] for node in reply.nodes]]
     with torch.inference_mode():
         rows = model.read(states)
     return rows if rows.dtype == torch.float64 else rows.float()

@@ -29,7 +29,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from foretell.core.source import Reading, Source
+from foretell.core.source import Nodes, Reading, Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
 from foretell.errors import BadConfig
@@ -42,6 +42,7 @@ from foretell.ops.mixing import (
     logs,
     open_beside,
     plausible,
+    wanted,
 )
 from foretell.text import TokenIds
 
@@ -88,10 +89,15 @@ class Cfg(Source):
         return beside
 
     def read(
-        self, ctx: Context, state: Beside | None, tree: TokenTree, taps: Sequence[int]
+        self,
+        ctx: Context,
+        state: Beside | None,
+        tree: TokenTree,
+        taps: Sequence[int],
+        nodes: Nodes = None,
     ) -> Reading:
-        nodes = range(len(tree))
-        own = Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps))
+        rows = wanted(tree, nodes)
+        own = Ask(tree, branch=ctx.branch, rows=rows, taps=tuple(taps))
         if self.g == 1:
             reply: Reply = yield own
             if not self.least:
@@ -99,9 +105,9 @@ class Cfg(Source):
             c = logs(reply.logits)
             return replace(reply, logits=plausible(c, c, self.least))
         if state is not None:
-            other = yield from ask_beside(ctx, state, tree)
+            other = yield from ask_beside(ctx, state, tree, rows)
         else:
-            other = Ask(tree, self.model, ctx.branch, rows=nodes)
+            other = Ask(tree, self.model, ctx.branch, rows=rows)
         reply, away = yield [own, other]
         c = logs(reply.logits)
         u = logs(away.logits.to(c), c.shape[-1])

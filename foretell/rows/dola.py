@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.source import Reading, Source
+from foretell.core.source import Nodes, Reading, Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
 from foretell.errors import BadConfig
-from foretell.ops.mixing import layer_rows, logs, plausible, possible
+from foretell.ops.mixing import layer_rows, logs, plausible, possible, wanted
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -91,11 +91,16 @@ class Dola(Source):
         return found
 
     def read(
-        self, ctx: Context, state: tuple[int, ...], tree: TokenTree, taps: Sequence[int]
+        self,
+        ctx: Context,
+        state: tuple[int, ...],
+        tree: TokenTree,
+        taps: Sequence[int],
+        nodes: Nodes = None,
     ) -> Reading:
-        nodes = range(len(tree))
-        wanted = tuple(sorted({*taps, *state}))
-        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=nodes, taps=wanted)
+        rows = wanted(tree, nodes)
+        tapped = tuple(sorted({*taps, *state}))
+        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=rows, taps=tapped)
         if not state:
             return reply
         model = ctx.models["target"]
@@ -103,7 +108,7 @@ class Dola(Source):
         opponent = torch.empty_like(last)
         farthest = last.new_full((len(last), 1), -torch.inf)
         for layer in state:
-            early = logs(layer_rows(model, reply, layer, len(tree)).to(last))
+            early = logs(layer_rows(model, reply, layer).to(last))
             apart = self.distance(last, early)[:, None]
             opponent = torch.where(apart > farthest, early, opponent)
             farthest = torch.maximum(apart, farthest)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.source import Reading, Source
+from foretell.core.source import Nodes, Reading, Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message
 from foretell.errors import BadConfig, Unsupported
@@ -45,6 +45,7 @@ from foretell.ops.mixing import (
     open_beside,
     plausible,
     possible,
+    wanted,
 )
 from foretell.ops.words import words_of
 from foretell.text import TokenIds
@@ -146,19 +147,23 @@ class Lol(Source):
         return [*prompt[:size], *words.encode(TRUTHFUL.encode()), *prompt[size:]]
 
     def read(
-        self, ctx: Context, state: Beside | None, tree: TokenTree, taps: Sequence[int]
+        self,
+        ctx: Context,
+        state: Beside | None,
+        tree: TokenTree,
+        taps: Sequence[int],
+        nodes: Nodes = None,
     ) -> Reading:
-        count = len(tree)
-        nodes = range(count)
+        rows = wanted(tree, nodes)
         target = ctx.models["target"]
         layer = self.layer or len(target.layout) // 2
         lower = (layer,) if self.w else ()
-        wanted = tuple(sorted({*taps, *lower}))
-        asks = [Ask(tree, branch=ctx.branch, rows=nodes, taps=wanted)]
+        tapped = tuple(sorted({*taps, *lower}))
+        asks = [Ask(tree, branch=ctx.branch, rows=rows, taps=tapped)]
         if self.contrasts:
-            asks.append(Ask(tree, self.amateur, ctx.branch, rows=nodes, taps=lower))
+            asks.append(Ask(tree, self.amateur, ctx.branch, rows=rows, taps=lower))
         if state is not None:
-            asks.append((yield from ask_beside(ctx, state, tree)))
+            asks.append((yield from ask_beside(ctx, state, tree, rows)))
         own, *others = yield asks
         if self.off:
             return own  # type: ignore[no-any-return]
@@ -171,11 +176,10 @@ class Lol(Source):
             a = logs(amateur.logits.to(o), vocab)
             parts.append(a)
             if self.w:
-                rows = layer_rows(ctx.models[self.amateur], amateur, layer, count)
-                early_a = logs(rows.to(o), vocab)
+                early_a = logs(layer_rows(ctx.models[self.amateur], amateur, layer).to(o), vocab)
         mixed = self.contrast(o, a)
         if self.w:
-            early = logs(layer_rows(target, own, layer, count).to(o))
+            early = logs(layer_rows(target, own, layer).to(o))
             mixed = mixed + self.w * self.contrast(early, early_a)
         if others:
             instructed = logs(others[0].logits.to(o))

@@ -49,6 +49,7 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
     "method": "method",
     "unknown method": "method",
     "rows": "rows",
+    "reward": "reward",
     "timeout": "timeout",
     "priority": "priority",
     "json_schema": "response_format",

@@ -17,7 +17,7 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import given, source_of, warpers_of
+from foretell.spec import given, reward_of, source_of, warpers_of
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -296,11 +296,11 @@ def _method(request: Request, default: str) -> str:
 
 
 def _beside(request: Request) -> dict[str, Any]:
-    """What goes with the method: a source of rows and warpers, by their specs, which are checked
-    here so that a fault is known by its field. Raises ApiError.
+    """What goes with the method: a source of rows, warpers, a reward, by their specs, which are
+    checked here so that a fault is known by its field. Raises ApiError.
     """
     found: dict[str, Any] = {}
-    for field, made in (("rows", source_of), ("warp", warpers_of)):
+    for field, made in (("rows", source_of), ("warp", warpers_of), ("reward", reward_of)):
         spec = getattr(request, field)
         if spec is None:
             continue

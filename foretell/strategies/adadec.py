@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,28 +34,13 @@ from foretell.core.request import RowSource
 from foretell.core.source import source_of
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
-from foretell.core.types import Commit, Kept, Message, Reply, Steps
+from foretell.core.types import Commit, Kept, Message, Steps
 from foretell.errors import BadConfig
-from foretell.ops.beaming import log_law
+from foretell.ops.ahead import Path, begun, by_target, greedily, grow, likeliest
 from foretell.policy.checks import refuse_options
 
 GREEDY = "it decides by probabilities, nothing is drawn"
 REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), GREEDY)
-
-
-@dataclass
-class Path:
-    """A candidate with what follows it greedily."""
-
-    tokens: list[int]
-    total: float  # log-probability
-    node: int  # of the newest token in the tree
-    rows: list[torch.Tensor] = field(default_factory=list)  # (V,) after each token but the last
-    ended: bool = False
-
-    @property
-    def mean(self) -> float:
-        return self.total / len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -109,28 +94,10 @@ class Adadec(Strategy):
     ) -> Generator[Message, Any, Path]:
         """The best of the paths behind `row`; they grow side by side, one forward a level."""
         tree = TokenTree(ctx.tokens[-1])
-        logs = log_law(ctx, row, ctx.output)
-        values, tokens = logs.topk(min(self.width, len(logs)))
-        paths = []
-        for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
-            if value > -math.inf:
-                paths.append(Path([token], value, tree.add(0, token)))
-        for path in paths:
-            path.ended = ctx.ends(tree, path.node)
-        for _ in range(min(self.ahead, ctx.depth)):
-            growing = [path for path in paths if not path.ended]
-            if not growing or len(paths) == 1:
-                break
-            reply: Reply = yield from source.read(ctx, state, tree, ())
-            for path in growing:
-                below = reply.logits[reply.nodes.index(path.node)]
-                logs = log_law(ctx, below, [*ctx.output, *path.tokens])
-                token = int(logs.argmax())
-                path.rows.append(below)
-                path.tokens.append(token)
-                path.total += float(logs[token])
-                path.node = tree.add(path.node, token)
-                path.ended = ctx.ends(tree, path.node)
+        paths = begun(ctx, tree, likeliest(ctx, row, self.width))
+        if len(paths) > 1:
+            rows_of = by_target(ctx, source, state)
+            yield from grow(ctx, tree, paths, self.ahead, greedily(ctx), rows_of)
         return max(paths, key=lambda path: path.mean)
 
 

@@ -21,21 +21,19 @@ answer again; in lock-step that is the same
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
-from foretell.core.model import Model
-from foretell.core.strategy import Speculative, Strategy, one_by_one
-from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Drop, Finish, Fork, Message, Steps, Together
+from foretell.core.types import Drop, Finish, Message, Steps, Together
 from foretell.errors import BadConfig
+from foretell.ops.samples import Samples, branches
 
 
 @dataclass(frozen=True)
-class FirstFinish(Strategy):
+class FirstFinish(Samples):
     """With n=1 it is plain sampling, or what the inner drafter makes of it."""
 
     n: int = 4  # samples
@@ -45,32 +43,13 @@ class FirstFinish(Strategy):
         if not 1 <= self.n <= 256:
             raise BadConfig.field("first-finish:n", self.n, "between 1 and 256")
 
-    @property
-    def models(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.inner is None else self.inner.models
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.inner is None else self.inner.needs
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return {} if self.inner is None else self.inner.bring(models)
-
-    def drawn(self, ctx: Context) -> Steps:
-        """One sample."""
-        return one_by_one(ctx) if self.inner is None else Speculative(self.inner).run(ctx)
-
     def run(self, ctx: Context) -> Steps:
-        branches = [ctx.branch]
-        if self.n > 1:
-            # The prompt's rows are computed once, and shared.
-            yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=())
-            branches += yield Fork(ctx.branch, self.n - 1)
+        running = yield from branches(ctx, self.n)
         finished: list[tuple[int, int]] = []  # (tokens, branch)
-        yield Together([self.sample(ctx.on(branch), finished) for branch in branches])
+        yield Together([self.sample(ctx.on(branch), finished) for branch in running])
         winner = min(finished)[1] if finished else ctx.branch
         reason = ctx.branches[winner].reason or "length"
-        for branch in branches:
+        for branch in running:
             if branch != winner:
                 yield Drop(branch)
         yield Finish(winner, reason)

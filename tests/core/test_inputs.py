@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from foretell.core.cache import NO_STATES, Cache
+from foretell.core.cache import Cache
 from foretell.core.model import STEP, Model, forest_attention
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
@@ -22,6 +22,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.families.toy import Toy
 from foretell.memory.job import Job
 from foretell.memory.policy import Segment
+from foretell.memory.states import NO_STATES
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.memory.users import EVERY, Evictor, evicted_sight, run

@@ -18,7 +18,7 @@ import torch
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.model import Model
-from foretell.core.source import Reading, Source, follow
+from foretell.core.source import Nodes, Reading, Source, follow
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import (
@@ -67,12 +67,20 @@ class Guidance(Source):
         return branch, len(ctx.tokens)
 
     def read(
-        self, ctx: Context, state: tuple[int, int], tree: TokenTree, taps: Sequence[int]
+        self,
+        ctx: Context,
+        state: tuple[int, int],
+        tree: TokenTree,
+        taps: Sequence[int],
+        nodes: Nodes = None,
     ) -> Reading:
         branch, start = state
         yield from follow(ctx, branch, start)
         quiet = tree.rooted(ctx.on(branch).tokens[-1])
-        asks = [Ask(tree, branch=ctx.branch, taps=tuple(taps)), Ask(quiet, branch=branch)]
+        asks = [
+            Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps)),
+            Ask(quiet, branch=branch, rows=nodes),
+        ]
         with_prompt, without = yield asks
         return replace(with_prompt, logits=mix(with_prompt.logits, without.logits, self.scale))
 
@@ -94,9 +102,11 @@ class Contrast(Source):
     scale: float = 1.3
     models = ("amateur",)
 
-    def read(self, ctx: Context, state: None, tree: TokenTree, taps: Sequence[int]) -> Reading:
-        target = Ask(tree, branch=ctx.branch, taps=tuple(taps))
-        strong, weak = yield [target, Ask(tree, "amateur", ctx.branch)]
+    def read(
+        self, ctx: Context, state: None, tree: TokenTree, taps: Sequence[int], nodes: Nodes = None
+    ) -> Reading:
+        target = Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps))
+        strong, weak = yield [target, Ask(tree, "amateur", ctx.branch, rows=nodes)]
         return replace(strong, logits=mix(strong.logits, weak.logits, self.scale))
 
     def rows(self, models: Mapping[str, Model], prompt: Sequence[int]) -> laws.Rows:

@@ -1,0 +1,61 @@
+"""Rewards: what a text is worth as an answer to a prompt, in one number, the higher the better.
+
+A reward reads texts, not tokens, so any tokenizer serves, and it may be slow: strategies ask it
+in a `Call`. One that is no number drops the text it was asked about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from foretell.core.types import Call, Message
+from foretell.errors import BadConfig, Unsupported
+from foretell.registry import load
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+
+class Reward:
+    """The base: a frozen dataclass of hyper-parameters."""
+
+    kind = "reward"
+    partial = True  # whether it says something of texts that are not finished
+
+    def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        """Of each text; NaN where it cannot tell. All texts answer the prompt."""
+        raise NotImplementedError
+
+
+def scored(
+    ctx: Context, reward: Reward, outputs: Sequence[Sequence[int]]
+) -> Generator[Message, Any, list[float]]:
+    """The rewards of these outputs behind the prompt; -inf for those that have none."""
+    decode = ctx.request.text
+    assert decode is not None, "refused before by `needs_text`"
+    prompt = decode(list(ctx.request.prompt))
+    texts = [decode(list(output)) for output in outputs]
+    found = yield Call(lambda: reward.scores(prompt, texts))
+    if len(found) != len(texts):
+        name = type(reward).__name__.lower()
+        raise BadConfig(f"reward {name!r} gave {len(found)} numbers for {len(texts)} texts")
+    return [-math.inf if math.isnan(score) else float(score) for score in found]
+
+
+def agreement() -> Reward:
+    """What a text has in common with the others that are compared."""
+    made: Reward = load("bleu", "reward")()
+    return made
+
+
+def needs_text(method: str, ctx: Context) -> None:
+    """Raises Unsupported where there is no tokenizer to make a text with."""
+    if ctx.request.text is None:
+        raise Unsupported.missing(
+            method,
+            ctx.models["target"].name,
+            "a tokenizer, since rewards read texts",
+            "load the model from a folder that has one",
+        )

@@ -1,0 +1,45 @@
+"""Whole samples of one request side by side, each maybe sped up by a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING
+
+from foretell.core.drafter import Drafter
+from foretell.core.strategy import Speculative, Strategy, one_by_one
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Fork, Message, Steps
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+    from foretell.core.model import Model
+
+
+class Samples(Strategy):
+    """The base of strategies with a field `inner`, the drafter of every sample."""
+
+    inner: Drafter | None
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.inner is None else self.inner.models
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.inner is None else self.inner.needs
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        return {} if self.inner is None else self.inner.bring(models)
+
+    def drawn(self, ctx: Context) -> Steps:
+        """One sample, on the branch of its context."""
+        return one_by_one(ctx) if self.inner is None else Speculative(self.inner).run(ctx)
+
+
+def branches(ctx: Context, n: int, quiet: bool = False) -> Generator[Message, list[int], list[int]]:
+    """This branch and n - 1 more; the rows of the text are computed once, and shared."""
+    if n < 2:
+        return [ctx.branch]
+    yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=())
+    twins = yield Fork(ctx.branch, n - 1, quiet)
+    return [ctx.branch, *twins]

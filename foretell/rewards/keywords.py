@@ -1,0 +1,52 @@
+"""The share of given words and phrases that a text has.
+
+A keyword counts where it stands as whole words, whatever the case of its letters. With `all` a text
+has 1 where every keyword stands in it, and 0 otherwise.
+
+Paper: Huang et al., DeAL: Decoding-time Alignment for Large Language Models, arXiv:2402.06147
+Guarantee: exact: it counts
+Cost: none
+Needs: nothing
+Trains: nothing
+Differs:
+- other forms of a word (plurals, tenses), which the paper's data set counts as the word, are to be
+named as alternatives: words=run|runs|ran
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.errors import BadConfig
+from foretell.ops.rewards import Reward
+
+
+@dataclass(frozen=True)
+class Keywords(Reward):
+    """With `words` as in `words=dog frisbee|frisbees catch`."""
+
+    words: str = ""  # with spaces between; | between alternatives, _ for a space in a phrase
+    all: bool = False  # whether a part of them is worth nothing
+
+    def __post_init__(self) -> None:
+        patterns(self.words)
+
+    def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        wanted = patterns(self.words)
+        shares = [sum(bool(one.search(text)) for one in wanted) / len(wanted) for text in texts]
+        return [float(share == 1) for share in shares] if self.all else shares
+
+
+def patterns(words: str) -> list[re.Pattern[str]]:
+    """One a keyword. Raises BadConfig."""
+    found = []
+    for word in words.split():
+        forms = [form.replace("_", " ") for form in word.split("|")]
+        if not all(form.strip() for form in forms):
+            raise BadConfig.field("keywords:words", words, "words with | between alternatives")
+        found.append(re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?!\w)", re.I))
+    if not found:
+        raise BadConfig("keywords: there are none; name them, as in keywords:words=dog frisbee")
+    return found

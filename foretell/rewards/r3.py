@@ -1,0 +1,120 @@
+"""Relevance times length times variety: a reward without judgements of people.
+
+An encoder says how near the text is to the prompt (or to a reference answer, for questions that
+have one): the product of both means of its last states. That is multiplied by the text's length in
+hundreds of words, so that short texts do not win by saying little, and by the share of its trigrams
+that are different ones, so that long texts do not win by repeating themselves. With a reference
+length counts for nothing, and the relevance is brought to the range that the other product has.
+
+Paper: Hong et al., Rethinking the Role of Proxy Rewards in Language Model Alignment,
+arXiv:2402.03469
+Guarantee: exact: it is computed as the authors' code does
+Cost: one forward of the encoder for the texts
+Needs: an encoder, a folder of a model of transformers with its tokenizer, such as Contriever's
+Trains: nothing
+Differs:
+- hundreds of words count up to `most`, where the paper's go on without end
+- whether a question is open is not classified: give a reference where it has one
+- words and signs are told apart by the same pattern as NLTK's wordpunct, without that package
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.errors import BadConfig, BadModel, first_line
+from foretell.ops.rewards import Reward
+from foretell.text import Written
+
+LONGEST = 512  # tokens that the encoder reads, the last ones of a longer text
+CLOSED = 5.12 / 3.5  # from the range of relevance to references to that of the other product
+# Behind one of these a model goes on with somebody else's turn, or with another document.
+ENDS = re.compile(r"\n\n\n\n|\n\n[-_]{2,}|\n(?:Human|User|Assistant|###)")
+
+
+@dataclass(frozen=True)
+class R3(Reward):
+    """With a folder and three numbers."""
+
+    encoder: str = ""  # folder of the model, and its tokenizer
+    reference: Written = ""  # the answer of a question that has one; a spec names a file, @FILE
+    length: bool = True  # whether length counts
+    variety: bool = True  # whether trigrams count
+    most: float = 3.0  # hundreds of words that count; inf: all
+
+    def __post_init__(self) -> None:
+        if not self.encoder:
+            raise BadConfig("r3: needs an encoder; name a folder, as in r3:encoder=./contriever")
+        if not self.most > 0:
+            raise BadConfig.field("r3:most", self.most, "above 0")
+
+    def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        encoder = Encoder.of(self.encoder)
+        wanted, *found = encoder.means([self.reference or prompt, *texts])
+        scores = []
+        for text, mean in zip(texts, found, strict=True):
+            score = float(mean @ wanted)
+            tokens = splits(ENDS.split(text)[0])
+            if self.reference:
+                score *= CLOSED
+            elif self.length:
+                score *= min(self.most, len(tokens) / 100)
+            scores.append(score * variety(tokens) if self.variety else score)
+        return scores
+
+
+def splits(text: str) -> list[str]:
+    """Words, and runs of signs."""
+    return re.findall(r"\w+|[^\w\s]+", text)
+
+
+def variety(tokens: Sequence[str]) -> float:
+    """The share of the trigrams that are different ones; 1 without any."""
+    trigrams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
+    return len(set(trigrams)) / len(trigrams) if trigrams else 1.0
+
+
+class Encoder:
+    """A model of transformers whose last states are averaged over a text."""
+
+    def __init__(self, folder: Path):
+        from transformers import AutoModel, AutoTokenizer
+
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self.tokenizer.truncation_side = "left"
+            self.model: Any = AutoModel.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True
+            ).eval()
+        except (OSError, ValueError, LookupError) as error:
+            raise BadModel(
+                f"{folder}: holds no encoder with its tokenizer ({first_line(error)}); give a "
+                "folder with config.json, model.safetensors and tokenizer.json"
+            ) from error
+
+    @staticmethod
+    @cache
+    def of(folder: str) -> Encoder:
+        """That of a folder, loaded once."""
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise BadModel(f"r3:encoder={folder!r}: is no folder; give one that holds an encoder")
+        return Encoder(path)
+
+    @torch.inference_mode()
+    def means(self, texts: Sequence[str]) -> torch.Tensor:
+        """(n, E)"""
+        read = self.tokenizer(
+            list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+        )
+        states = self.model(**read).last_hidden_state
+        mask = read["attention_mask"][..., None].to(states)
+        out: torch.Tensor = (states * mask).sum(1) / mask.sum(1).clamp_min(1)
+        return out.double()
