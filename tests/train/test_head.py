@@ -17,7 +17,8 @@ import torch
 from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Drafted, Head, Texts
-from foretell.heads.folder import build, fingerprint, load, target_shape
+from foretell.heads.folder import build, load, target_shape
+from foretell.ops.fingerprint import fingerprint
 from foretell.train import answers, states
 from foretell.train.head import TrainHead, loss_of, taps_of, train
 from foretell.train.head_data import Corpus, Teacher, places
