@@ -24,7 +24,7 @@ from foretell.core.verify import default, walk
 from foretell.drafters.draft import Draft
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
-from foretell.ops.judging import LinearJudge, load, save
+from foretell.ops.judging import LinearJudge, load, save, states_of
 from foretell.rules.judge import Judge
 from foretell.spec import resolve
 from foretell.train.acceptance import read
@@ -233,6 +233,15 @@ def test_the_state_is_that_of_the_judged_token_itself() -> None:
         text = [*prompt, *output]
         state = read(toy, text, len(text) - 1, (2,)).hidden[2][-1:]
         assert load(WEIGHTS).chances(state) == pytest.approx([chance], abs=1e-6)
+
+
+def test_a_state_one_token_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def early(reply: Reply, nodes: range) -> torch.Tensor:
+        return states_of(reply, [node - 1 for node in nodes])
+
+    monkeypatch.setattr("foretell.rules.judge.states_of", early)
+    with pytest.raises(AssertionError):
+        test_the_state_is_that_of_the_judged_token_itself()
 
 
 # --- refusals
