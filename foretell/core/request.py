@@ -18,13 +18,12 @@ from foretell.tracing import TraceStep
 class Part(Protocol):
     """What a strategy and a source of rows have in common; see strategy.py and source.py."""
 
-    @property
-    def models(self) -> tuple[str, ...]: ...
+    models: tuple[str, ...] = ()  # besides the target
+    needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
 
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-
-    def bring(self, models: Mapping[str, Any]) -> Mapping[str, Any]: ...
+    def bring(self, models: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As Drafter.bring."""
+        return {}
 
 
 class Method(Part, Protocol):

@@ -163,8 +163,11 @@ class Sampler:
 class Target:
     """The target's laws at one tree's nodes, processed when a node is visited.
 
-    `rows` (N, V); the tree hangs below `output`.
+    `rows` (N, V); the tree hangs below `output`. `reply`: where the rows are from, for rules that
+    read its hidden states.
     """
+
+    reply: Any = None
 
     def __init__(
         self, rows: torch.Tensor, sampler: Sampler, output: Sequence[int], tree: TokenTree

@@ -7,7 +7,7 @@ whatever drafts, the text has the mixed law.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +20,12 @@ from foretell.core.types import Ask, Commit, Message, Reply
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
-    from foretell.core.model import Model
 
 Nodes = Sequence[int] | None  # whose rows are wanted; None: of all
 
 
-class Source:
+class Source(RowSource):
     """The base: a frozen dataclass. It asks on branches of its own, opened in `start`."""
-
-    models: tuple[str, ...] = ()  # besides the target
-    needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        """As Drafter.bring."""
-        return {}
 
     def start(self, ctx: Context) -> Generator[Message, Any, Any]:
         """Opens what it needs; returns its state."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.request import Method
 from foretell.core.sampling import Target
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
@@ -32,17 +33,11 @@ if TYPE_CHECKING:
 MOST = 1024  # nodes that may be asked for
 
 
-class Strategy:
+class Strategy(Method):
     """The base: a frozen dataclass with `run`."""
 
     kind = "strategy"
-    models: tuple[str, ...] = ()  # models besides the target
-    needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
     one_text = False  # whether it works on the request's own branch alone
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        """As Drafter.bring."""
-        return {}
 
     def run(self, ctx: Context) -> Steps:
         """Yields messages until the branch is done: a Commit on it came back with a reason."""
@@ -89,9 +84,11 @@ class Speculative(Strategy):
         target_state = yield from source.start(ctx)
         state = self.drafter.start(ctx)
         sizes = sizes_for(ctx, self.nodes, self.drafter)
+        rule = self.rule.begin(ctx) if self.rule else default
         layers = len(ctx.models["target"].layout)
-        wanted = [tap if tap >= 0 else layers + 1 + tap for tap in self.drafter.taps]
-        taps = tuple(tap for tap in wanted if tap <= layers)
+        named = (*self.drafter.taps, *(self.rule.taps if self.rule else ()))
+        wanted = {tap if tap >= 0 else layers + 1 + tap for tap in named}
+        taps = tuple(sorted(tap for tap in wanted if tap <= layers))
         while True:
             tree = TokenTree(ctx.tokens[-1])
             budget = sizes.budget()
@@ -102,7 +99,7 @@ class Speculative(Strategy):
                 tree = sizes.fit(tree, watch.seconds)
             rows_of = partial(source.read, ctx, target_state, taps=taps)
             reply = yield from self.drafter.target_rows(ctx, state, tree, rows_of)
-            outcome, kept = yield from settle(ctx, tree, reply, self.rule or default)
+            outcome, kept = yield from settle(ctx, tree, reply, rule)
             sizes.observe(outcome)
             self.drafter.observe(ctx, state, Feedback(tree, reply, outcome, kept.tokens))
             if kept.reason:
@@ -126,6 +123,7 @@ def settle(
 ) -> Generator[Message, Any, tuple[Outcome, Kept]]:
     """Verifies `tree` by the rows of all its nodes, which are `source`'s; commits what it kept."""
     target = Target(reply.logits, ctx.sampler, ctx.output, tree)
+    target.reply = reply
     outcome: Outcome = rule(tree, target, ctx.rng, len(ctx.output))
     tokens = [tree.tokens[node] for node in outcome.path]
     sources = [tree.sources[node] for node in outcome.path]

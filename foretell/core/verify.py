@@ -11,6 +11,9 @@ answer there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from foretell.core.rng import Door
 from foretell.core.sampling import Target
 from foretell.core.tree import TokenTree
@@ -27,6 +30,11 @@ class Rule:
     needs = "any tree"  # in words, for the error
     exact = True  # whether its law is the target's
     greedy = True  # whether at temperature 0 it is the walk
+    taps: tuple[int, ...] = ()  # hidden states that it reads in Target.reply, as of a Drafter
+
+    def begin(self, ctx: Any) -> Callable[[TokenTree, Target, Door, int], Outcome]:
+        """What verifies in this request. Raises for a target that lacks what it reads."""
+        return self
 
     def accepts(self, tree: TokenTree) -> bool:
         """Whether it can verify a tree of this shape, with these laws."""

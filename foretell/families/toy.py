@@ -29,6 +29,7 @@ from foretell.families.retrieved import RetrievedCache, Selecting
 from foretell.heads.folder import kinds
 from foretell.memory.job import Job
 from foretell.memory.states import NO_STATES
+from foretell.ops.judging import LinearJudge
 from foretell.ops.words import letters
 
 if TYPE_CHECKING:
@@ -217,6 +218,9 @@ class Toy(Model):
         head = ToyHead(self.vocab, self.seed, 0.3, self.sharpness, self.context, "head", laws, kind)
         head.plain.copy = self.copy
         return head
+
+    def judge(self) -> LinearJudge:
+        return LinearJudge(torch.tensor([9.0, 0.0]), torch.tensor(2.0))
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 

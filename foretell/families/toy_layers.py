@@ -21,6 +21,7 @@ from foretell.families.toy import (
     whole_numbers,
 )
 from foretell.memory.job import Job, entering
+from foretell.ops.judging import LinearJudge
 
 Seen = tuple[np.ndarray, np.ndarray]  # keys and positions of rows, (m,) each
 
@@ -54,6 +55,11 @@ class ToyLayers(Toy):
 
     def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
         return ToyLayersHead(self, kind)
+
+    def judge(self) -> LinearJudge:
+        weight = torch.zeros(1 + self.vocab)
+        weight[1:3] = torch.tensor([9.0, -9.0])
+        return LinearJudge(weight, torch.tensor(5.0))
 
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         states = self.embedded(tokens)

@@ -23,7 +23,7 @@ from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight
 from foretell.heads.base import Head, Nodes
 from foretell.heads.caches import KnownTokens
 from foretell.heads.eagle import OneLayer
-from foretell.heads.folder import fingerprint, target_shape
+from foretell.heads.folder import target_shape
 from foretell.heads.formats.reading import load
 from foretell.heads.layers import Layer
 from foretell.heads.output import Output
@@ -31,6 +31,7 @@ from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
 from foretell.native import library
 from foretell.native.packing import FORMATS
+from foretell.ops.fingerprint import fingerprint
 from foretell.ops.growth import TreeShape
 from foretell.ops.threads import torch_threads
 

@@ -148,3 +148,22 @@ def merge(tree: TokenTree, other: TokenTree) -> TokenTree:
                 fixed = [child for child in siblings if tree.laws[child] is None]
                 tree.tries[place[node]] = drawn + fixed
     return tree
+
+
+def below(tree: TokenTree, node: int) -> tuple[TokenTree, list[int]]:
+    """The tree whose root is `node`, and the place in `tree` of each of its nodes."""
+    if node == 0:
+        return tree, list(range(len(tree)))
+    place = {node: 0}
+    for child in range(node + 1, len(tree)):
+        if tree.parents[child] in place:
+            place[child] = len(place)
+    part = TokenTree(tree.tokens[node])
+    for name in ("tokens", "laws", "values", "sources", "matches"):
+        values = getattr(tree, name)
+        setattr(part, name, [values[old] for old in place])
+    part.laws[0] = None
+    part.parents = [-1, *(place[tree.parents[old]] for old in list(place)[1:])]
+    part.depths = [tree.depths[old] - tree.depths[node] for old in place]
+    part.tries = [[place[child] for child in tree.tries[old]] for old in place]
+    return part, list(place)

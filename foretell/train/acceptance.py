@@ -115,12 +115,17 @@ def pieces(lm: LM, documents: Iterable[str], config: TrainHead) -> Iterator[Text
 # --- what to learn from
 
 
-@torch.inference_mode()
 def read(model: Model, tokens: Sequence[int], first: int, taps: tuple[int, ...] = ()) -> Reply:
     """The rows of logits after the tokens from `first` on, and hidden states of all tokens."""
     text = TokenTree(tokens[0]).chain(tokens[1:])
+    return answered(model, Ask(text, rows=range(first, len(tokens)), taps=taps))
+
+
+@torch.inference_mode()
+def answered(model: Model, ask: Ask) -> Reply:
+    """What a model answers to an ask whose tree is all of its text."""
     cache = model.cache()
-    job, _ = cache.prepare(Ask(text, rows=range(first, len(tokens)), taps=taps), tokens[:1], 1)
+    job, _ = cache.prepare(ask, ask.tree.tokens[:1], 1)
     reply = model.forward([job])[0]
     cache.drop()
     return reply

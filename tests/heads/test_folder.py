@@ -17,9 +17,10 @@ import foretell
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.toy import ToyRecurrent
-from foretell.heads.folder import build, fingerprint, kinds, load, save, target_shape
+from foretell.heads.folder import build, kinds, load, save, target_shape
 from foretell.heads.model import head_model, shipped
 from foretell.heads.output import Output
+from foretell.ops.fingerprint import fingerprint
 from tests.families.families import tiny
 
 

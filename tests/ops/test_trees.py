@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.core.tree import Law, TokenTree
-from foretell.ops.trees import grow, merge, plant
+from foretell.ops.trees import below, grow, merge, plant
 from tests.core.test_tree import Path, closure, content, paths, planted
 
 
@@ -115,3 +116,24 @@ def test_successors_are_read_only_as_far_as_the_tree_needs() -> None:
     assert grow(0, lambda tree, node: [(7, 0.5), (7, 0.4), (8, 0.1)], 4, 1).tokens == [0, 7, 8], (
         "a token stands once"
     )
+
+
+def test_the_tree_below_a_node_is_its_part_of_the_tree() -> None:
+    draw = random.Random(3)
+    for _ in range(50):
+        tree = TokenTree(9)
+        for _ in range(12):
+            law = Law(torch.ones(4) / 4) if draw.random() < 0.5 else None
+            tree.add(draw.randrange(len(tree)), draw.randrange(4), law)
+        for node in range(len(tree)):
+            part, places = below(tree, node)
+            want = [n for n in range(len(tree)) if node in (0, n, *tree.path(n))]
+            if node == 0:
+                assert part is tree
+            assert places == want
+            for new, old in enumerate(places):
+                assert part.tokens[new] == tree.tokens[old]
+                assert part.tokens_to(new) == tree.tokens_to(old)[tree.depths[node] :]
+                assert part.depths[new] == len(part.path(new))
+                assert [places[child] for child in part.tries[new]] == tree.tries[old]
+                assert part.laws[new] is (tree.laws[old] if new else None)

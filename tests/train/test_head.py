@@ -18,7 +18,8 @@ from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
 from foretell.heads.base import Drafted, Head, Texts
 from foretell.heads.falcon import Falcon
-from foretell.heads.folder import build, fingerprint, load, save, target_shape
+from foretell.heads.folder import build, load, save, target_shape
+from foretell.ops.fingerprint import fingerprint
 from foretell.train import answers, states
 from foretell.train.head import TrainHead, head_before, loss_of, taps_of, train
 from foretell.train.head_data import Corpus, Teacher, places

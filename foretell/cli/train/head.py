@@ -61,7 +61,8 @@ def head(
     """
     import foretell
     from foretell.fetching import resolve
-    from foretell.heads.folder import build, fingerprint, target_shape
+    from foretell.heads.folder import build, target_shape
+    from foretell.ops.fingerprint import fingerprint
     from foretell.train.answers import write_all
     from foretell.train.head import TrainHead, head_before, plan, taps_of, train
     from foretell.train.processes import Processes

@@ -1,0 +1,401 @@
+"""Trains the judge of rule `judge`: `foretell train judge`.
+
+The labels are AutoJudge's (github.com/garipovroma/autojudge): the target answers a task greedily;
+at each place where a draft model's best token is another one, that token is put in and the target
+writes on greedily. Is the task's answer still the same, the mismatch was unimportant and the new
+text takes the old one's place; else it was important, and the old text stays. So every mismatch is
+judged below the text that the ones before it left. The judge is a logistic regression of that label
+on the target's state at the token that was put in, as Bachmann et al. (arXiv:2501.19309) read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask
+from foretell.errors import BadConfig, BadFile, PromptTooLong, Unsupported, first_line
+from foretell.measure.bench.sets import prompt_ids
+from foretell.ops.files import write_text
+from foretell.ops.fingerprint import norm_mark
+from foretell.ops.judging import FILE, LinearJudge, save
+from foretell.train.acceptance import answered, auc, read
+from foretell.train.answers import AT_ONCE
+from foretell.train.tasks import Task
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+    from foretell.core.model import Model
+    from foretell.policy.costs import Costs
+
+T = TypeVar("T")
+STRENGTHS = tuple(10 ** (-7 + i / 2) for i in range(19))  # of C, the weight of errors: 1e-7 to 100
+PARTS = 10  # of the tasks one of so many chooses C; by turns one of so many is held back
+ROUNDS = 200  # of L-BFGS at most
+PREFIXES = 1 << 30  # bytes of rows that are kept of texts: the next one of a task begins alike
+Tell = Callable[[str, int, int], None]  # (what is being done, how much of it, of how much)
+
+
+@dataclass(frozen=True)
+class TrainJudge:
+    """Settings of the run."""
+
+    labels: int = 1_000  # mismatches to be judged, about
+    answer_tokens: int = 160  # longest answer; one that goes on is of no use
+    seed: int = 0  # of the order of the tasks, and of those made here
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("labels", 50, 1 << 24), ("answer_tokens", 4, 1 << 16)):
+            if not low <= getattr(self, name) <= high:
+                raise BadConfig.field(name, getattr(self, name), f"between {low} and {high}")
+
+
+@dataclass
+class Labels:
+    """Of n mismatches: whether each was unimportant (n,), the target's states (n, E) at the token
+    that was put in and at the one before it, and the target's log-probability (n,) of it.
+    """
+
+    good: torch.Tensor
+    states: torch.Tensor
+    before: torch.Tensor
+    logprobs: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.good)
+
+
+def plan(tasks: int, config: TrainJudge, costs: Costs) -> str:
+    """What a run takes, by the measured costs of the target's forwards."""
+    tokens = config.labels * config.answer_tokens // 2
+    seconds = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
+    return (
+        f"{tasks:,} tasks, of which as many are answered as give {config.labels:,} labels: "
+        f"at most about {seconds / 3600:.1f} hours"
+    )
+
+
+# --- labels
+
+
+@dataclass
+class Walk:
+    """A task on its way through its answer.
+
+    `text`: prompt and current answer, of which `prompt` tokens are the prompt; `answer`: what the
+    target's own text answers, None where it does not; `place`: all before it is done; `judged`:
+    (place, token put in, whether the answer stayed), from left to right.
+    """
+
+    text: list[int]
+    prompt: int
+    answer: str | None
+    place: int
+    judged: list[tuple[int, int, bool]]
+
+    @property
+    def done(self) -> bool:
+        return self.answer is None or self.place >= len(self.text)
+
+    def save(self, path: Path) -> None:
+        """Writes a file, whole or not at all. Raises BadFile."""
+        write_text(path, json.dumps(asdict(self)))
+
+
+def known(path: Path) -> Walk | None:
+    """The walk in a file, None where there is no file. Raises BadFile."""
+    if not path.exists():
+        return None
+    try:
+        found = Walk(**json.loads(path.read_text("utf-8")))
+        found.judged = [(int(place), int(token), bool(same)) for place, token, same in found.judged]
+    except (OSError, ValueError, TypeError) as error:
+        what = f"is no walk through an answer ({first_line(error)})"
+        raise BadFile(f"{path}: {what}; remove it, and it is made again") from error
+    return found
+
+
+async def walks(lm: LM, task: Task, path: Path, config: TrainJudge) -> AsyncIterator[Walk]:
+    """The walk of a task, after each step of it, from where its file left off."""
+    draft, barred = lm.models["draft"], unjudged(lm)
+    prompt = prompt_ids(lm, task.prompt)
+
+    async def written(text: list[int]) -> tuple[list[int], str | None]:
+        """The text to its end, and its answer; None where it does not end in time."""
+        room = config.answer_tokens - (len(text) - len(prompt))
+        output = await lm.agenerate(text, "plain", max_new_tokens=room)
+        whole_text = [*text, *output.tokens]
+        if output.finish_reason != "stop":
+            return whole_text, None
+        return whole_text, task.answer(lm.decode(whole_text[len(prompt) :]))
+
+    found = known(path)
+    if found is None:
+        text, answer = await written(prompt)
+        found = Walk(text, len(prompt), answer, len(prompt), [])
+    best: list[int] = []
+    while not found.done:
+        best = best or await choices(lm, draft, found.text, len(prompt))
+        place = found.place
+        token = best[place - len(prompt)]
+        found.place += 1
+        if token == found.text[place] or token in barred:
+            continue
+        changed, answer = await written([*found.text[:place], token])
+        found.judged.append((place, token, answer == found.answer))
+        if answer == found.answer:
+            found.text, best = changed, []
+        found.save(path)
+        yield found
+    found.save(path)
+    yield found
+
+
+async def choices(lm: LM, draft: Model, text: Sequence[int], first: int) -> list[int]:
+    """The draft model's best token at each place of a text from `first` on."""
+    reply = await alone(lm, partial(read, draft, text[:-1], first - 1))
+    return list(reply.logits.argmax(-1).tolist())
+
+
+async def alone(lm: LM, function: Callable[[], T]) -> T:
+    """What the function returns, which has the models to itself between two steps."""
+    return await asyncio.to_thread(lm.driver.run, function)
+
+
+def unjudged(lm: LM) -> frozenset[int]:
+    """The tokens that no judge accepts: those that end texts, and the tokenizer's special ones."""
+    special = [] if lm.tokenizer is None else lm.tokenizer.all_special_ids
+    return frozenset((*lm.engine.eos, *special))
+
+
+def labels_of(target: Model, found: Walk) -> Labels:
+    """What was judged, with the target's states: all from one forward over a tree.
+
+    The text that is left at the end has every unimportant token in it; of the important ones, each
+    stands beside the token that stayed.
+    """
+    tree = TokenTree(found.text[0]).chain(found.text[1:])
+    nodes, befores = [], []
+    for place, token, _ in found.judged:
+        befores.append(place - 1)
+        nodes.append(tree.add(place - 1, token))
+    last = len(target.layout)
+    reply = answered(target, Ask(tree, rows=sorted(set(befores)), taps=(last,)))
+    states = reply.hidden[last].cpu().float()
+    rows = dict(zip(reply.nodes, reply.logits.cpu().float().log_softmax(-1), strict=True))
+    return Labels(
+        torch.tensor([float(stays) for _, _, stays in found.judged]),
+        states[nodes].clone(),
+        states[befores].clone(),
+        torch.stack([rows[place - 1][token] for place, token, _ in found.judged]),
+    )
+
+
+def name_of(lm: LM, task: Task) -> str:
+    """A task's file: another one where anything is another that its walk depends on."""
+    parts = [norm_mark(lm.models["target"]), lm.models["draft"].name, task.prompt, task.words]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def collect(
+    lm: LM, tasks: Sequence[Task], folder: Path, config: TrainJudge, tell: Tell
+) -> list[Walk]:
+    """Walks through tasks side by side until enough is judged; returns what was judged in each.
+
+    Files that are there are kept and gone on with. Raises BadFile.
+    """
+    paths = {folder / f"{name_of(lm, task)}.json": task for task in tasks}
+    order = list(paths)
+    random.Random(config.seed).shuffle(order)
+    begun = ((path, known(path)) for path in order)
+    found = {path: walk for path, walk in begun if walk is not None}
+    order.sort(key=lambda path: path in found)  # the last come first
+    queue = [path for path in order if path not in found or not found[path].done]
+
+    def count() -> int:
+        total = sum(len(walk.judged) for walk in found.values())
+        tell("judging", min(total, config.labels), config.labels)
+        return total
+
+    async def work() -> None:
+        while queue and count() < config.labels:
+            path = queue.pop()
+            with contextlib.suppress(PromptTooLong):
+                async for walk in walks(lm, paths[path], path, config):
+                    found[path] = walk
+                    if count() >= config.labels:
+                        return
+
+    async def run() -> None:
+        jobs = [asyncio.create_task(work()) for _ in range(AT_ONCE)]
+        try:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for job in jobs:
+                job.cancel()
+        for outcome in await asyncio.gather(*jobs, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    if count() < config.labels:
+        lm.limit(prefixes=PREFIXES)
+        try:
+            asyncio.run(run())
+        finally:
+            lm.limit()
+    return [walk for _, walk in sorted(found.items()) if walk.judged]
+
+
+# --- learning
+
+
+def joined(parts: Sequence[Labels]) -> Labels:
+    """The labels of several tasks."""
+    return Labels(*(torch.cat([getattr(p, part.name) for p in parts]) for part in fields(Labels)))
+
+
+def fit(
+    states: torch.Tensor, good: torch.Tensor, strength: float, start: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Weights and bias (E + 1,) of the logistic regression of good (n,) on states (n, E).
+
+    The least of |w|^2 / 2 + strength * the errors' sum, in which both classes weigh alike and the
+    bias is free. `start`: where the search begins.
+    """
+    x = torch.cat([states, states.new_ones(len(states), 1)], 1).double()
+    y = good.double()
+    share = y.mean()
+    weights = torch.where(y > 0, 0.5 / share, 0.5 / (1 - share))
+    w = torch.zeros(x.shape[1], dtype=torch.float64) if start is None else start.clone()
+    w.requires_grad_(True)
+    # Divided by all that the errors weigh, so that no strength makes steps too small to see.
+    scale = 1 + strength * float(weights.sum())
+    search = torch.optim.LBFGS(
+        [w], max_iter=ROUNDS, tolerance_grad=1e-8, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> torch.Tensor:
+        search.zero_grad()
+        errors = F.binary_cross_entropy_with_logits(x @ w, y, weights, reduction="sum")
+        value = (w[:-1].square().sum() / 2 + strength * errors) / scale
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    search.step(loss)  # type: ignore[no-untyped-call]
+    return w.detach()
+
+
+@dataclass
+class Fitted:
+    """weight (E,) and bias () for states as they are; C, and how well it ranks what chose C."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    strength: float
+    auc: float
+
+    def rank(self, states: torch.Tensor, good: torch.Tensor) -> float:
+        """The area under the curve on other labels."""
+        return auc(states.double() @ self.weight + self.bias, good)
+
+
+def chosen(learnt: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> Fitted:
+    """The best of all strengths by the ranks of others; each part: states (n, E) and good (n,)."""
+    states, good = learnt
+    mean, spread = states.double().mean(0), states.double().std(0, correction=0)
+    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    standard = (states.double() - mean) / spread
+    best: Fitted | None = None
+    w: torch.Tensor | None = None
+    for strength in STRENGTHS:
+        w = fit(standard, good, strength, w)
+        weight = w[:-1] / spread
+        found = Fitted(weight, w[-1] - weight @ mean, strength, 0.0)
+        found.auc = found.rank(*others)
+        if best is None or found.auc > best.auc:
+            best = found
+    assert best is not None
+    return best
+
+
+def held_back(tasks: Sequence[Labels], name: str) -> float:
+    """The area under the curve of all labels by judges of states `name`, each fitted without the
+    tenth of the tasks that it ranks.
+    """
+    scores, good = [], []
+    for part in range(PARTS):
+        held = tasks[part::PARTS]
+        others = [task for number, task in enumerate(tasks) if number % PARTS != part]
+        best = fitted(others, name)
+        found = joined(held)
+        scores.append(getattr(found, name).double() @ best.weight + best.bias)
+        good.append(found.good)
+    return auc(torch.cat(scores), torch.cat(good))
+
+
+def fitted(tasks: Sequence[Labels], name: str) -> Fitted:
+    """A judge of the states `name` of these tasks, of which about a tenth chooses its strength."""
+    parts = tasks[::PARTS], [task for number, task in enumerate(tasks) if number % PARTS]
+    choosing, learnt = ((getattr(part, name), part.good) for part in map(joined, parts))
+    return chosen(learnt, choosing)
+
+
+def train(
+    lm: LM, tasks: Sequence[Task], out: Path, config: TrainJudge, tell: Tell
+) -> dict[str, Any]:
+    """Walks through tasks in OUT/walks, writes OUT/judge.safetensors, returns what came of it.
+
+    Raises BadConfig where the labels are too few, Unsupported without a draft model or hidden
+    states.
+    """
+    check(lm)
+    found = collect(lm, tasks, out / "walks", config, tell)
+    random.Random(config.seed).shuffle(found)
+    target = lm.models["target"]
+    some = []
+    for number, walk in enumerate(found):
+        tell("reading", number, len(found))
+        some.append(lm.driver.run(partial(labels_of, target, walk)))
+    parts = (some[::PARTS], [labels for number, labels in enumerate(some) if number % PARTS])
+    if len(some) < 2 * PARTS or not all(0 < float(joined(part).good.mean()) < 1 for part in parts):
+        raise BadConfig(
+            f"{len(some)} tasks gave labels, too few to learn from, to choose by and to hold back "
+            "with both kinds in each: give more tasks, or more --labels"
+        )
+    tell("fitting", 0, 1)
+    best = fitted(some, "states")
+    judge = LinearJudge(best.weight.float(), best.bias.float(), unjudged(lm), norm_mark(target))
+    save(judge, out / FILE)
+    every = joined(some)
+    return {
+        "tasks": len(some),
+        "labels": len(every),
+        "unimportant": float(every.good.mean()),
+        "strength": best.strength,
+        "chosen_auc": best.auc,
+        "auc": held_back(some, "states"),
+        "early_auc": held_back(some, "before"),
+        "chance_auc": auc(every.logprobs, every.good),
+    }
+
+
+def check(lm: LM) -> None:
+    """Raises Unsupported where there is no draft model, or the target shows no hidden states."""
+    target = lm.models["target"]
+    if "draft" not in lm.models:
+        cure = "name one with --draft"
+        raise Unsupported.missing("train judge", target.name, "a 'draft' model", cure)
+    if "taps" not in target.caps:
+        raise Unsupported.missing("train judge", target.name, "hidden states", "use another model")
