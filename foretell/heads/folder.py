@@ -7,7 +7,6 @@ its tokens and its chat template.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import pkgutil
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.heads.base import Head, HeadConfig, TargetShape
 from foretell.ops.files import whole, write_text
+from foretell.ops.marks import hashed, norm_mark
 from foretell.ops.ranks import smoothed
 
 SCHEMA = "foretell.head/1"
@@ -79,17 +79,13 @@ def target_shape(model: Any, method: str = "a head") -> TargetShape:
 
 def fingerprint(model: Any) -> dict[str, str]:
     """What tells a target from others of its shape, whatever its number format."""
-    told = {"norm": _hashed(model.loop.norm.weight.detach().float().cpu().numpy().tobytes())}
+    told = {"norm": norm_mark(model)}
     tokenizer = model.tokenizer
     if tokenizer is not None:
         words = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]))
-        told["tokens"] = _hashed(words.encode())
-        told["template"] = _hashed(str(getattr(tokenizer, "chat_template", "") or "").encode())
+        told["tokens"] = hashed(words.encode())
+        told["template"] = hashed(str(getattr(tokenizer, "chat_template", "") or "").encode())
     return told
-
-
-def _hashed(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def save(

@@ -55,6 +55,7 @@ def draft(
     from foretell.measure.prompts import read_prompts
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
+    from foretell.train.exits import calibrate
 
     config = TrainDraft(**dataclasses.asdict(settings))
     asked = [prompt for name in prompts or () for prompt in read_prompts(name)]
@@ -82,6 +83,10 @@ def draft(
             train(lm, plain, out / "text", first, save_every, init=init)
             init = str(out / "text" / "model")
         report = train(lm, files, out, config, save_every, init=init)
+        if config.exits:
+            model = out / "model"
+            both = foretell.load(target, dtype=dtype, draft=str(model))
+            calibrate(both, files, model, window=config.window, name=target)
     emit(
         f"{out / 'model'}: {report['parameters']:,} parameters, "
         f"{report['tokens_seen']:,} tokens seen; of the tokens of answers held back "
