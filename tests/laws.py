@@ -292,9 +292,8 @@ def world(
     kind = ToyLayers if "layers" in strategy.needs else Toy
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     learns = isinstance(strategy, Speculative) and getattr(strategy.drafter, "online", 0)
-    drafter = strategy.drafter if isinstance(strategy, Speculative) else None
     relative = ToyLearning if learns else Toy
-    if "layers" in getattr(drafter, "draft_needs", ()):
+    if isinstance(strategy, Speculative) and getattr(strategy.drafter, "draft_needs", ()):
         relative = ToyLayers
     for i, name in enumerate((*strategy.models, *source.models)):
         models[name] = relative(

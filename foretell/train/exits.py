@@ -107,7 +107,8 @@ def look(target: Model, draft: LazyLayers, texts: Iterable[Text], window: int) -
         size += len(p)
     if not parts:
         raise BadConfig("there are no answers to measure on; give a folder with some more")
-    return Seen(*(np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True)), starts)
+    chances, greedy, drawn = (np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True))
+    return Seen(chances, greedy, drawn, starts)
 
 
 def promise(
@@ -127,12 +128,10 @@ def promise(
     taken = dict(zip(used, spent, strict=True))
     drafting = length * float(np.mean([taken[place] for place in chosen]))
     here = np.arange(len(chosen))
-    tokens = [
-        1 + accepted(agreed[chosen, here], seen.starts, length)
-        for agreed in (seen.greedy, seen.drawn)
-    ]
+    greedy = 1 + accepted(seen.greedy[chosen, here], seen.starts, length)
+    drawn = 1 + accepted(seen.drawn[chosen, here], seen.starts, length)
     shares = [float(np.mean(chosen == place)) for place in range(last + 1)]
-    return sum(tokens) / 2 / (drafting + seconds.target), *tokens, shares
+    return (greedy + drawn) / 2 / (drafting + seconds.target), greedy, drawn, shares
 
 
 def accepted(agreed: np.ndarray, starts: Sequence[int], length: int) -> float:
