@@ -153,8 +153,9 @@ class LazyCache(Cache):
     def _exit_of(self, ask: Ask) -> int:
         plain = ask.tree.is_chain and ask.states is None and ask.features is None and not ask.taps
         assert plain, "a draft model with exits is asked for the rows of chains"
-        deepest = self.exits[-1] if ask.layers is None else int(ask.layers[-1]) + 1  # type: ignore[arg-type]
-        return self.exits.index(deepest)
+        top = len(self.layout) - 1 if ask.layers is None else ask.layers[-1]
+        assert isinstance(top, int), "halves of layers are none of its"
+        return self.exits.index(top + 1)
 
     def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
         run = self.running
