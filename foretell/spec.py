@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.registry import kind_of, load, names
@@ -44,6 +44,7 @@ HEAD_STEP = 2.5e-3  # seconds
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
 Encode = Callable[[str], list[int]]
+T = TypeVar("T")
 
 
 def build(
@@ -76,6 +77,8 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
         return tokens(field, text, encode)
     if kind == tuple[int, ...]:
         return whole_numbers(field, text, "whole numbers with spaces between, as in 3 2 1")
+    if kind == tuple[float, ...]:
+        return numbers(field, text, float, "numbers with spaces between, as in 0.5 0.7")
     if Drafter in get_args(kind):
         return _inner(field, text, encode)
     if Reward in get_args(kind):
@@ -94,8 +97,13 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
 
 def whole_numbers(field: str, text: str, allowed: str) -> tuple[int, ...]:
     """Those of `1 2 3` or `()`. Raises BadConfig, which says what is `allowed`."""
+    return numbers(field, text, int, allowed)
+
+
+def numbers(field: str, text: str, kind: Callable[[str], T], allowed: str) -> tuple[T, ...]:
+    """The same of another kind of numbers."""
     try:
-        return tuple(int(part) for part in text.strip("()").split())
+        return tuple(kind(part) for part in text.strip("()").split())
     except ValueError:
         raise BadConfig.field(field, text, allowed) from None
 

@@ -293,6 +293,8 @@ def world(
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     learns = isinstance(strategy, Speculative) and getattr(strategy.drafter, "online", 0)
     relative = ToyLearning if learns else Toy
+    if isinstance(strategy, Speculative) and getattr(strategy.drafter, "draft_needs", ()):
+        relative = ToyLayers
     for i, name in enumerate((*strategy.models, *source.models)):
         shown = "layers" in source.needs and name in source.models
         models[name] = (ToyLayers if shown else relative)(

@@ -5,12 +5,16 @@ projected on their main directions. It learns the target's laws at every token o
 divergence of its law from the target's over the likeliest tokens and all others together, which is
 what decides how many of its tokens are accepted. The answers are those of `answers.py`.
 
+With `exits` it learns them behind several of its layers at once, by the mean of the exits' losses,
+each read by the same last norm and head: a draft model for `s2d`.
+
 Of the vocabulary a step looks at the commonest tokens, those of the batch's laws and a random
 sample of the others that stands for all of them: the output matrix is by far the largest part of
 such a model.
 
 Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge Distillation"
-(arXiv 2310.08461), section 3, forward divergence on the target's own texts.
+(arXiv 2310.08461), section 3, forward divergence on the target's own texts. Exits: Valipour et al.,
+"SortedNet" (arXiv 2309.00255), with the mean of all losses in a step in place of one drawn exit's.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretell.errors import BadConfig
+from foretell.ops.exit_table import FIELD, checked
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.answers import Text, read
@@ -61,6 +66,7 @@ class TrainDraft:
     warmup: int = 20  # steps over which the rate rises
     decay: float = 0.6  # share of the run over which the rate falls to 0
     seed: int = 0  # of the weights and of the order of texts
+    exits: str = ""  # layers behind which it learns as well, as in 2,4: a model for s2d
 
     def __post_init__(self) -> None:
         sizes = ("hidden", "layers", "heads", "kv_heads", "intermediate", "context", "common")
@@ -68,12 +74,23 @@ class TrainDraft:
         ranges = {**recipes.OF_RUNS, **dict.fromkeys(sizes, recipes.SIZE), **rates}
         recipes.check(self, {**ranges, "sampled": (0, 1 << 40)})
         check_heads(self.hidden, self.heads, self.kv_heads)
+        self.exit_layers  # noqa: B018
         if self.batch % self.micro or self.micro < self.window:
             raise BadConfig("batch must be a multiple of micro, and micro at least window")
 
     @property
     def steps(self) -> int:
         return max(1, self.tokens // self.batch)
+
+    @property
+    def exit_layers(self) -> tuple[int, ...]:
+        """Where it learns, the last layer included. Raises BadConfig."""
+        try:
+            exits = [int(part) for part in self.exits.split(",") if part.strip()]
+        except ValueError:
+            allowed = f"numbers of layers below {self.layers} with commas between, as in 2,4"
+            raise BadConfig.field("exits", self.exits, allowed) from None
+        return checked("exits", exits, self.layers)
 
 
 def build(config: TrainDraft, embeddings: torch.Tensor, ends: Sequence[int]) -> LlamaForCausalLM:
@@ -187,11 +204,31 @@ def blocks(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
     return groups
 
 
+def states_at(
+    model: LlamaForCausalLM, ids: torch.Tensor, exits: Sequence[int]
+) -> list[torch.Tensor]:
+    """Of each exit the normed states (n, L, E) that leave it; none: of the last layer alone."""
+    layers = len(model.model.layers)
+    early = any(exit_layer < layers for exit_layer in exits)
+    out = model.model(input_ids=ids, output_hidden_states=early)
+    return [
+        out.last_hidden_state
+        if exit_layer == layers
+        else model.model.norm(out.hidden_states[exit_layer])
+        for exit_layer in exits or (layers,)
+    ]
+
+
 def loss_of(
-    model: LlamaForCausalLM, batch: Batch, common: torch.Tensor, sampled: int, seed: int
+    model: LlamaForCausalLM,
+    batch: Batch,
+    common: torch.Tensor,
+    sampled: int,
+    seed: int,
+    exits: Sequence[int] = (),
 ) -> torch.Tensor:
     """Mean divergence of the model's laws from the target's, over its likeliest tokens and the
-    rest, in nats above the target's entropy.
+    rest, in nats above the target's entropy; with `exits` the mean over their laws.
     """
     weight = model.get_input_embeddings().weight
     vocab = len(weight)
@@ -203,17 +240,26 @@ def loss_of(
     chosen = rest[torch.randperm(len(rest), generator=draw)[:sampled]]
     to = weight.device
     known, chosen, batch = needed.nonzero()[:, 0].to(to), chosen.to(to), batch.to(to)
-    with torch.autocast(to.type, dtype=torch.bfloat16):
-        states = model.model(input_ids=batch.ids).last_hidden_state.flatten(0, 1)[batch.places]
-        logits = (states @ weight[known].T).float()
-        others = (states @ weight[chosen].T).float()
-    total = logits.logsumexp(-1)
-    if len(chosen):
-        scale = float(np.log(len(rest) / len(chosen)))
-        total = torch.logaddexp(total, others.logsumexp(-1) + scale)
     where = torch.searchsorted(known, batch.best)
-    own = logits.gather(1, where) - total[:, None]  # log q of the target's best tokens
-    chances = batch.chances
+    scale = float(np.log(len(rest) / len(chosen))) if len(chosen) else 0.0
+    losses = []
+    with torch.autocast(to.type, dtype=torch.bfloat16):
+        left = [states.flatten(0, 1)[batch.places] for states in states_at(model, batch.ids, exits)]
+        read, also_read = weight[known].T, weight[chosen].T
+        for states in left:
+            logits = (states @ read).float()
+            total = logits.logsumexp(-1)
+            if len(chosen):
+                others = (states @ also_read).float()
+                total = torch.logaddexp(total, others.logsumexp(-1) + scale)
+            losses.append(_divergence(logits.gather(1, where) - total[:, None], batch.chances))
+    return torch.stack(losses).mean()
+
+
+def _divergence(own: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+    """Mean divergence from laws that give the best tokens these `chances` (m, K), where `own`
+    (m, K) are the log-probabilities that the model gives them.
+    """
     left = (1 - chances.sum(-1)).clamp_min(REST)
     own_left = (1 - own.exp().sum(-1)).clamp_min(REST)
     target = torch.where(chances > 0, chances * (chances.clamp_min(REST).log() - own), 0.0)
@@ -221,24 +267,28 @@ def loss_of(
 
 
 @torch.inference_mode()
-def agreement(model: LlamaForCausalLM, texts: Sequence[Text], size: int) -> dict[str, float]:
-    """How many of the model's tokens the target would take on these texts: its best tokens at
-    temperature 0, and tokens drawn at temperature 1 (a lower bound, by the likeliest tokens).
+def agreement(
+    model: LlamaForCausalLM, texts: Sequence[Text], size: int, exits: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """Of each exit, how many of its tokens the target would take on these texts: its best tokens
+    at temperature 0, and tokens drawn at temperature 1 (a lower bound, by the likeliest tokens).
     """
     model.eval()
-    same = drawn = count = 0.0
+    places = len(exits) or 1
+    same, drawn, count = [0.0] * places, [0.0] * places, 0
     for group in blocks([len(text.tokens) for text in texts], size, 0):
         batch = block([texts[number] for number in group]).to(model.device)
+        count += len(batch.places)
         with torch.autocast(model.device.type, dtype=torch.bfloat16):
-            states = model.model(input_ids=batch.ids).last_hidden_state
-            rows = states.flatten(0, 1)[batch.places]
-            logits = (rows @ model.get_input_embeddings().weight.T).float()
-        q = logits.softmax(-1).gather(1, batch.best)
-        same += float((logits.argmax(-1) == batch.best[:, 0]).sum())
-        drawn += float(torch.minimum(q, batch.chances).sum())
-        count += len(rows)
+            for place, states in enumerate(states_at(model, batch.ids, exits)):
+                rows = states.flatten(0, 1)[batch.places]
+                logits = (rows @ model.get_input_embeddings().weight.T).float()
+                q = logits.softmax(-1).gather(1, batch.best)
+                same[place] += float((logits.argmax(-1) == batch.best[:, 0]).sum())
+                drawn[place] += float(torch.minimum(q, batch.chances).sum())
     model.train()
-    return {"greedy": round(same / count, 4), "drawn": round(drawn / count, 4)}
+    shares = [[round(total / count, 4) for total in totals] for totals in (same, drawn)]
+    return [{"greedy": greedy, "drawn": other} for greedy, other in zip(*shares, strict=True)]
 
 
 class TextRun(Run):
@@ -258,7 +308,15 @@ class TextRun(Run):
         total = 0.0
         for part in self.processes.share(parts):
             number = self.step * parts + part
-            loss = loss_of(self._group(lengths, number), number) / parts
+        batch = block([texts[number] for number in group]).to(model.device)
+        count += len(batch.places)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+            for place, states in enumerate(states_at(model, batch.ids, exits)):
+                rows = states.flatten(0, 1)[batch.places]
+                logits = (rows @ model.get_input_embeddings().weight.T).float()
+                q = logits.softmax(-1).gather(1, batch.best)
+                same[place] += float((logits.argmax(-1) == batch.best[:, 0]).sum())
+                drawn[place] += float(torch.minimum(q, batch.chances).sum())
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
@@ -329,13 +387,21 @@ def train(
     run = DraftRun(out, config, model.to(processes.device), processes)
     run.keep(recipe)
     run.through(lambda: run.advance_on(texts, common), save_every, quiet)
-    if processes.first:
-        export(lm, run.model, out / "model")
+        batch = block([texts[number] for number in group]).to(model.device)
+        count += len(batch.places)
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+            for place, states in enumerate(states_at(model, batch.ids, exits)):
+                rows = states.flatten(0, 1)[batch.places]
+                logits = (rows @ model.get_input_embeddings().weight.T).float()
+                q = logits.softmax(-1).gather(1, batch.best)
+                same[place] += float((logits.argmax(-1) == batch.best[:, 0]).sum())
+                drawn[place] += float(torch.minimum(q, batch.chances).sum())
     report: dict[str, Any] = {
         "parameters": run.size,
         "tokens_seen": config.steps * config.batch,
         "answers": len(texts.train),
-        "held_back": agreement(run.model, texts.held_back, config.micro),
+        "held_back": shares[-1],
+        "exits": dict(zip(map(str, exits), shares, strict=True)) if config.exits else {},
         "settings": asdict(config),
         "recipe": recipe,
     }

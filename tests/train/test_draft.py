@@ -12,6 +12,7 @@ import torch
 
 import foretell
 from foretell.errors import BadConfig
+from foretell.ops.exit_table import trained
 from foretell.train import answers, draft
 from foretell.train.answers import Text
 from foretell.train.draft import TrainDraft
@@ -85,6 +86,21 @@ def test_sampled_tokens_stand_for_all_others() -> None:
     assert float(draft.loss_of(student, batch, few, VOCAB, 0)) == pytest.approx(whole, rel=1e-3)
 
 
+@pytest.mark.parametrize("told", ["two", "0,2", "2,1", "4", "1.5"])
+def test_exits_that_it_cannot_have_are_refused(told: str) -> None:
+    with pytest.raises(BadConfig, match="exits="):
+        replace(TINY, layers=3, exits=told)
+
+
+def test_a_model_with_exits_says_so_and_agrees_at_each(files: list[Path], tmp_path: Path) -> None:
+    config = replace(TINY, layers=2, exits="1")
+    report = draft.train(tiny.lm(), files, tmp_path, config, quiet=True)
+    assert report["exits"].keys() == {"1", "2"} and report["exits"]["2"] == report["held_back"]
+    assert all(shares["greedy"] > 0.9 for shares in report["exits"].values())
+    told = trained(foretell.load(tmp_path / "model").models["target"])
+    assert told is not None and told.layers == (1, 2) and not told.targets
+
+
 def test_every_text_is_in_one_block_of_a_round() -> None:
     given = [len(text.tokens) for text in texts(50)]
     groups = draft.blocks(given, 96, seed=1)
@@ -102,6 +118,25 @@ def test_embeddings_begin_as_the_targets_projected() -> None:
     assert ratio.allclose(ratio[0, 0].expand(40, 40), rtol=1e-2)
     with pytest.raises(BadConfig, match="hidden=13"):
         draft.projected(wide, 13)
+
+
+@torch.no_grad()
+def test_with_exits_the_loss_is_the_mean_of_theirs() -> None:
+    """Each by the last norm and head, as a model has it that ends there."""
+    config = replace(TINY, layers=3, exits="1,2")
+    assert config.exit_layers == (1, 2, 3)
+    given = torch.randn(VOCAB, 20, generator=torch.Generator().manual_seed(0))
+    student = draft.build(config, given, [0]).eval()
+    for weight in student.model.layers.parameters():
+        weight *= 10  # or what they add to the embeddings is small
+    batch, every = draft.block(texts()), torch.arange(VOCAB)
+    found = float(draft.loss_of(student, batch, every, 0, 0, config.exit_layers))
+    layers, alone = list(student.model.layers), []
+    for count in config.exit_layers:
+        student.model.layers = torch.nn.ModuleList(layers[:count])
+        alone.append(float(draft.loss_of(student, batch, every, 0, 0)))
+    assert found == pytest.approx(np.mean(alone), rel=0.01)  # in bfloat16
+    assert max(alone) - min(alone) > 1e-2
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,7 @@ def draft(
     from foretell.fetching import resolve
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
+    from foretell.train.exits import calibrate
     from foretell.train.processes import Processes
 
     config = TrainDraft(**dataclasses.asdict(settings))
@@ -92,6 +93,10 @@ def draft(
             processes=processes,
             recipe=in_use(invocation),
         )
+        if config.exits and processes.first:
+            model = out / "model"
+            both = foretell.load(target, dtype=dtype, draft=str(model))
+            calibrate(both, files, model, window=config.window, name=target)
     if not processes.first:
         return 0
     emit(

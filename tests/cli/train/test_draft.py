@@ -50,10 +50,27 @@ def test_distilling_is_a_command(run: Any, tmp_path: Path) -> None:
     assert code == 0 and len(json.loads(out)["tokens"]) <= 4
 
 
+def test_a_model_with_exits_gets_thresholds_for_its_target(run: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)))
+    sizes = {**SIZE, "layers": 2, "exits": 1}
+    options = [
+        x for name, value in sizes.items() for x in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    args = ["train", "draft", "--target", "demo", "--out", str(tmp_path / "run"), *options]
+    args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
+    code, _, _ = run(*args, "--answer-tokens", "12")
+    assert code == 0
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    (table,) = config["foretell_exits"]["targets"]
+    assert table["name"] == "demo" and table["format"] == "int8"
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         ([], "nothing to answer"),
+        (["--own", "1", "--exits", "9"], "exits="),
         (["--own", "1", "--answer-tokens", "0"], "'--answer-tokens': Input should be greater"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--own", "1", "--hidden", "100"], "hidden=100"),
