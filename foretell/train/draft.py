@@ -387,15 +387,12 @@ def train(
     run = DraftRun(out, config, model.to(processes.device), processes)
     run.keep(recipe)
     run.through(lambda: run.advance_on(texts, common), save_every, quiet)
-        batch = block([texts[number] for number in group]).to(model.device)
-        count += len(batch.places)
-        with torch.autocast(model.device.type, dtype=torch.bfloat16):
-            for place, states in enumerate(states_at(model, batch.ids, exits)):
-                rows = states.flatten(0, 1)[batch.places]
-                logits = (rows @ model.get_input_embeddings().weight.T).float()
-                q = logits.softmax(-1).gather(1, batch.best)
-                same[place] += float((logits.argmax(-1) == batch.best[:, 0]).sum())
-                drawn[place] += float(torch.minimum(q, batch.chances).sum())
+    exits = config.exit_layers
+    if config.exits:
+        setattr(run.model.config, FIELD, {"layers": list(exits)})
+    if processes.first:
+        export(lm, run.model, out / "model")
+    shares = agreement(run.model, texts.held_back, config.micro, exits)
     report: dict[str, Any] = {
         "parameters": run.size,
         "tokens_seen": config.steps * config.batch,

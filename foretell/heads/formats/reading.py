@@ -109,8 +109,7 @@ def hits(head: Head, kept: torch.Tensor | None, target: Any, tokens: Sequence[in
     embedded = target.embedded(ids).float()
     texts = Texts(ids[None], embedded[None], features[None], embedded[None])
     if not head.sees_first:
-        kept_parts = (part if part is None else part[:, 1:] for part in vars(texts).values())
-        texts = Texts(*kept_parts)
+        texts = Texts(*(part[:, 1:] for part in vars(texts).values()))
     head = head.to(features.device).float()
     drafted = next(iter(head.unroll(texts, 1)))
     best = output.logits(drafted.states[0].to(weight_type(output))).argmax(-1).cpu()
