@@ -107,9 +107,9 @@ def hits(head: Head, kept: torch.Tensor | None, target: Any, tokens: Sequence[in
     features = torch.cat([torch.zeros_like(features[: head.lag]), features[:before]])
     ids = torch.tensor(tokens, device=features.device)
     embedded = target.embedded(ids).float()
-    texts = Texts(ids[None], embedded[None], features[None], embedded[None])
-    if not head.sees_first:
-        texts = Texts(*(part[:, 1:] for part in vars(texts).values()))
+    first = 0 if head.sees_first else 1
+    parts = [part[None, first:] for part in (ids, embedded, features, embedded)]
+    texts = Texts(*parts)
     head = head.to(features.device).float()
     drafted = next(iter(head.unroll(texts, 1)))
     best = output.logits(drafted.states[0].to(weight_type(output))).argmax(-1).cpu()
