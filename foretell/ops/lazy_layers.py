@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from foretell.core.cache import NO_STATES, Cache
+from foretell.core.cache import Cache
 from foretell.core.model import Computed, Model
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
+from foretell.memory.states import NO_STATES
 
 if TYPE_CHECKING:
     from foretell.core.request import Request

@@ -308,15 +308,7 @@ class TextRun(Run):
         total = 0.0
         for part in self.processes.share(parts):
             number = self.step * parts + part
-        batch = block([texts[number] for number in group]).to(model.device)
-        count += len(batch.places)
-        with torch.autocast(model.device.type, dtype=torch.bfloat16):
-            for place, states in enumerate(states_at(model, batch.ids, exits)):
-                rows = states.flatten(0, 1)[batch.places]
-                logits = (rows @ model.get_input_embeddings().weight.T).float()
-                q = logits.softmax(-1).gather(1, batch.best)
-                same[place] += float((logits.argmax(-1) == batch.best[:, 0]).sum())
-                drawn[place] += float(torch.minimum(q, batch.chances).sum())
+            loss = loss_of(self._group(lengths, number), number) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
@@ -352,7 +344,8 @@ class DraftRun(TextRun):
         def loss(group: list[int], number: int) -> torch.Tensor:
             seed = config.seed * 1_000_003 + number
             batch = block([texts.train[index] for index in group])
-            return loss_of(self.model, batch, common, config.sampled, seed)
+            exits = config.exit_layers
+            return loss_of(self.model, batch, common, config.sampled, seed, exits)
 
         return self.step_on([len(text.tokens) for text in texts.train], loss)
 
