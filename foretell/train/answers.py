@@ -101,7 +101,12 @@ def write_all(
     seed: int,
     tell: Tell | None = None,
 ) -> list[Path]:
-    """Answers the prompts and `own` questions that the model asks itself; returns the files."""
+    """Answers the prompts and `own` questions that the model asks itself; returns the files.
+
+    With neither, those that are there.
+    """
+    if not prompts and own < 1:
+        return known(folder)
     files = write_answers(lm, prompts, folder / "prompts", tokens, seed, tell)
     for first in range(0, own, A_FILE):
         place = folder / "own" / f"{first // A_FILE:05}"
@@ -115,6 +120,13 @@ def write_all(
         if tell is not None:
             tell("questions of its own", first + count, own)
     return files
+
+
+def known(folder: Path) -> list[Path]:
+    """The files of answers that a folder holds, those to prompts first."""
+    return sorted((folder / "prompts").glob("*.safetensors")) + sorted(
+        folder.glob("own/*/*.safetensors")
+    )
 
 
 def own_questions(lm: LM, count: int, tokens: int, seed: int) -> list[list[dict[str, str]]]:

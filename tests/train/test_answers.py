@@ -101,6 +101,12 @@ def test_a_run_goes_on_with_the_files_that_are_missing(
     assert files[0].stat().st_mtime_ns == before
 
 
+def test_without_prompts_the_answers_that_are_there_serve(lm: LM, tmp_path: Path) -> None:
+    assert answers.write_all(lm, [], 0, tmp_path, tokens=4, seed=0) == []
+    files = answers.write_all(lm, PROMPTS, 0, tmp_path, tokens=4, seed=0)
+    assert files and answers.write_all(lm, [], 0, tmp_path, tokens=4, seed=0) == files
+
+
 def test_the_model_asks_itself(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opening, ending = answers.turn_of(lm)
     assert lm.decode(opening) == "<user>" and ending == "<|end|><assistant>"

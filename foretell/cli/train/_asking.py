@@ -10,18 +10,26 @@ from foretell.cli._output import progress_bar
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from foretell.train.processes import Processes
 
 Tell = Callable[[str, int, int | None], None]
 
 
-def asked(files: Sequence[str] | None, own: int) -> list[Any]:
-    """The prompts of these files. Raises BadConfig where there is nothing to answer."""
+def asked(files: Sequence[str] | None, own: int, answers: Path) -> list[Any]:
+    """The prompts of these files; none are needed where `answers` are there already. Raises
+    BadConfig where there is nothing to answer.
+    """
     from foretell.measure.prompts import read_prompts
+    from foretell.train.answers import known
 
     found = [prompt for name in files or () for prompt in read_prompts(name)]
-    if not found and own < 1:
-        raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
+    if not found and own < 1 and not known(answers):
+        raise BadConfig(
+            f"there is nothing to answer, and {answers} holds no answers: give --prompts, or --own "
+            "questions"
+        )
     return found
 
 

@@ -67,7 +67,7 @@ def draft(
     from foretell.train.processes import Processes
 
     config = TrainDraft(**dataclasses.asdict(settings))
-    questions = asked(prompts, own)
+    questions = asked(prompts, own, answers)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)

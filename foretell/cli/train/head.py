@@ -69,7 +69,7 @@ def head(
     from foretell.train.states import write_states
 
     config = TrainHead(**dataclasses.asdict(settings))
-    questions = asked(prompts, own)
+    questions = asked(prompts, own, answers)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)

@@ -65,7 +65,7 @@ def medusa_2(
 
     config = TrainMedusa2(**dataclasses.asdict(settings))
     check(merged)
-    questions = asked(prompts, own)
+    questions = asked(prompts, own, answers)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
