@@ -121,11 +121,10 @@ class LM:
         them (a list).
 
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
-        value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes
-        are shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (their
-        source: "cfg:g=2"), `reward` (for a method that chooses by one: "keywords:words=dog") and
-        `pictures` (what a model's processor gives beside the token ids). A failed request of a list
-        has its `error` set; a single one raises it.
+        value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
+        shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (a source:
+        "cfg:g=2"), `reward` ("keywords:words=dog") and `pictures` (what a model's processor gives).
+        A failed one of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
         lives: list[Live] = []
@@ -300,9 +299,7 @@ class LM:
     def _requests(
         self, prompt: Any, method: Any, options: Mapping[str, Any]
     ) -> list[Request] | ForetellError:
-        """The n requests of one prompt, or why it cannot be used. Raises where its arguments cannot
-        be.
-        """
+        """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
         terms, options = split_terms(options, self._text.encode_text)
         traced = terms.pop("trace")
         pictures = terms.pop("pictures")
@@ -310,10 +307,7 @@ class LM:
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
-        if reward is None:
-            name, strategy = self.resolve(method)
-        else:
-            name, strategy = with_reward(method, reward, self._text.encode_text)
+        name, strategy = self.resolve(method, reward)
         try:
             ids = self.prompt_ids(prompt)
         except ForetellError as error:
@@ -374,13 +368,14 @@ class LM:
         """`auto` is looked up again when it is needed: there is a new profile."""
         self._auto = None
 
-    def resolve(self, method: Method) -> tuple[str, Strategy]:
-        """(name, strategy) of a spec or a config object on this model. Raises UnknownMethod or
-        BadConfig.
+    def resolve(self, method: Method, reward: Any = None) -> tuple[str, Strategy]:
+        """(name, strategy) of a spec or a config object on this model, with a reward if it chooses
+        by one. Raises UnknownMethod or BadConfig.
         """
         if isinstance(method, str) and method == "auto":
             method = self.auto
-        return resolve(method, self._text.encode_text)
+        encode = self._text.encode_text
+        return resolve(method, encode) if reward is None else with_reward(method, reward, encode)
 
     def _measure_once(self) -> None:
         if self.measured:

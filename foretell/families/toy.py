@@ -214,8 +214,8 @@ class Toy(Model):
         return ToyRetrieving(self, budget, chunk)
 
     def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
-        laws = kinds()[kind].laws
-        head = ToyHead(self.vocab, self.seed, 0.3, self.sharpness, self.context, "head", laws, kind)
+        own = (self.vocab, self.seed, 0.3, self.sharpness, self.context, "head")
+        head = ToyHead(*own, kinds()[kind].laws, kind)
         head.plain.copy = self.copy
         return head
 
@@ -318,8 +318,7 @@ class ToyHead(Toy):
     those of a Toy with the same seed, plus `noise` times a hash of every (token, position, feature)
     it sees: it agrees with its target in part, and any wrong or missing feature changes its answer.
     Its own hidden states, (T, 2), may be the features of nodes that follow. A row holds `laws` laws
-    side by side; those behind the first agree with the target by chance alone. `kind`: of the head
-    whose cache it has.
+    side by side; those behind the first agree by chance. `kind`: of the head whose cache it has.
     """
 
     feeds = (2,)  # the taps of the target that its nodes read
