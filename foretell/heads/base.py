@@ -112,7 +112,7 @@ class Drafted:
 class Nodes:
     """New nodes to draft behind: of the text, or below it.
 
-    `earlier` is there for heads of a `reach`, `runs` for those that `remember`.
+    The last three are there for heads that ask for them: `by_depth`, `reach`, `remembers`.
     """
 
     embedded: torch.Tensor  # (n, E) of their tokens
@@ -140,6 +140,7 @@ class Head(nn.Module):
     layers = 1  # that keep cache rows
     lag = 1  # how far before its own token the one is whose state a row reads
     cache: type[Cache] = Cache  # of its rows
+    by_depth = False  # whether nodes are told how deep they are
     reach = 0  # tokens before its own that a node reads
     remembers = False  # whether nodes of the text read what the node before them handed on
     laws = 1  # side by side in a row, unless options say otherwise: of so many depths

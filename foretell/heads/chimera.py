@@ -59,6 +59,7 @@ class Chimera(Head):
         "attention": True,  # whether there is a layer over all states
     }
     cache = KnownTokens
+    by_depth = True
     depths = 4
     decay = 0.8
     regression = 1.0

@@ -62,6 +62,7 @@ class Falcon(Head):
     kind = "falcon"
     options: ClassVar[dict[str, Any]] = {"block": 2}  # tokens of a pass
     cache = KnownTokens
+    by_depth = True
     remembers = True
     laws = 2
     decay = 1.0

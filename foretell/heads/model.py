@@ -169,10 +169,10 @@ class HeadModel(Model):
 
     def _add_surroundings(self, nodes: Nodes, jobs: Sequence[Job]) -> None:
         """Gives nodes what is known of their places, as far as the head reads it."""
-        depths = [job.first + i for job in jobs for i in range(len(job.tokens))]
-        roots = [root_position(job) for job in jobs for _ in job.tokens]
-        below = nodes.positions - torch.tensor(roots, device=self.device)
-        nodes.depths = torch.where(torch.tensor(depths, device=self.device) > 0, below, 0)
+        if self.head.by_depth:
+            roots = [root_position(job) for job in jobs for _ in job.tokens]
+            below = nodes.positions - torch.tensor(roots, device=self.device)
+            nodes.depths = below.clamp(min=0)
         if self.head.reach:
             tokens = [row for job in jobs for row in job.cache.earlier(job)]
             flat = torch.tensor(tokens, device=self.device).flatten()
