@@ -8,11 +8,12 @@ common with all (minimum Bayes risk).
 
 Paper: Chang et al., BLEUBERI: BLEU is a surprisingly effective reward for instruction following,
 arXiv:2505.11080; smoothing by Lin and Och, 2004
-Guarantee: exact: it equals the metric `bleu` with smooth=True of the library evaluate
+Guarantee: lossy: a text that is chosen by it has another law than a sample
 Cost: none
 Needs: references, or several texts
 Trains: nothing
 Differs:
+- it is computed as the metric `bleu` of the library evaluate with smooth=True, which the paper uses
 - without references it compares the texts with each other, which the paper does not
 - an answer tag is not looked for
 - tokens are those of that library's own splitter, mteval's version 13a

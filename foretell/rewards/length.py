@@ -3,7 +3,7 @@
 1 at `target` words, falling evenly to 0 at none and at twice as many.
 
 Paper: Huang et al., DeAL: Decoding-time Alignment for Large Language Models, arXiv:2402.06147
-Guarantee: exact: it counts
+Guarantee: lossy: a text that is chosen by it has another law than a sample
 Cost: none
 Needs: nothing
 Trains: nothing
@@ -24,7 +24,7 @@ from foretell.ops.rewards import Reward
 class Length(Reward):
     """A count of words."""
 
-    target: int = 100
+    target: int = 100  # words of a text that has 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.target <= 1_000_000:

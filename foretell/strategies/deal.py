@@ -41,7 +41,7 @@ REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), FILTERED)
 class Deal(Strategy):
     """With weight=0 or k=1 it is greedy decoding."""
 
-    reward: Reward | None = None
+    reward: Reward | None = None  # what texts are worth; there must be one
     k: int = 5  # tokens that are tried
     ahead: int = 32  # tokens behind each
     weight: float = 1.0  # of the reward beside the log-probability

@@ -48,7 +48,7 @@ AHEAD, AHEAD_INDIRECT = 20, 5  # tokens, as there
 class TransferQ(Strategy):
     """With weight=0 or k=1 it is greedy decoding."""
 
-    reward: Reward | None = None
+    reward: Reward | None = None  # what texts are worth; there must be one
     own: Reward | None = None  # what the baseline was aligned with; None: the same reward
     baseline: str = ""  # name of the aligned model; "": the target
     k: int = 10  # tokens that are tried
