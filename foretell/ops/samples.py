@@ -36,10 +36,15 @@ class Samples(Strategy):
         return one_by_one(ctx) if self.inner is None else Speculative(self.inner).run(ctx)
 
 
-def branches(ctx: Context, n: int, quiet: bool = False) -> Generator[Message, list[int], list[int]]:
-    """This branch and n - 1 more; the rows of the text are computed once, and shared."""
+def branches(
+    ctx: Context, n: int, start: int | None = None
+) -> Generator[Message, list[int], list[int]]:
+    """The branch `start`, or the context's, and n - 1 copies; what its text has is computed once,
+    and shared.
+    """
+    first = ctx.branch if start is None else start
     if n < 2:
-        return [ctx.branch]
-    yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=())
-    twins = yield Fork(ctx.branch, n - 1, quiet)
-    return [ctx.branch, *twins]
+        return [first]
+    yield Ask(TokenTree(ctx.branches[first].tokens[-1]), branch=first, rows=())
+    twins = yield Fork(first, n - 1)
+    return [first, *twins]

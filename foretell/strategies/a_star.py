@@ -1,0 +1,160 @@
+"""A* decoding: the most promising partial answer goes on by several next steps.
+
+An answer is written in steps, such as paragraphs. Of all partial answers the one with the smallest
+f = g + 1 - r is taken, and `k` next steps are drawn behind it, side by side. r, from 0 to 1, is the
+reward of what is written so far, and g adds up how much r has risen on the way, so that f never
+falls: it is the quality that was lost. The first whole answer that is taken is the result. Where
+the reward tells good steps from bad ones, few of the bad ones are ever continued.
+
+Paper: Chatziveroglou, A*-Decoding: Token-Efficient Inference Scaling, arXiv:2505.13672
+Guarantee: lossy: the reward decides beside the model, on purpose
+Cost: target 1
+Needs: a reward of partial texts, from 0 to 1, see `foretell methods`; a tokenizer
+Trains: nothing
+Differs:
+- k, the end of a step and the budget are ours, the paper's are not known; draw at temperature 0.8
+- g, of which notes on the paper say that it adds up rises of the reward, is the smallest that keeps
+f from falling
+- of equal steps behind one text one is kept; at most `frontier` partial answers are kept, the best
+- where `tokens` are spent, the finished answer of the highest reward is the result, or the best
+partial one, with the reason `budget`
+- no drafter is asked: the steps of a text are drawn side by side
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretell.core.context import Context
+from foretell.core.strategy import Strategy, settle
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Drop, Finish, Message, Reply, Steps, Together
+from foretell.errors import BadConfig
+from foretell.ops.rewards import Reward, needs_text, scored
+from foretell.ops.samples import branches
+from foretell.policy.checks import refuse_source
+
+
+@dataclass(order=True)
+class Partial:
+    """A partial answer, in the order in which they are taken."""
+
+    cost: float  # f
+    lost: float  # 1 - r: of equal ones the better
+    depth: int  # negative: and the longer
+    branch: int
+    risen: float = field(compare=False, default=0.0)  # g
+
+
+@dataclass(frozen=True)
+class AStar(Strategy):
+    """With k=1 it is plain sampling."""
+
+    reward: Reward | None = None  # what partial answers are worth; there must be one
+    k: int = 4  # steps behind a partial answer
+    end: str = "\n\n"  # of a step
+    longest: int = 128  # tokens of a step
+    frontier: int = 64  # partial answers that are kept
+    tokens: int = 0  # that may be drawn in all; 0: as many as it takes
+
+    def __post_init__(self) -> None:
+        if self.reward is None:
+            raise BadConfig("a-star: needs a reward; give one, as in reward=keywords:words=dog")
+        ranges = {"k": (1, 64), "longest": (1, 4096), "frontier": (1, 256), "tokens": (0, 1 << 31)}
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise BadConfig.field(f"a-star:{name}", value, f"between {least} and {most}")
+        if not self.end:
+            raise BadConfig("a-star:end: is empty; give the text that ends a step")
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
+        needs_text("a-star", ctx)
+        refuse_source("a-star", ctx.request)
+        return self._steps(ctx)
+
+    def _steps(self, ctx: Context) -> Steps:
+        heap = [Partial(1.0, 1.0, 0, ctx.branch)]
+        finished: list[tuple[float, int]] = []  # (reward, branch) of those seen, none dropped
+        drawn = 0
+        reason = ""
+        while True:
+            best = heapq.heappop(heap)
+            if ctx.branches[best.branch].reason is not None:
+                break
+            if self.tokens and drawn >= self.tokens:
+                reason = "budget"
+                heapq.heappush(heap, best)
+                if finished:
+                    best = next(one for one in heap if one.branch == max(finished)[1])
+                else:
+                    best = heap[0]
+                break
+            behind = yield from branches(ctx, self.k, start=best.branch)
+            before = len(ctx.branches[best.branch].output)
+            room = self.tokens - drawn if self.tokens else self.k * self.longest
+            most = max(1, min(self.longest, room // self.k))
+            yield Together([self.step(ctx.on(branch), most) for branch in behind])
+            drawn += sum(len(ctx.branches[branch].output) - before for branch in behind)
+            behind = yield from self.different(ctx, behind)
+            for branch, value in zip(behind, (yield from self.values(ctx, behind)), strict=True):
+                risen = best.risen + max(0.0, value - (1 - best.lost))
+                depth = best.depth - 1
+                heapq.heappush(heap, Partial(risen + 1 - value, 1 - value, depth, branch, risen))
+                if ctx.branches[branch].reason is not None:
+                    finished.append((value, branch))
+            heap, given_up = kept(heap, self.frontier)
+            finished = [one for one in finished if one[1] not in given_up]
+            for branch in given_up:
+                yield Drop(branch)
+        for branch in [branch for branch in ctx.branches if branch != best.branch]:
+            if not ctx.branches[branch].quiet:
+                yield Drop(branch)
+        yield Finish(best.branch, reason or ctx.branches[best.branch].reason or "stop")
+
+    def step(self, ctx: Context, most: int) -> Generator[Message, Any, None]:
+        """Draws the next step on its branch, of at most so many tokens."""
+        decode = ctx.request.text
+        assert decode is not None, "refused before by `needs_text`"
+        start = len(ctx.output)
+        for _ in range(most):
+            tree = TokenTree(ctx.tokens[-1])
+            reply: Reply = yield Ask(tree, branch=ctx.branch)
+            _, committed = yield from settle(ctx, tree, reply)
+            if committed.reason or self.end in decode(list(ctx.output[start:])):
+                return
+
+    def different(self, ctx: Context, behind: Sequence[int]) -> Generator[Message, Any, list[int]]:
+        """One branch of each text; the others are dropped."""
+        first: dict[tuple[int, ...], int] = {}
+        for branch in behind:
+            text = tuple(ctx.branches[branch].output)
+            if first.setdefault(text, branch) != branch:
+                yield Drop(branch)
+        return list(first.values())
+
+    def values(self, ctx: Context, behind: Sequence[int]) -> Generator[Message, Any, list[float]]:
+        """The rewards of these branches' texts; 0 where there is none. Raises BadConfig."""
+        assert self.reward is not None, "refused when it was made"
+        outputs = [ctx.branches[branch].output for branch in behind]
+        found = yield from scored(ctx, self.reward, outputs)
+        for value in found:
+            if value > 1 or -float("inf") < value < 0:
+                name = type(self.reward).__name__.lower()
+                raise BadConfig(
+                    f"a-star: the reward {name!r} gave {value:.4g}, and the search needs numbers "
+                    "from 0 to 1; take another reward, or bring its numbers to that range"
+                )
+        return [max(0.0, value) for value in found]
+
+
+def kept(heap: list[Partial], count: int) -> tuple[list[Partial], set[int]]:
+    """The best partial answers, and the branches of the others."""
+    if len(heap) <= count:
+        return heap, set()
+    best = heapq.nsmallest(count, heap)
+    return best, {one.branch for one in heap} - {one.branch for one in best}
