@@ -27,6 +27,7 @@ COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
+NAME_FILES = ("path", "head", "weights", "encoder")  # fields of methods and rewards
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,7 @@ def _beside(request: Request) -> dict[str, Any]:
 
 def _refuse_files(field: str, spec: str) -> None:
     for _, name, value in given(spec):
-        if "@" in value or "/" in value or "\\" in value or name == "path":
+        if "@" in value or "/" in value or "\\" in value or name in NAME_FILES:
             raise _refused(field, f"{name}: files of the server cannot be named")
 
 

@@ -143,6 +143,24 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
     assert {n: given[n] for n in ("json_schema", "regex", "grammar") if n in given} == argument
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "eagle3:head=runs"},
+        {"method": "draft:rule=judge,weights=judge.safetensors"},
+        {"method": "input-guided:source=@secret"},
+        {"method": "best-of", "reward": "r3:encoder=contriever"},
+        {"method": "best-of", "reward": "bleu:references=@secret"},
+        {"method": "best-of:reward=(r3:encoder=contriever)"},
+        {"rows": "lol:amateur=./runs"},
+    ],
+)
+def test_no_file_of_the_server_can_be_named(lm: LM, fields: dict[str, str]) -> None:
+    with pytest.raises(ApiError, match="files of the server cannot be named") as caught:
+        call(lm, **fields)
+    assert caught.value.param == ("reward" if "reward" in fields else next(iter(fields)))
+
+
 def test_a_choice_is_a_regular_expression_of_these_texts_alone(lm: LM) -> None:
     choices = ["a.b", "(c|d)", "e\\f", "g+ h*", "[i]{2}", "ü\n-#~/"]
     expression = call(lm, structured_outputs={"choice": choices}).arguments["regex"]
