@@ -20,6 +20,7 @@ from foretell.train.draft import HELD_BACK, ROUND
 from foretell.train.states import load_states
 
 LEAST = 8  # tokens of an answer that is of use
+NONE = torch.empty(0, 0)
 ROWS = 128  # whose laws over the whole vocabulary are there at a time
 
 
@@ -34,14 +35,14 @@ class Known:
 
 
 class Corpus:
-    """All answers with their states, those for measuring aside."""
+    """All answers, those for measuring aside; with their states, unless there are none of them."""
 
-    def __init__(self, files: Sequence[Path], states: Sequence[Path], window: int):
+    def __init__(self, files: Sequence[Path], states: Sequence[Path] | None, window: int):
         self.train: list[Known] = []
         self.held_back: list[Known] = []
         seen = 0
-        for file, beside in zip(files, states, strict=True):
-            rows = load_states(beside)
+        for file, beside in zip(files, states or [None] * len(files), strict=True):
+            rows = NONE if beside is None else load_states(beside)
             start = 0
             for text in read(file):
                 known = self._known(text, rows[start : start + len(text.tokens)], window)

@@ -184,15 +184,7 @@ class Run:
     def __init__(self, folder: Path, config: Any, model: Any, layers: torch.nn.Module):
         self.folder, self.config, self.step = folder, config, 0
         self.model = model
-        self.matrices = [p for p in layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in self.matrices}
-        others = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                self.matrices, lr=config.matrix_rate, momentum=0.95, weight_decay=0.05
-            ),
-            torch.optim.AdamW(others, lr=config.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        self.optimisers = self.make_optimisers(layers)
         settings = folder / "train.json"
         if settings.exists():
             before = json.loads(settings.read_text())
@@ -206,6 +198,17 @@ class Run:
         write_text(settings, json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
+
+    def make_optimisers(self, layers: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Muon for the matrices of `layers`, AdamW for all else."""
+        c = self.config
+        matrices = [p for p in layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        return [
+            torch.optim.Muon(matrices, lr=c.matrix_rate, momentum=0.95, weight_decay=0.05),
+            torch.optim.AdamW(others, lr=c.other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
 
     def save(self) -> None:
         tensors = {"step": torch.tensor(self.step)}

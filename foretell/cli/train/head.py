@@ -27,7 +27,10 @@ def head(
         Path, typer.Option(help="Folder of the run; the finished head will be OUT/head.")
     ],
     answers: Annotated[Path, typer.Option(help="Folder for the target's answers.")],
-    states: Annotated[Path, typer.Option(help="Folder for the target's hidden states.")],
+    states: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the target's hidden states, which most kinds read."),
+    ] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
@@ -57,6 +60,7 @@ def head(
     from foretell.fetching import resolve
     from foretell.heads.folder import build, fingerprint, target_shape
     from foretell.measure.prompts import read_prompts
+    from foretell.train import anchored
     from foretell.train.answers import write_all
     from foretell.train.head import TrainHead, head_before, plan, taps_of, train
     from foretell.train.states import write_states
@@ -67,20 +71,29 @@ def head(
         raise BadConfig("there is nothing to answer: give --prompts, or --own questions")
     if answer_tokens < 1:
         raise BadConfig.field("--answer-tokens", answer_tokens, "at least 1")
+    through = anchored.runs_through_target(config.kind)
+    if states is None and not through:
+        raise BadConfig(f"{config.kind} learns from hidden states: give a folder, --states FOLDER")
+    if reference is not None and through:
+        raise BadConfig(f"{config.kind} takes no --reference: its rows learn from all tokens")
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}, --states {states}"):
         lm = foretell.load(target, dtype=dtype)
         model = lm.models["target"]
         shape = target_shape(model, "train head")
         # Whatever is wrong is told before anything takes hours.
-        build(config.kind, shape)
+        made = anchored.build_rows(config, shape) if through else build(config.kind, shape)
         for before in (init, reference):
             if before is not None:
                 head_before(before, model, config.kind)
-        taps = taps_of(config.kind, shape)
         lm.measure()
         costs = lm.engine.costs_of(model)
-        message(plan(len(asked) + own, answer_tokens, shape, taps, config, costs))
+        count = len(asked) + own
+        if through:
+            message(anchored.plan(count, answer_tokens, config, made.deepest, costs))
+        else:
+            taps = taps_of(config.kind, shape)
+            message(plan(count, answer_tokens, shape, taps, config, costs))
         with progress_bar() as progress:
             bar = progress.add_task("", total=None)
 
@@ -88,23 +101,30 @@ def head(
                 progress.update(bar, description=what, completed=done, total=total)
 
             files = write_all(lm, asked, own, answers, answer_tokens, config.seed, tell)
-            if states_dtype != dtype:
-                lm = foretell.load(target, dtype=states_dtype)
+            if through or states_dtype != dtype:
+                executor = "torch" if through else "auto"
+                where = device if through else None
+                lm = foretell.load(target, dtype=states_dtype, executor=executor, device=where)
                 model = lm.models["target"]
-            told = fingerprint(model)
-            beside = write_states(model, files, states, taps, told, tell)
-        report = train(
-            lm,
-            files,
-            beside,
-            taps,
-            out,
-            config,
-            save_every,
-            device=device,
-            init=init,
-            reference=reference,
-        )
+            if not through:
+                assert states is not None
+                told = fingerprint(model)
+                beside = write_states(model, files, states, taps, told, tell)
+        if through:
+            report = anchored.train(lm, files, out, config, save_every, init=init)
+        else:
+            report = train(
+                lm,
+                files,
+                beside,
+                taps,
+                out,
+                config,
+                save_every,
+                device=device,
+                init=init,
+                reference=reference,
+            )
     hits = " ".join(f"{share:.3f}" for share in report["hits"])
     emit(
         f"{out / 'head'}: {config.kind}, {report['parameters']:,} parameters, "
