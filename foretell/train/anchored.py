@@ -131,6 +131,18 @@ AttentionInterface.register(KIND, _attend)
 AttentionMaskInterface.register(KIND, lambda *args, **kwargs: None)
 
 
+def freeze(hf: nn.Module) -> None:
+    """Leaves the weights as they are, but so that gradients may pass by them."""
+    hf.requires_grad_(False)
+    copies: dict[nn.Parameter, nn.Parameter] = {}
+    for module in hf.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.is_inference():  # of which nothing may be kept for a backward pass
+                if weight not in copies:
+                    copies[weight] = nn.Parameter(weight.clone(), requires_grad=False)
+                setattr(module, name, copies[weight])
+
+
 class Through:
     """A frozen decoder as a function of the rows beside a text.
 
@@ -143,7 +155,7 @@ class Through:
             need = "layers that gradients pass through, which packed weights are not"
             cure = "give --states-dtype bfloat16 or float32"
             raise Unsupported.missing("train head", target.name, need, cure)
-        target.hf.requires_grad_(False)
+        freeze(target.hf)
         self.loop = target.loop
         self.layers = [StockBlock(layer) for layer in self.loop.layers]
         output = Output(target, None)
