@@ -432,6 +432,8 @@ def check_law(
     error = law.distance(reference(target, prompt, setting, rows))
     assert error <= EXACT, f"the law of the first {tokens} tokens is off by {error:.2e}"
     if drafts:
+        if not law.drafted and tokens == 2:  # some draft from their second step on
+            return check_law(strategy, setting, 3, warm, drafts, prompt, source, prepare, **toy)
         assert law.drafted, "nothing was drafted: the law was not put to the test"
         assert 0 < law.accepted < law.drafted, (
             f"{law.accepted} of {law.drafted} accepted: one side was not tested"
@@ -677,7 +679,7 @@ def check_cost(
             first = before
         commits += committed
     engine.end(live)
-    assert before.keys() == want.keys() and before["target"] == want["target"], (
+    assert before.keys() == want.keys() and before["target"] == want.get("target", 0), (
         f"{before} forwards, not {want}"
     )
     for model, count in before.items():

@@ -34,11 +34,9 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.ops.growth import HeadReader, head_of
-from foretell.ops.ranks import best_paths, value_of
+from foretell.ops.ranks import best_paths, usual, value_of
 
-# Shares of the paper's heads for Vicuna-7B, first rank by depth.
-FIRST = (0.56, 0.32, 0.20, 0.15, 0.12)
-USUAL = tuple(tuple(first / (rank + 1) ** 2 for rank in range(10)) for first in FIRST)
+USUAL = usual((0.56, 0.32, 0.20, 0.15, 0.12))  # of the paper's heads for Vicuna-7B
 
 
 class MedusaReader(HeadReader):

@@ -33,6 +33,7 @@ from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrou
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
 from foretell.families.retrieving import Retrieving
+from foretell.heads.anchored import Rows
 from foretell.heads.model import HeadModel, head_model
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
@@ -451,7 +452,9 @@ class Decoder(Model):
         """It with the LoRA weights in a folder, see adapted.py. Raises Unsupported, BadModel."""
         return adapted(self, Decoder, folder)
 
-    def headed(self, method: str, kind: str, folder: str, shape: TreeShape | None) -> HeadModel:
+    def headed(
+        self, method: str, kind: str, folder: str, shape: TreeShape | None
+    ) -> HeadModel | Rows:
         """A trained head for it, see heads/model.py: the one in `folder`, else the one that ships.
 
         Raises Unsupported, BadModel.

@@ -213,7 +213,7 @@ class Toy(Model):
     def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
         return ToyRetrieving(self, budget, chunk)
 
-    def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
+    def headed(self, method: str, kind: str, folder: str, shape: Any) -> Model:
         own = (self.vocab, self.seed, 0.3, self.sharpness, self.context, "head")
         head = ToyHead(*own, kinds()[kind].laws, kind)
         head.plain.copy = self.copy

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.core.model import STEP
+from foretell.core.model import STEP, Model
 from foretell.families.toy import (
     GOLDEN,
     RELATIVE,
@@ -20,6 +20,8 @@ from foretell.families.toy import (
     spread,
     whole_numbers,
 )
+from foretell.heads.anchored import Anchored
+from foretell.heads.folder import kinds
 from foretell.memory.job import Job, entering
 from foretell.ops.judging import LinearJudge
 
@@ -53,7 +55,10 @@ class ToyLayers(Toy):
     def read(self, h: torch.Tensor) -> torch.Tensor:
         return h[:, 1:]
 
-    def headed(self, method: str, kind: str, folder: str, shape: Any) -> ToyHead:
+    def headed(self, method: str, kind: str, folder: str, shape: Any) -> Model:
+        made = kinds()[kind]
+        if issubclass(made, Anchored):
+            return ToyRows(self, self.layers // 2 if "entry" in made.options else 0)
         return ToyLayersHead(self, kind)
 
     def judge(self) -> LinearJudge:
@@ -162,3 +167,28 @@ class ToyLayersHead(ToyHead):
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
         return self.target.row(tokens, values[:, 0]) + self.noise * self.sharpness * other
+
+
+class ToyRows(Model):
+    """Rows for such a toy that were not trained, see heads/anchored.py: hashes of their places, and
+    in the middle of what enters there at their nodes, whose logits so far they go on from.
+    """
+
+    layout = ()
+    deepest = 3
+    ranks: Sequence[Sequence[float]] = ()
+
+    def __init__(self, target: ToyLayers, entry: int):
+        self.target, self.entry = target, entry
+        self.name = f"{target.name} (rows)"
+        self.vocab, self.context = target.vocab, target.context
+        self.dtype, self.device = target.dtype, target.device
+
+    def entering(
+        self, places: Sequence[int], tokens: Sequence[int], states: torch.Tensor | None
+    ) -> torch.Tensor:
+        made = np.zeros((len(places), 1 + self.vocab)) if states is None else states.numpy().copy()
+        with np.errstate(over="ignore"):
+            keys = mix(made[:, 0].astype(np.uint64) * GOLDEN + np.array(places, np.uint64))
+        made[:, 0] = whole_numbers(keys)
+        return torch.from_numpy(made)

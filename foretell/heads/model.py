@@ -20,6 +20,7 @@ from foretell.core.cache import Cache
 from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.errors import Unsupported
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight_bytes
+from foretell.heads.anchored import Anchored, Rows
 from foretell.heads.base import Head, Nodes
 from foretell.heads.caches import KnownTokens
 from foretell.heads.eagle import OneLayer
@@ -44,7 +45,7 @@ STATE = 0  # the tap under which it gives what nodes below it are to be given as
 
 def head_model(
     target: Any, method: str, kind: str, folder: str, shape: TreeShape | None
-) -> HeadModel:
+) -> HeadModel | Rows:
     """A head of this kind for a decoder: the one in `folder`; "": the one that ships for it.
 
     Raises Unsupported where there is none for `method`, or the target shows no hidden states;
@@ -56,7 +57,10 @@ def head_model(
         need = f"a head of kind {kind}, and none ships for this model"
         cure = f"give {method}:head=FOLDER; `foretell train head` makes one"
         raise Unsupported.missing(method, target.name, need, cure)
-    return HeadModel(*load(found, target, kind), target, shape)
+    head, kept = load(found, target, kind)
+    if isinstance(head, Anchored):
+        return Rows(head, target)
+    return HeadModel(head, kept, target, shape)
 
 
 def shipped(target: Any, kind: str) -> Path | None:

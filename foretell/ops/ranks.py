@@ -21,6 +21,13 @@ def smoothed(table: Table) -> list[list[float]]:
     return [sorted(row, reverse=True) for row in table]
 
 
+def usual(firsts: Sequence[float], ranks: int = 10) -> tuple[tuple[float, ...], ...]:
+    """A table for drafters of which none was counted: of first ranks these shares by depth, and of
+    the r-th 1/r^2 of that.
+    """
+    return tuple(tuple(first / (rank + 1) ** 2 for rank in range(ranks)) for first in firsts)
+
+
 def best_paths(table: Table, count: int) -> list[Path]:
     """The `count` places of the highest values, best first; fewer where the table has no more.
 

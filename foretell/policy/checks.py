@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.source import Direct
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.policy.budget import room_for
 
@@ -62,7 +63,7 @@ def refuse_options(name: str, sampling: Sampling, reasons: Mapping[str, str]) ->
 
 def refuse_source(name: str, request: Request) -> None:
     """Raises BadConfig where a request has a source of rows, and method `name` reads the target."""
-    if request.source is not None:
+    if not (request.source is None or isinstance(request.source, Direct)):
         source = type(request.source).__name__.lower()
         raise BadConfig(
             f"{name} reads the target itself, and the rows of {source!r} are none of its own; "

@@ -86,6 +86,7 @@ class Policy:
         self.begun = False  # whether a draft was made: the first one also takes in the text
         self.spent = -1.0  # seconds the last draft took beyond a plain step; below 0: no draft
         self.plain_seconds = 0.0  # of a plain step then
+        self.rows_alone = 0.0  # seconds for rows beside a root alone, of which a draft is made next
 
     def budget(self) -> int:
         self.spent = -1.0
@@ -133,7 +134,11 @@ class Policy:
             tree = tree.keep(nodes)
             self.kinds = [self.kinds[node] for node in (0, *nodes)]
         self.plain_seconds = float(curve[0])
-        self.spent = float(curve[len(tree) + tree.beside - 1]) - self.plain_seconds + seconds
+        spent = float(curve[len(tree) + tree.beside - 1]) - self.plain_seconds + seconds
+        if len(tree) == 1 and tree.beside:  # it is the next draft that pays for them
+            self.rows_alone += spent
+            return tree
+        self.spent, self.rows_alone = spent + self.rows_alone, 0.0
         return tree
 
     def _best(self, values: list[float], curve: list[float]) -> int:

@@ -55,6 +55,9 @@ class TrainHead:
     batch: int = 1_024  # tokens a step
     micro: int = 1_024  # tokens a forward
     common: int = 8_192  # commonest tokens, which it may draft
+    anchors: int = 64  # places of a text at which rows learn at once (ppd, hidden-transfer)
+    entry: int = -1  # layer that rows enter (hidden-transfer); -1: a third of them below it
+    rate: float = 0.0  # learning rate of rows and their maps (Adam, cosine); 0: the paper's
     matrix_rate: float = 0.02  # learning rate of matrices (Muon)
     other_rate: float = 0.003  # learning rate of norms and biases (AdamW)
     warmup: int = 20  # steps over which the rate rises
@@ -72,6 +75,10 @@ class TrainHead:
             raise BadConfig.field("keep", self.keep, "above 0, and at most 1")
         if not 0 <= self.depths <= 64:
             raise BadConfig.field("depths", self.depths, "between 0 (the paper's) and 64")
+        if self.anchors < 1:
+            raise BadConfig.field("anchors", self.anchors, "at least 1")
+        if self.rate < 0:
+            raise BadConfig.field("rate", self.rate, "above 0, or 0 (the paper's)")
         if self.batch % self.micro or self.micro < self.window:
             raise BadConfig("batch must be a multiple of micro, and micro at least window")
 

@@ -20,6 +20,7 @@ from foretell.train.draft import HELD_BACK, ROUND
 from foretell.train.states import load_states
 
 LEAST = 8  # tokens of an answer that is of use
+NONE = torch.empty(0, 0)
 ROWS = 128  # whose laws over the whole vocabulary are there at a time
 
 

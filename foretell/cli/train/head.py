@@ -13,6 +13,7 @@ from foretell.cli._output import emit, message, refusals
 from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
+from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.head import TrainHead as Settings
@@ -30,7 +31,10 @@ def head(
         Path, typer.Option(help="Folder of the run; the finished head will be OUT/head.")
     ],
     answers: Annotated[Path, typer.Option(help="Folder for the target's answers.")],
-    states: Annotated[Path, typer.Option(help="Folder for the target's hidden states.")],
+    states: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the target's hidden states, which most kinds read."),
+    ] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE.jsonl", help="Prompts to be answered. Repeatable."),
@@ -63,6 +67,7 @@ def head(
     from foretell.fetching import resolve
     from foretell.heads.folder import build, target_shape
     from foretell.ops.fingerprint import fingerprint
+    from foretell.train import anchored
     from foretell.train.answers import write_all
     from foretell.train.head import TrainHead, head_before, plan, taps_of, train
     from foretell.train.processes import Processes
@@ -70,6 +75,11 @@ def head(
 
     config = TrainHead(**dataclasses.asdict(settings))
     questions = asked(prompts, own, answers)
+    through = anchored.runs_through_target(config.kind)
+    if states is None and not through:
+        raise BadConfig(f"{config.kind} learns from hidden states: give a folder, --states FOLDER")
+    if reference is not None and through:
+        raise BadConfig(f"{config.kind} takes no --reference: its rows learn from all tokens")
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
@@ -78,35 +88,45 @@ def head(
         model = lm.models["target"]
         shape = target_shape(model, "train head")
         # Whatever is wrong is told before anything takes hours.
-        build(config.kind, shape)
+        made = anchored.build_rows(config, shape) if through else build(config.kind, shape)
         for before in (init, reference):
             if before is not None:
                 head_before(before, model, config.kind)
-        taps = taps_of(config.kind, shape)
+        taps = () if through else taps_of(config.kind, shape)
         if processes.first:
             lm.measure()
             costs = lm.engine.costs_of(model)
-            message(plan(len(questions) + own, answer_tokens, shape, taps, config, costs))
+            count = len(questions) + own
+            if through:
+                message(anchored.plan(count, answer_tokens, config, made.deepest, costs))
+            else:
+                message(plan(count, answer_tokens, shape, taps, config, costs))
         with first_alone(processes) as tell:
             files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
-            if states_dtype != dtype:
-                lm = foretell.load(target, dtype=states_dtype)
+            if through or states_dtype != dtype:
+                # Gradients pass through torch's own layers alone.
+                executor, where = ("torch", device or None) if through else ("auto", None)
+                lm = foretell.load(target, dtype=states_dtype, executor=executor, device=where)
                 model = lm.models["target"]
-            told = fingerprint(model)
-            beside = write_states(model, files, states, taps, told, tell)
-        report = train(
-            lm,
-            files,
-            beside,
-            taps,
-            out,
-            config,
-            save_every,
-            processes=processes,
-            recipe=in_use(invocation),
-            init=init,
-            reference=reference,
-        )
+            if states is not None and not through:
+                told = fingerprint(model)
+                beside = write_states(model, files, states, taps, told, tell)
+        if through:
+            report = anchored.train(lm, files, out, config, save_every, init=init)
+        else:
+            report = train(
+                lm,
+                files,
+                beside,
+                taps,
+                out,
+                config,
+                save_every,
+                processes=processes,
+                recipe=in_use(invocation),
+                init=init,
+                reference=reference,
+            )
     if not processes.first:
         return 0
     hits = " ".join(f"{share:.3f}" for share in report["hits"])
