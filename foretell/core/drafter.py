@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Drafting = Generator[Message, Any, TokenTree]
 Reading = Generator[Message, Any, Reply]
+RowsOf = Callable[[TokenTree, tuple[int, ...]], Reading]
 
 
 @dataclass(slots=True)
@@ -72,12 +73,11 @@ class Drafter:
         yield Ask(TokenTree(0))  # never reached: makes this a generator
 
     def target_rows(
-        self, ctx: Context, state: Any, tree: TokenTree, rows_of: Callable[[TokenTree], Reading]
+        self, ctx: Context, state: Any, tree: TokenTree, taps: tuple[int, ...], rows_of: RowsOf
     ) -> Reading:
-        """The target's rows of the tree that is verified: `rows_of` it, unless rows of its own are
-        to be computed beside the nodes, which `tree.beside` counts.
-        """
-        return (yield from rows_of(tree))
+        """Rows and taps of the tree that is verified: those of `rows_of`, unless it has rows of its
+        own computed beside the nodes, which `tree.beside` counts."""
+        return (yield from rows_of(tree, taps))
 
     def observe(self, ctx: Context, state: Any, step: Feedback) -> None:
         """Called after every step, those without a draft included."""

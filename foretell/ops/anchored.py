@@ -7,13 +7,13 @@ verified, with all its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from foretell.core.drafter import Drafter, Feedback, Reading
+from foretell.core.drafter import Drafter, Feedback, Reading, RowsOf
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.beside import Beside, read_beside
@@ -118,11 +118,12 @@ class RowsDrafter(Drafter):
         ctx: Context,
         state: RowsState,
         tree: TokenTree,
-        rows_of: Callable[[TokenTree], Reading],
+        taps: tuple[int, ...],
+        rows_of: RowsOf,
     ) -> Reading:
         state.below = []
         if not tree.beside:
-            return (yield from rows_of(tree))
+            return (yield from rows_of(tree, taps))
 
         def vectors(states: torch.Tensor | None) -> torch.Tensor:
             tokens = [tree.tokens[node] for node in beside.nodes]
@@ -130,7 +131,7 @@ class RowsDrafter(Drafter):
             return entering
 
         beside = Beside(state.counts, vectors, state.rows.entry)
-        reply, state.below = yield from read_beside(ctx, tree, beside)
+        reply, state.below = yield from read_beside(ctx, tree, beside, taps=taps)
         return reply
 
     def observe(self, ctx: Context, state: RowsState, step: Feedback) -> None:

@@ -62,7 +62,7 @@ def read_beside(
     """The reply with the rows of all nodes of `tree`; and of each node its rows' logits (n, V).
 
     With an entry above 0 the layers below run over the nodes alone, and those from there on over
-    both: two forwards, in which no layer runs twice over a node. `taps` are at or above the entry.
+    both: two forwards, in which no layer runs twice over a node.
     """
     wide = beside.widened(tree)
     wanted = range(len(wide))
@@ -71,9 +71,9 @@ def read_beside(
         states = beside.vectors(None)
     else:
         entry, count = beside.entry, len(ctx.models[model].layout)
-        lower = yield Ask(
-            tree, model, ctx.branch, rows=[], taps=(entry,), layers=tuple(range(entry))
-        )
+        tapped = tuple({entry, *(tap for tap in taps if tap < entry)})
+        layers = tuple(range(entry))
+        lower = yield Ask(tree, model, ctx.branch, rows=[], taps=tapped, layers=layers)
         entering = lower.hidden[entry]
         first = len(entering) - len(tree)  # nodes stand behind the tokens that the cache lacked
         own = beside.vectors(entering[[first + node for node in beside.nodes]])

@@ -149,8 +149,10 @@ def test_it_drafts_what_the_target_would_say_of_rows_that_are_right() -> None:
     """Rows that the target answers like the text itself are accepted: the shift is right."""
 
     class Known(Ppd):
-        def target_rows(self, ctx: Any, state: Any, tree: TokenTree, rows_of: Any) -> Reading:
-            reply = yield from super().target_rows(ctx, state, tree, rows_of)
+        def target_rows(
+            self, ctx: Any, state: Any, tree: TokenTree, taps: Any, rows_of: Any
+        ) -> Reading:
+            reply = yield from super().target_rows(ctx, state, tree, taps, rows_of)
             for node, rows in enumerate(state.below):
                 text = [*ctx.tokens, *tree.tokens_to(node)]
                 for place, row in enumerate(rows):

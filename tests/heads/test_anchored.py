@@ -72,8 +72,10 @@ def rows_said(drafter: Any, model: Any, **sampling: Any) -> tuple[list[Any], lis
     seen: list[Any] = []
 
     class Spy(type(drafter)):  # type: ignore[misc]
-        def target_rows(self, ctx: Any, state: Any, tree: TokenTree, rows_of: Any) -> Reading:
-            reply = yield from super().target_rows(ctx, state, tree, rows_of)
+        def target_rows(
+            self, ctx: Any, state: Any, tree: TokenTree, taps: Any, rows_of: Any
+        ) -> Reading:
+            reply = yield from super().target_rows(ctx, state, tree, taps, rows_of)
             seen.append((list(ctx.tokens), tree, list(state.below)))
             return reply
 

@@ -79,12 +79,12 @@ class Probe(Drafter):
         tree.beside = 4 if self.rows else 0
         return tree
 
-    def target_rows(self, ctx: Any, state: Any, tree: TokenTree, rows_of: Any) -> Any:
+    def target_rows(self, ctx: Any, state: Any, tree: TokenTree, taps: Any, rows_of: Any) -> Any:
         if not tree.beside:
-            return (yield from rows_of(tree))
+            return (yield from rows_of(tree, taps))
         counts = [2, 0, 1, 1]
         beside = Beside(counts, lambda states: vectors(beside.places, states), self.entry)
-        reply, below = yield from read_beside(ctx, tree, beside)
+        reply, below = yield from read_beside(ctx, tree, beside, taps=taps)
         self.seen.append((list(ctx.tokens), tree, below))
         return reply
 
@@ -151,8 +151,10 @@ def test_a_cache_that_lost_its_rows_in_between_reads_the_text_again(entry: int) 
 
     @dataclass(frozen=True)
     class Forgetful(Probe):
-        def target_rows(self, ctx: Any, state: Any, tree: TokenTree, rows_of: Any) -> Any:
-            steps: Generator[Any, Any, Reply] = super().target_rows(ctx, state, tree, rows_of)
+        def target_rows(
+            self, ctx: Any, state: Any, tree: TokenTree, taps: Any, rows_of: Any
+        ) -> Any:
+            steps: Generator[Any, Any, Reply] = super().target_rows(ctx, state, tree, taps, rows_of)
             answer = None
             while True:
                 try:
@@ -174,6 +176,40 @@ def test_a_cache_that_lost_its_rows_in_between_reads_the_text_again(entry: int) 
     for before, tree, below in probe.seen:
         expected = row_after(before, tree.tokens_to(2), 0, entry)
         assert torch.allclose(below[2][0].double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("entry", [0, 1, 2])
+def test_hidden_states_are_those_of_the_nodes_alone(entry: int) -> None:
+    """Of layers below the entry, too, which the first of two forwards ran."""
+    seen: list[Any] = []
+
+    @dataclass(frozen=True)
+    class Tapping(Probe):
+        taps = (1, 2, 3)
+
+        def observe(self, ctx: Any, state: Any, step: Feedback) -> None:
+            text = list(ctx.tokens[: len(ctx.tokens) - len(step.tokens)])
+            seen.append((text, step.tree, step.reply))
+
+    texts_of([request(Speculative(Tapping(entry)), [3, 5, 7])])
+    inside: dict[int, torch.Tensor] = {}
+    for text, tree, reply in seen[:4]:
+        for node in range(len(tree)):
+            tokens = torch.tensor([[*text, *tree.tokens_to(node)]])
+            hooks = [
+                layer.register_forward_hook(
+                    lambda _, args, out, tap=tap: inside.__setitem__(tap, out[0])
+                )
+                for tap, layer in enumerate(MODEL.model.layers, 1)
+            ]
+            with torch.no_grad():
+                MODEL(tokens)
+            for hook in hooks:
+                hook.remove()
+            for tap in (1, 2, 3):
+                state = reply.hidden[tap][reply.new.index(node)]
+                expected = inside[tap].reshape(-1, 32)[-1]
+                assert torch.allclose(state.double(), expected, atol=1e-6), (tap, node)
 
 
 def test_the_rows_stand_behind_the_nodes() -> None:
