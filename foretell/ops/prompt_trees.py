@@ -119,7 +119,11 @@ def best_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> S
     largest = max(0, min(limit // 2 - 1, most))
     middle = min(largest, max(1, limit // (len(table) + 1) - 1))
     found = [searched(table, limit, largest, size) for size in {min(1, largest), middle, largest}]
-    return max(found, key=lambda trees: trees.tokens)
+    # Trees of states that no step comes to bring nothing here, but they do near a text's end.
+    return max(
+        found,
+        key=lambda trees: (round(trees.tokens, 9), sum(len(tree.paths) for tree in trees.trees)),
+    )
 
 
 def searched(table: Table, limit: int, largest: int, begin: int) -> StateTrees:
