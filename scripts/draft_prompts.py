@@ -9,7 +9,8 @@ and books and documents (`text`). Beside these come functions of installed packa
 docstrings, to be completed, and questions about many topics. With `--copies N` there are N more,
 whose answers repeat much of them: texts to be changed a little, questions behind passages,
 translations. What the package ships for measuring, `foretell/assets/prompts`, is left out: the
-prompts themselves, and every function of a name that occurs in them.
+prompts themselves, what has 13 words in a row with one of them, and every function of a name that
+occurs in them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SHIPPED = Path(__file__).resolve().parent.parent / "foretell" / "assets" / "prom
 SITE = Path(sysconfig.get_paths()["purelib"])
 PACKAGES = ("networkx", "numpy", "sympy", "transformers")  # whose functions are asked for
 LONGEST = 2600  # characters of a prompt
+IN_A_ROW = 13  # words
 FUNCTIONS, FILES = 1100, 2500  # functions in all; files that they are looked for in
 PASSAGES = 260
 A_TOPIC = 7  # questions about each
@@ -142,6 +144,11 @@ def shipped() -> tuple[set[str], set[str]]:
         for line in path.read_text("utf-8").splitlines():
             texts.add(json.loads(line)["messages"][0]["content"].strip())
     return texts, {name for text in texts for name in defined(text)}
+
+
+def rows_of_words(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + IN_A_ROW]) for i in range(len(words) - IN_A_ROW + 1)}
 
 
 def defined(text: str) -> list[str]:
@@ -275,9 +282,11 @@ def main() -> None:
     prompts += passages(arguments.data, draw)
     prompts += copies(arguments.data, arguments.copies, draw)
     texts, names = shipped()
+    measured = {words for text in texts for words in rows_of_words(text)}
     kept = []
     for prompt in dict.fromkeys(prompt.strip() for prompt in prompts):
-        if prompt not in texts and not names & {*defined(prompt)} and len(prompt) < LONGEST:
+        known = prompt in texts or names & {*defined(prompt)} or measured & rows_of_words(prompt)
+        if not known and len(prompt) < LONGEST:
             kept.append(prompt)
     draw.shuffle(kept)
     with arguments.out.open("w", encoding="utf-8") as out:

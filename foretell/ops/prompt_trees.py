@@ -153,7 +153,7 @@ def best_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> S
     """
     largest = max(0, min(limit // 2 - 1, most))
     shapes = Shapes(table, largest)
-    best, found = [0] * len(table), 0.0
+    found: list[tuple[float, int, list[int]]] = []
     for share in BEGIN:
         sizes = [max(min(1, largest), round(share * largest))] * len(table)
         tokens = shapes.tokens(limit, sizes)
@@ -168,9 +168,9 @@ def best_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> S
                         tokens, sizes = more, tried
             if sizes == before:
                 break
-        if tokens > found:
-            best, found = sizes, tokens
-    return shapes.trees(limit, best)
+        # Trees of states that no step comes to bring nothing here, but they do near a text's end.
+        found.append((round(tokens, 9), sum(sizes), sizes))
+    return shapes.trees(limit, max(found)[2])
 
 
 @lru_cache(512)

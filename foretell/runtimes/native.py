@@ -233,7 +233,9 @@ class NativeExecutor(Executor):
             if not self.library.ft_forward(self.model, step, threads):
                 raise MemoryError("no memory for a step")
         self.size = nodes
-        found = {tap: hidden[i].to(self.dtype) for i, tap in enumerate(taps)}
+        # Where a part of the layers ran, others are entered with these, and lose no bit by it.
+        part = jobs[0].layers is not None
+        found = {tap: hidden[i] if part else hidden[i].to(self.dtype) for i, tap in enumerate(taps)}
         return Computed(logits, found, followed=followed, forwards=max(1, count))
 
     def _follows(self, jobs: Sequence[Job]) -> int:

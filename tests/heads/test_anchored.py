@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import foretell
 from foretell.core.drafter import Drafter, Reading
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
@@ -25,6 +26,7 @@ from foretell.errors import BadConfig, BadModel
 from foretell.families.decoder import Decoder
 from foretell.heads.anchored import Anchored, Rows
 from foretell.heads.folder import build, load, save, target_shape
+from foretell.native import library
 from foretell.strategies.plain import Plain
 from foretell.train.anchored import Through
 from tests.families.families import tiny
@@ -182,6 +184,35 @@ def test_tokens_are_those_of_plain_decoding_alone_and_beside_others(
         lives = run(models, *(Request(text, strategy, sampling) for text in texts), **settings)
         assert [live.ctx.output for live in lives] == plain
         assert all(live.ctx.stats.drafted for live in lives)
+
+
+@pytest.mark.skipif(not library.available(), reason="the C library is not there")
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("kind", ["ppd", "hidden-transfer"])
+def test_nodes_keep_their_bits_in_the_library(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Also where their layers run in two forwards: the state in between is not rounded."""
+    model: Any = foretell.load("demo", dtype=dtype).models["target"]
+    assert model.usual_executor == "native" and model.exact_bits
+    made = build(kind, target_shape(model))
+    made.begin(model)
+    save(made, None, tmp_path, model, {})
+    compared = 0
+
+    class Spy(PpdDrafter if kind == "ppd" else MapsDrafter):  # type: ignore[misc]
+        def target_rows(
+            self, ctx: Any, state: Any, tree: TokenTree, taps: Any, rows_of: Any
+        ) -> Reading:
+            nonlocal compared
+            reply = yield from super().target_rows(ctx, state, tree, taps, rows_of)
+            if tree.beside:
+                assert torch.equal(reply.logits, model.score(ctx.tokens, tree))
+                compared += len(tree)
+            return reply
+
+    strategy = Speculative(Spy(head=str(tmp_path), limit=24), nodes=10)
+    sampling = Sampling(max_new_tokens=12, temperature=0.0)
+    run({"target": model}, Request(TEXT, strategy, sampling))
+    assert compared > 30
 
 
 def test_rows_see_what_stands_before_them_alone() -> None:
