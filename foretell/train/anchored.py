@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -340,11 +340,12 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
     init: Path | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; writes OUT/head and returns the report.
 
-    `init`: folder of a head of the same kind and options to begin with. Raises BadConfig,
-    Unsupported.
+    `init`: folder of a head of the same kind and options to begin with. `recipe`: all that the run
+    was started with, which is kept in its folder. Raises BadConfig, Unsupported.
     """
     target: Any = lm.models["target"]
     through = Through(target)
@@ -359,6 +360,7 @@ def train(
         head.load_state_dict(known.state_dict())
     head.to(through.device)
     run = AnchoredRun(out, config, head)
+    run.keep(recipe)
     run.through(lambda: run.advance_on(corpus, through), save_every, quiet)
     ranks = ranks_in(head, corpus.held_back, through)
     report: dict[str, Any] = {
@@ -368,6 +370,7 @@ def train(
         "hits": hits_of(ranks),
         "ranks": rank_table(ranks),
         "settings": asdict(config),
+        "recipe": recipe,
     }
     about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
     save(head, None, out / "head", target, about)

@@ -112,7 +112,8 @@ def head(
                 told = fingerprint(model)
                 beside = write_states(model, files, states, taps, told, tell)
         if through:
-            report = anchored.train(lm, files, out, config, save_every, init=init)
+            kept = in_use(invocation)
+            report = anchored.train(lm, files, out, config, save_every, init=init, recipe=kept)
         else:
             report = train(
                 lm,

@@ -43,6 +43,7 @@ def test_rows_through_the_target_need_no_states(run: Any, tmp_path: Path) -> Non
     code, out, err = run(*args, "--dtype", "float32", "--states-dtype", "float32")
     assert code == 0 and "ppd" in out and "256 tokens seen" in out
     assert "4 anchors each, about" in err
+    assert 'kind = "ppd"' in (tmp_path / "run" / "recipe.toml").read_text()
     folder = str(tmp_path / "run" / "head")
     method = f"ppd:head={folder},nodes=4"
     args = ["generate", "def", "--method", method, "--max-new-tokens", "6", "--dtype", "float32"]
