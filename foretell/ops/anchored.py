@@ -105,11 +105,12 @@ class RowsDrafter(Drafter):
             most = min(most, ctx.request.room.nodes + 1)
         if self.limit or not ctx.timed:
             limit = self.limit or (1 + len(state.table)) * budget
-            return make(state.table, min(limit, max(most, self.limit)), budget - 1)
+            limit = min(limit, max(most, self.limit))
+            return make(state.table, limit, min(budget, limit // 2) - 1)
         engine = ctx.engine
         curve = ctx.costs.share(most, len(ctx.tokens), engine.running, engine.texts)
         limits = [limit for limit in LIMITS if limit <= most] or [most]
-        found = [make(state.table, limit, budget - 1) for limit in limits]
+        found = [make(state.table, limit, min(budget, limit // 2) - 1) for limit in limits]
         seconds = [float(curve[limit - 1]) for limit in limits]
         return found[best_limit([trees.tokens for trees in found], seconds)]
 

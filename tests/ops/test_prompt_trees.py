@@ -9,11 +9,10 @@ import pytest
 
 from foretell.ops.prompt_trees import (
     LIMITS,
+    Shapes,
     best_limit,
     best_trees,
     full_trees,
-    masses,
-    state_trees,
     steady,
     trimmed,
 )
@@ -33,12 +32,14 @@ def random_table(seed: int, depths: int = 3, ranks: int = 4) -> Shares:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_step_ends_somewhere(seed: int) -> None:
     table = random_table(seed)
+    shapes = Shapes(table, 9)
     paths = best_paths(table, 9)
-    ending = masses(table, paths)
+    ending = shapes.ending(2, 9)
     assert sum(ending) == pytest.approx(1) and min(ending) >= 0
     deep = [0, *map(len, paths)]
     mean = 1 + sum(mass * depth for mass, depth in zip(ending, deep, strict=True))
     assert mean == pytest.approx(expected_tokens(table, paths))
+    assert mean == pytest.approx(shapes.promise(2, 9))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -95,9 +96,10 @@ def test_every_tree_fits_and_every_node_has_a_row(limit: int, most: int) -> None
 def test_the_search_finds_the_best_sizes(seed: int) -> None:
     """Against all sizes: it is theirs, or short of it by a hundredth of what drafting brings."""
     table = random_table(seed)
-    for limit in (8, 14, 20):
+    shapes = Shapes(table, 8)
+    for limit in (8, 13, 18):
         sizes = itertools.product(range(1, limit // 2), repeat=3)
-        best = max(state_trees(table, limit, size).tokens for size in sizes)
+        best = max(shapes.tokens(limit, size) for size in sizes)
         found = best_trees(table, limit, 99).tokens
         assert best >= found - 1e-9 and found - 1 >= 0.99 * (best - 1)
 

@@ -370,3 +370,18 @@ def test_the_engine_says_how_much_of_prompts_fills_its_forwards() -> None:
         engine.step()
     engine.step()
     assert engine.texts == 0
+
+
+def test_rows_beside_a_root_alone_are_paid_for_by_the_draft_made_of_them() -> None:
+    """They bring nothing in their own step, and are no attempt: the next draft bears their cost."""
+    policy = make({1: 1.0, 4: 1.5, 8: 2.0, 128: 32.0}, whole=True)
+    rows, draft = TokenTree(0), star(3)
+    rows.beside, draft.beside = 3, 4
+    for tree, accepted in ((draft, [1]), (rows, []), (draft, [1, 2])):
+        assert policy.budget() > 1
+        assert policy.fit(tree) is tree
+        gain, wait = policy.payoff.gain, policy.payoff.wait
+        policy.observe(Outcome(accepted, 1))
+        if tree is rows:
+            assert (policy.payoff.gain, policy.payoff.wait) == (gain, wait)
+    assert policy.payoff.spent == pytest.approx(0.5 + 1.0)  # 4 tokens and 8, each beyond a plain 1

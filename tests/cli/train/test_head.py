@@ -33,6 +33,42 @@ def test_from_prompts_to_a_head_is_one_command(run: Any, tmp_path: Path) -> None
     assert code == 0 and json.loads(out)["stats"]["calls"]["head"] > 0
 
 
+def test_rows_through_the_target_need_no_states(run: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)]
+    prompts.write_text("\n".join(lines))
+    args = ["train", "head", "--target", "demo", "--kind", "ppd", "--out", str(tmp_path / "run")]
+    args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
+    args += ["--answer-tokens", "16", "--anchors", "4", *SIZE]
+    code, out, err = run(*args, "--dtype", "float32", "--states-dtype", "float32")
+    assert code == 0 and "ppd" in out and "256 tokens seen" in out
+    assert "4 anchors each, about" in err
+    folder = str(tmp_path / "run" / "head")
+    method = f"ppd:head={folder},nodes=4"
+    args = ["generate", "def", "--method", method, "--max-new-tokens", "6", "--dtype", "float32"]
+    code, out, _ = run(*args, "--json")
+    assert code == 0 and json.loads(out)["stats"]["drafted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "words"),
+    [
+        ("eagle3", [], "learns from hidden states: give a folder, --states"),
+        ("ppd", ["--reference", "gone"], "ppd takes no --reference"),
+        ("ppd", ["--entry", "2"], "ppd: has no option 'entry'"),
+        ("hidden-transfer", ["--entry", "99"], "hidden-transfer:entry=99"),
+        ("ppd", ["--anchors", "0"], "anchors=0"),
+    ],
+)
+def test_what_rows_cannot_have_is_said_in_a_line(
+    kind: str, args: list[str], words: str, run: Any, tmp_path: Path
+) -> None:
+    places = [x for name in ("out", "answers") for x in (f"--{name}", str(tmp_path / name))]
+    given = ["--target", "demo", "--own", "1", "--kind", kind, *places, *args]
+    code, out, err = run("train", "head", *given)
+    assert code == 2 and not out and words in err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
