@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import foretell.core.cache
+import foretell.memory.masks
 from foretell.core import messages
 from foretell.core.cache import Cache
 from foretell.core.context import Context
@@ -86,7 +87,7 @@ def test_the_first_rows_kept_whatever_was_accepted(monkeypatch: pytest.MonkeyPat
 
 def test_siblings_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        foretell.core.cache,
+        foretell.memory.masks,
         "ancestors",
         lambda parents: torch.ones(len(parents), len(parents)).tril() > 0,
     )

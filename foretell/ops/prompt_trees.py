@@ -153,7 +153,7 @@ def best_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> S
     """
     largest = max(0, min(limit // 2 - 1, most))
     shapes = Shapes(table, largest)
-    found: list[tuple[float, int, list[int]]] = []
+    best, found = [0] * len(table), 0.0
     for share in BEGIN:
         sizes = [max(min(1, largest), round(share * largest))] * len(table)
         tokens = shapes.tokens(limit, sizes)
@@ -168,9 +168,10 @@ def best_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> S
                         tokens, sizes = more, tried
             if sizes == before:
                 break
-        # Trees of states that no step comes to bring nothing here, but they do near a text's end.
-        found.append((round(tokens, 9), sum(sizes), sizes))
-    return shapes.trees(limit, max(found)[2])
+        # Of equal ones the larger: sizes of states that no step comes to count near a text's end.
+        if (round(tokens, 9), sum(sizes)) > (round(found, 9), sum(best)):
+            best, found = sizes, tokens
+    return shapes.trees(limit, best)
 
 
 @lru_cache(512)

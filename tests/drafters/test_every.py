@@ -67,7 +67,7 @@ def proposes(spec: str) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("spec", filter(proposes, [*DRAFTERS, *MANY]))
+@pytest.mark.parametrize("spec", [*filter(proposes, [*DRAFTERS, *MANY])])
 def test_no_draft_is_larger_or_deeper_than_it_may_be(spec: str, temperature: float) -> None:
     strategy = laws.build(spec)
     assert isinstance(strategy, Speculative)

@@ -178,7 +178,7 @@ def test_every_drafter_may_be_the_inner_one_or_says_why_not() -> None:
             strategy = laws.build(f"cascade:inner=({spec}),model=middle,size=4", nodes=4)
             live = laws.generate(strategy, PROMPT * 2, setting, models)
         except (BadConfig, Unsupported) as error:
-            assert "cascade:" in str(error)
+            assert "cascade:" in str(error) or name in str(error)
             continue
         assert live.ctx.output == want and live.ctx.stats.accepted, spec
         ran += 1

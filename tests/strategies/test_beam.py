@@ -12,7 +12,6 @@ import torch
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.request import Request
-from foretell.core.source import Direct
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
@@ -21,6 +20,7 @@ from foretell.ops.beams import Group
 from foretell.strategies.beam import Beam
 from foretell.strategies.plain import Plain
 from tests import laws
+from tests.core.users import Guidance
 from tests.families.families import tiny
 from tests.memory.users import run
 
@@ -139,7 +139,7 @@ def test_what_it_cannot_honour_is_refused_by_name(options: dict[str, Any], word:
     with pytest.raises(BadConfig, match=f"beam cannot honour {word}"):
         engine.add(Request([0, 1], Beam(), Sampling(**options)))
     with pytest.raises(BadConfig, match="source of other rows"):
-        engine.add(Request([0, 1], Beam(), Sampling(), source=Direct()))
+        engine.add(Request([0, 1], Beam(), Sampling(), source=Guidance()))
 
 
 def test_fields_have_bounds() -> None:

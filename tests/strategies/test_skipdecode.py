@@ -15,7 +15,6 @@ from foretell import wrap
 from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.request import Request
-from foretell.core.source import Direct
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, Unsupported
@@ -25,6 +24,7 @@ from foretell.memory.plan import resumed
 from foretell.strategies.plain import Plain
 from foretell.strategies.skipdecode import Skipdecode
 from tests import laws
+from tests.core.users import Guidance
 from tests.drafters.test_layerskip import Counting
 from tests.families.families import tiny
 from tests.memory.users import run
@@ -166,8 +166,8 @@ def test_its_rows_are_neither_paused_nor_handed_on() -> None:
 def test_what_it_cannot_honour_is_refused() -> None:
     with pytest.raises(Unsupported, match="layers"):
         run({"target": Toy(8)}, Request(PROMPT, Skipdecode(), Sampling()))
-    request = Request(PROMPT, Skipdecode(), Sampling(), source=Direct())
-    with pytest.raises(BadConfig, match="rows of 'direct'"):
+    request = Request(PROMPT, Skipdecode(), Sampling(), source=Guidance())
+    with pytest.raises(BadConfig, match="rows of 'guidance'"):
         Engine({"target": ToyLayers(8)}).add(request)
 
 

@@ -39,6 +39,7 @@ from foretell.policy import schedule
 from foretell.strategies.plain import Plain
 from foretell.strategies.superposed import MIXED, Superposed
 from tests import laws, tiny
+from tests.core.users import Guidance
 from tests.families import families
 
 PROMPTS = [[5, 17, 3, 5, 17, 3, 5], [80], [1, 2, 1, 2, 1, 9, 1, 2]]
@@ -488,8 +489,8 @@ def test_no_room_and_the_context() -> None:
 def test_rows_from_elsewhere_are_refused_by_name_before_a_forward() -> None:
     model = Decoder(families.tiny("llama"), "llama")
     before, engine = model.calls, Engine({"target": model})
-    with pytest.raises(BadConfig, match=r"superposed reads the target itself.*'direct'"):
-        engine.add(Request([1], Superposed(), Sampling(), source=laws.DIRECT))
+    with pytest.raises(BadConfig, match=r"superposed reads the target itself.*'guidance'"):
+        engine.add(Request([1], Superposed(), Sampling(), source=Guidance()))
     assert not engine.live and model.calls == before
 
 

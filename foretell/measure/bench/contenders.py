@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,6 +55,9 @@ class Watched(Strategy):
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.strategy.needs
+
+    def bring(self, models: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.strategy.bring(models)
 
     def run(self, ctx: Context) -> Steps:
         steps = self.strategy.run(ctx)

@@ -34,6 +34,13 @@ def test_a_method_is_measured_step_by_step() -> None:
     assert sum(step[3] for step in line) == pytest.approx(run.times[-1])
 
 
+def test_a_method_brings_its_models() -> None:
+    """A head, for one."""
+    brought = {"head": SimpleNamespace()}
+    inner: Any = SimpleNamespace(models=("head",), needs=(), bring=lambda models: brought)
+    assert Watched(inner).bring({}) is brought
+
+
 def test_nothing_learnt_is_kept_or_shared() -> None:
     lm = tiny.lm()
     one, two = Method(lm, "token-recycling:nodes=4"), Method(lm, "token-recycling:nodes=4")
