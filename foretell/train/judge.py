@@ -304,30 +304,39 @@ class Fitted:
     weight: torch.Tensor
     bias: torch.Tensor
     strength: float
-    auc: float
+    auc: float = 0.0
+
+    def scores(self, states: torch.Tensor) -> torch.Tensor:
+        """States (n, E) -> the logit (n,) of each being good."""
+        return states.double() @ self.weight + self.bias
 
     def rank(self, states: torch.Tensor, good: torch.Tensor) -> float:
         """The area under the curve on other labels."""
-        return auc(states.double() @ self.weight + self.bias, good)
+        return auc(self.scores(states), good)
 
 
 def chosen(learnt: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> Fitted:
-    """The best of all strengths by the ranks of others; each part: states (n, E) and good (n,)."""
+    """The best of all strengths by the ranks of others; each part: states (n, E) and good (n,).
+
+    Of strengths that rank alike, the one whose chances fit the others best.
+    """
     states, good = learnt
     mean, spread = states.double().mean(0), states.double().std(0, correction=0)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     standard = (states.double() - mean) / spread
-    best: Fitted | None = None
+    found: list[Fitted] = []
     w: torch.Tensor | None = None
     for strength in STRENGTHS:
         w = fit(standard, good, strength, w)
         weight = w[:-1] / spread
-        found = Fitted(weight, w[-1] - weight @ mean, strength, 0.0)
-        found.auc = found.rank(*others)
-        if best is None or found.auc > best.auc:
-            best = found
-    assert best is not None
-    return best
+        found.append(Fitted(weight, w[-1] - weight @ mean, strength))
+        found[-1].auc = found[-1].rank(*others)
+
+    def worth(judge: Fitted) -> tuple[float, float]:
+        loss = F.binary_cross_entropy_with_logits(judge.scores(others[0]), others[1].double())
+        return judge.auc, -float(loss)
+
+    return max(found, key=worth)
 
 
 def held_back(tasks: Sequence[Labels], name: str) -> float:
@@ -340,7 +349,7 @@ def held_back(tasks: Sequence[Labels], name: str) -> float:
         others = [task for number, task in enumerate(tasks) if number % PARTS != part]
         best = fitted(others, name)
         found = joined(held)
-        scores.append(getattr(found, name).double() @ best.weight + best.bias)
+        scores.append(best.scores(getattr(found, name)))
         good.append(found.good)
     return auc(torch.cat(scores), torch.cat(good))
 

@@ -212,6 +212,14 @@ def test_strengths_are_those_of_autojudge() -> None:
     assert STRENGTHS[0] == pytest.approx(1e-7) and STRENGTHS[-1] == pytest.approx(100)
 
 
+def test_of_strengths_that_rank_alike_the_one_with_the_best_chances_is_kept() -> None:
+    states = torch.tensor([[-2.0], [-1], [-0.5], [0.5], [1], [2]])
+    good = (states[:, 0] > 0).float()
+    best = chosen((states, good), (states, good))
+    assert best.auc == 1 and best.strength == STRENGTHS[-1]
+    assert ((best.scores(states) > 0) == (good > 0)).all()
+
+
 class Fixed(Toy):
     """Says the same low tokens at each place whatever stands before, and ends at place 11; its
     state shows its token.
