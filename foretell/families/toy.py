@@ -26,6 +26,16 @@ from foretell.core.types import Ask, Reply
 from foretell.errors import Unsupported
 from foretell.families.parallel import distrust_drafts
 from foretell.families.retrieved import RetrievedCache, Selecting
+from foretell.families.toy_hashes import (
+    GOLDEN,
+    RELATIVE,
+    feature_hash,
+    hidden_state,
+    logits_of,
+    mix,
+    path_key,
+    spread,
+)
 from foretell.heads.folder import kinds
 from foretell.memory.job import Job
 from foretell.memory.states import NO_STATES
@@ -35,41 +45,8 @@ from foretell.ops.words import letters
 if TYPE_CHECKING:
     from foretell.core.request import Request
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-FEATURES = 2  # numbers of a hidden state
-RELATIVE = 977  # what a relative's noise adds to the seed
 TAP = 7919  # what each tap adds to it
 ROUGH = 2.0**20  # what a rough node's position in the cache is moved by
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64, elementwise on uint64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
-    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed.
-
-    Of keys (n, 1) as many rows (n, count).
-    """
-    with np.errstate(over="ignore"):
-        steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
-        hashes = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
-    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
-
-
-def path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
-    """The hash of a set of tokens at their positions, in any order."""
-    with np.errstate(over="ignore"):
-        pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
-        return np.uint64(mix(pairs * GOLDEN + GOLDEN).sum(dtype=np.uint64))
-
-
-def hidden_state(key: np.uint64, seed: int) -> np.ndarray:
-    """(2,), numbers from -1 to 1 that are a function of key and seed. They fit into float32."""
-    return np.round(spread(key, seed, FEATURES) * 2**21) / 2**20
 
 
 def stacked(rows: Sequence[np.ndarray], width: int) -> torch.Tensor:
@@ -136,16 +113,9 @@ class Toy(Model):
         """Logits (V,) of a node that sees these tokens at these positions, the newest last in
         position.
         """
-        key = path_key(tokens, positions)
-        logits = self.sharpness * spread(key, self.seed, self.vocab)
-        if self.copy:
-            text = tokens[np.argsort(positions)]
-            for earlier in np.flatnonzero(text[:-1] == text[-1]):
-                logits[int(text[earlier + 1])] += self.copy
-        if self.noise:
-            other = spread(key, self.seed + RELATIVE, self.vocab)
-            logits = logits + self.noise * self.sharpness * other
-        return logits
+        seen = (np.float64(tokens).tobytes(), np.float64(positions).tobytes())
+        made = (self.vocab, self.seed, self.sharpness, self.copy, self.noise)
+        return logits_of(*seen, *made).copy()
 
     def run(
         self,
@@ -372,19 +342,6 @@ class ToyHead(Toy):
             for law in range(1, self.laws)
         ]
         return np.concatenate([first, *later])
-
-
-def whole_numbers(keys: np.ndarray) -> np.ndarray:
-    """Hashes as whole numbers from 1 to 2**52, which float64 holds exactly."""
-    return (keys >> np.uint64(12)).astype(np.float64) + 1
-
-
-def feature_hash(features: np.ndarray) -> np.ndarray:
-    """Of each row (n, 2) float64 a whole number from 1 to 2**52 as float64."""
-    bits = np.ascontiguousarray(features + 0.0).view(np.uint64)  # + 0.0: -0.0 is 0.0
-    with np.errstate(over="ignore"):
-        hashes = mix(mix(bits[:, 0] + GOLDEN) + bits[:, 1])
-    return (hashes >> np.uint64(12)).astype(np.float64) + 1
 
 
 class RecurrentCache(Cache):

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 
 from foretell.core.model import STEP, Model
-from foretell.families.toy import (
+from foretell.families.toy import TAP, Toy, ToyHead
+from foretell.families.toy_hashes import (
     GOLDEN,
     RELATIVE,
-    TAP,
-    Toy,
-    ToyHead,
     mix,
     path_key,
     spread,

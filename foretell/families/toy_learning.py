@@ -9,7 +9,8 @@ import numpy as np
 
 from foretell.core.model import Model
 from foretell.families.learning import Learning
-from foretell.families.toy import GOLDEN, Toy, mix
+from foretell.families.toy import Toy
+from foretell.families.toy_hashes import GOLDEN, mix
 from foretell.ops.online import Lesson
 
 

@@ -19,7 +19,8 @@ from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
 from foretell.errors import Unsupported
-from foretell.families.toy import GOLDEN, RecurrentCache, Toy, ToyHead, ToyRecurrent, feature_hash
+from foretell.families.toy import RecurrentCache, Toy, ToyHead, ToyRecurrent
+from foretell.families.toy_hashes import GOLDEN, feature_hash
 from tests import laws
 
 texts = st.lists(st.integers(0, 7), min_size=1, max_size=8)

@@ -1,0 +1,76 @@
+"""What the logits and states of the toy models are made of: hashes that look random."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FEATURES = 2  # numbers of a hidden state
+RELATIVE = 977  # what a relative's noise adds to the seed
+KEPT = 1 << 14  # rows of logits that are kept
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64, elementwise on uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
+    """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed.
+
+    Of keys (n, 1) as many rows (n, count).
+    """
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+        hashes = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
+
+
+def path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
+    """The hash of a set of tokens at their positions, in any order."""
+    with np.errstate(over="ignore"):
+        pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
+        return np.uint64(mix(pairs * GOLDEN + GOLDEN).sum(dtype=np.uint64))
+
+
+@lru_cache(maxsize=KEPT)
+def hidden_state(key: np.uint64, seed: int) -> np.ndarray:
+    """(2,), numbers from -1 to 1 that are a function of key and seed. They fit into float32."""
+    return np.round(spread(key, seed, FEATURES) * 2**21) / 2**20
+
+
+@lru_cache(maxsize=KEPT)
+def logits_of(
+    seen: bytes, places: bytes, vocab: int, seed: int, sharpness: float, copy: float, noise: float
+) -> np.ndarray:
+    """Logits (V,) of a Toy's node that sees these tokens at these positions, each float64.
+
+    They are kept: enumeration of a law asks for the same few again and again.
+    """
+    tokens, positions = np.frombuffer(seen), np.frombuffer(places)
+    key = path_key(tokens, positions)
+    logits = sharpness * spread(key, seed, vocab)
+    if copy:
+        text = tokens[np.argsort(positions)]
+        for earlier in np.flatnonzero(text[:-1] == text[-1]):
+            logits[int(text[earlier + 1])] += copy
+    if noise:
+        logits = logits + noise * sharpness * spread(key, seed + RELATIVE, vocab)
+    return logits
+
+
+def whole_numbers(keys: np.ndarray) -> np.ndarray:
+    """Hashes as whole numbers from 1 to 2**52, which float64 holds exactly."""
+    return (keys >> np.uint64(12)).astype(np.float64) + 1
+
+
+def feature_hash(features: np.ndarray) -> np.ndarray:
+    """Of each row (n, 2) float64 a whole number from 1 to 2**52 as float64."""
+    bits = np.ascontiguousarray(features + 0.0).view(np.uint64)  # + 0.0: -0.0 is 0.0
+    with np.errstate(over="ignore"):
+        hashes = mix(mix(bits[:, 0] + GOLDEN) + bits[:, 1])
+    return (hashes >> np.uint64(12)).astype(np.float64) + 1
