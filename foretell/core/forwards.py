@@ -102,8 +102,7 @@ def note(engine: Host, prepared: Sequence[Prepared], seconds: float, forwards: i
         step = part.whole and entry.task is not None and entry.for_target and not quiet
         stepped[live] = stepped.get(live, False) or step
     for live, step in stepped.items():
-        elapsed = time.perf_counter() - live.started
-        live.ctx.stats.called(name, seconds, step, elapsed, forwards)
+        live.ctx.stats.called(name, seconds, step, time.perf_counter() - live.started, forwards)
 
 
 def deliver(entry: OpenAsk, reply: Reply) -> None:

@@ -31,8 +31,9 @@ class OpenAsk:
 
     @property
     def for_target(self) -> bool:
-        """Whether it is answered by a whole forward of the target, or by all there will be."""
-        return self.ask.model == "target" and (self.ask.layers is None or self.ask.lasting)
+        """Whether a whole forward of the target answers it, its rest, or all there will be."""
+        whole = self.ask.layers is None or self.ask.lasting or self.ask.states is not None
+        return self.ask.model == "target" and whole
 
     @property
     def size(self) -> int:

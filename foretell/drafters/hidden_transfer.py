@@ -8,7 +8,7 @@ tree, as in `ppd`: nodes at which steps seldom end have fewer of them.
 Paper: Wu et al., Parallel Decoding via Hidden Transfer for Lossless Large Language Model
 Acceleration, arXiv:2404.12022
 Guarantee: exact
-Cost: layers 2
+Cost: target 1, layers 1
 Needs: a target whose layers can be entered with given states; maps made for it
 Trains: `foretell train head --kind hidden-transfer`
 Differs:
