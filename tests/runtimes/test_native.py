@@ -157,7 +157,7 @@ def test_parts_of_the_layers_and_given_states() -> None:
         assert rest.computed_by == ("native" if decoder is model else "torch")
     assert agree(replies[0].logits, replies[1].logits, 0.03)
     whole = answer(model, model.cache(), Ask(tree), text)
-    assert agree(replies[0].logits, whole.logits, 0.02)
+    assert torch.equal(replies[0].logits, whole.logits), "a state lost bits between two forwards"
 
 
 @torch.inference_mode()
