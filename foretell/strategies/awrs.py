@@ -108,7 +108,8 @@ class Awrs(Strategy):
                 view = ctx.on(growing[-1].branch)
                 row = replies[-1].logits[0]
                 raise free.fault(view.sampler.scores(row, view.output), row)
-            if effective(particles) < self.threshold * self.n:
+            over = all(ctx.branches[one.branch].reason for one in particles if one.log > -math.inf)
+            if not over and effective(particles) < self.threshold * self.n:
                 particles = yield from self.anew(ctx, particles, place)
         yield from self.end(ctx, particles, guide)
 
