@@ -44,7 +44,6 @@ from foretell.ops.samples import branches
 from foretell.policy.checks import refuse_options, refuse_source
 from foretell.policy.constraint import Guide
 
-
 CUTS = "it would have to know all tokens that the form allows"
 REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), CUTS)
 

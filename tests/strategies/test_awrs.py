@@ -1,4 +1,4 @@
-"""Adaptive weighted rejection sampling: laws and weights by enumeration, on forms of a few letters."""
+"""Adaptive weighted rejection sampling: laws and weights by enumeration, on forms of letters."""
 
 from __future__ import annotations
 
