@@ -14,6 +14,8 @@ KEY = ("model", "dtype", "temperature", "method", "set")
 STATUSES = ("refused", "long", "failed", "cut", "valid", "invalid", "unchecked")
 TIMES = ("ttft_s", "tpot_s", "step_s")
 ALL = "all"
+COUNTED = ["", "set", "schemas", "used", "ended", "valid", "coverage", "compliance"]
+TIMED = ["", "set", "first token", "a token", "without", "more", "a step", "MAT"]
 Row = list[str]
 
 
@@ -91,35 +93,32 @@ def kind(reason: str) -> str:
 
 
 def tables(document: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
-    """(title, rows) of each model, number format and temperature; the first row names columns."""
-    head = ["", "set", "schemas", "used", "ended", "valid", "coverage", "compliance"]
-    head += ["first token", "a token", "without form", "overhead", "of a step", "MAT"]
-    made: dict[str, list[Row]] = {}
+    """(title, rows) of each model, number format and temperature: what became of the schemas, and
+    what it took; at last why some are not valid. The first row names the columns.
+    """
+    counted: dict[str, list[Row]] = {}
+    timed: dict[str, list[Row]] = {}
     for cell in document["cells"]:
         how = f"temperature {cell['temperature']:g}" if cell["temperature"] else "greedy"
-        rows = made.setdefault(f"{cell['model']}, {cell['dtype']}, {how}", [head])
-        counts = cell["counts"]
-        numbers = [cell["schemas"], cell["accepted"], cell["ended"], counts["valid"]]
+        title = f"{cell['model']}, {cell['dtype']}, {how}"
+        line = [cell["method"], cell["set"]]
+        numbers = [cell["schemas"], cell["accepted"], cell["ended"], cell["counts"]["valid"]]
+        counted.setdefault(title, [COUNTED]).append(
+            [*line, *map(str, numbers), _percent(cell["coverage"]), _percent(cell["compliance"])]
+        )
         mat = cell["later"] / cell["steps"] if cell["steps"] else None
-        rows.append(
+        timed.setdefault(title, [TIMED]).append(
             [
-                cell["method"],
-                cell["set"],
-                *map(str, numbers),
-                _percent(cell["coverage"]),
-                _percent(cell["compliance"]),
-                _milliseconds(cell["ttft_s"]),
-                _milliseconds(cell["tpot_s"]),
-                _milliseconds(cell["free_tpot_s"]),
-                _percent(cell["overhead"] and cell["overhead"]["median"], sign="+"),
-                _percent(cell["step_overhead"] and cell["step_overhead"]["median"], sign="+"),
+                *line,
+                *(_milliseconds(cell[name]) for name in ("ttft_s", "tpot_s", "free_tpot_s")),
+                *(_median(cell[name]) for name in ("overhead", "step_overhead")),
                 "" if mat is None else f"{mat:.2f}",
             ]
         )
-    found = list(made.items())
-    for title, rows in _reasons(document):
-        found.append((title, rows))
-    return found
+    found = []
+    for title, rows in counted.items():
+        found += [(title, rows), (f"{title}: medians, with and without the form", timed[title])]
+    return found + _reasons(document)
 
 
 def _reasons(document: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
@@ -150,8 +149,12 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _percent(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{100 * value:{sign}.1f} %"
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def _median(share: Mapping[str, float] | None) -> str:
+    return "" if share is None else f"{100 * share['median']:+.1f} %"
 
 
 def _milliseconds(value: Mapping[str, float] | None) -> str:

@@ -149,6 +149,7 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["bench", "--suite", "jsonschema", "--model", f"{tmp_path}/model", "--methods", "plain"]
     words += ["--rounds", "1", "--max-new-tokens", "14", "--threads", "1"]
     given = ["--schemas", f"{tmp_path}/s.jsonl", "--json", f"{tmp_path}/o.json"]
+    capsys.readouterr()
     assert cli.run([*words, *given]) == 1
     out, err = capsys.readouterr()
     assert "model, auto, greedy" in out and "compliance" in out and "66.7 %" in out
