@@ -8,16 +8,21 @@ so the weights' mean estimates, without bias, the chance that the model alone wr
 form. Where they have become too uneven the particles are drawn anew by weight. The answer is drawn
 by weight, too; all particles stand in the output with the logarithms of their weights.
 
-Paper: Lipkin et al., Fast Controlled Generation from Language Models with Adaptive Weighted Rejection Sampling, arXiv:2504.05410
-Guarantee: lossy: of several texts one is drawn by weight, which comes the nearer to the model's law given the whole form the more there are; n=1 has the law that masks give
+Paper: Lipkin et al., Fast Controlled Generation from Language Models with Adaptive Weighted
+Rejection Sampling, arXiv:2504.05410
+Guarantee: lossy: of several texts one is drawn by weight, which comes the nearer to the model's law
+given the whole form the more there are; with n=1 it has the law that masks give
 Cost: target 1
 Needs: nothing; without a form of the text, and at temperature 0, it is plain decoding
 Trains: nothing
 Differs:
-- after `refusals` refused tokens at one place the whole mask is asked once; law and mean of the weight stay, since what was refused is known (refusals=0: never, as in the paper)
-- how often the geometric estimator would have drawn refused tokens again is averaged over, not drawn
-- n is of the authors' example; the paper varies it
-- a text that is cut at the length limit before it is whole has the weight 0, and is the answer only where all were cut
+- after `refusals` refused tokens at one place the whole mask is asked once; law and mean weight
+stay, since what was refused is known (refusals=0: never, as in the paper)
+- how often the geometric estimator would have drawn refused tokens again is averaged over, rather
+than drawn
+- n is that of the authors' example; the paper varies it
+- a text that is cut at the length limit before it is whole has the weight 0, and is the answer only
+where all were cut
 - where nothing can follow but an end, the text ends without one, as everywhere here
 - no critic beside the form, and no drafter: the particles share their forwards
 """
@@ -58,7 +63,7 @@ class Particle:
 
 @dataclass(frozen=True)
 class Awrs(Strategy):
-    """With n=1 it samples as masks do. Without a form, and at temperature 0, it is plain decoding."""
+    """With n=1 it samples as masks do, and without a form it is plain decoding."""
 
     n: int = 10  # particles
     threshold: float = 0.5  # of n: an effective number of particles below it draws them anew
