@@ -186,9 +186,9 @@ class Matcher:
 
     def may_follow(self, output: Sequence[int], token: int) -> bool:
         """Whether an allowed text goes on with this token, mostly without the mask of all."""
-        if not self.permits(output):
+        if token in self.grammar.ends or not self.permits(output):
             return False
-        if self.bits is not None or self.unmasked >= UNMASKED or token in self.grammar.ends:
+        if self.bits is not None or self.unmasked >= UNMASKED:
             return self._allows(token)
         self.unmasked += 1
         passes = token < self.grammar.vocab and bool(self.matcher.validate_tokens([token]))
