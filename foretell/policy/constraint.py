@@ -9,7 +9,7 @@ in plain decoding.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.errors import BadConfig
@@ -95,6 +95,17 @@ class Guide:
         if output[-1] in self.stops and self.tracker.whole(output[:-1]):
             return True
         return self.tracker.permits(output)
+
+    def may_follow(self, output: Sequence[int], token: int) -> bool:
+        """The same of an output that is permitted and one token more.
+
+        A tracker may have a method `may_follow` of its own, for whom that is less work.
+        """
+        if token in self.stops and self.tracker.whole(output):
+            return True
+        alone: Callable[[Sequence[int], int], bool] | None
+        alone = getattr(self.tracker, "may_follow", None)
+        return self.tracker.permits([*output, token]) if alone is None else alone(output, token)
 
     def complete(self, output: Sequence[int]) -> bool:
         """Whether nothing can follow but an end.
