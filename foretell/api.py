@@ -34,6 +34,7 @@ from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.ops.words import related
 from foretell.outputs import Output, Piece, Stream, outputs
+from foretell.policy.asking import asking
 from foretell.policy.budget import least
 from foretell.policy.checks import models_for
 from foretell.policy.costs import SIZES
@@ -42,6 +43,7 @@ from foretell.policy.schedule import FairPlan
 from foretell.prompting import (
     Text,
     check_names,
+    constrained,
     per_prompt,
     placed,
     split_prompts,
@@ -104,6 +106,7 @@ class LM:
         self.driver = Driver(self.engine)
         self.measured = False
         self._text = Text(tokenizer, target.vocab, eos)
+        self._kept: dict[Any, Any] = {}  # what constraints share
         self._default = AUTO
         # What `auto` stands for, with the number of threads it was looked up for.
         self._auto: tuple[int, str] | None = None
@@ -294,6 +297,9 @@ class LM:
         strategies = [requests[0].strategy for requests in usable]
         if any(isinstance(s, Speculative) and not s.nodes for s in strategies):
             self._measure_once()
+        for requests in usable:
+            for request in requests:
+                request.strategy = asking(request.strategy, request.sampling)
         return _Batch(batch, many)
 
     def _requests(
@@ -319,6 +325,7 @@ class LM:
         requests = []
         for k in range(sampling.n):
             one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
+            one = constrained(one, begin, self.models["target"], self._kept)
             request = Request(begin, strategy, one, name, text, inputs=inputs, **terms)
             requests.append(request)
             request.trace = Steps() if traced else None

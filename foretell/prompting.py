@@ -9,15 +9,16 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
-from foretell.policy.constraint import form_of
-from foretell.spec import Encode, source_of, warpers_of
+from foretell.forms import Grammars
+from foretell.ops.words import words_of
+from foretell.policy.constraint import Prompted, TextConstraint, form_of
+from foretell.spec import Encode, constraint_of, source_of, warpers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,6 +59,21 @@ def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
         if token_id(item) is None and not isinstance(item, Mapping):
             return list(prompt), True
     return [prompt], False
+
+
+def constrained(
+    sampling: Sampling, prompt: Sequence[int], target: Model, kept: MutableMapping[Any, Any]
+) -> Sampling:
+    """The sampling with a constraint that is a method made for this prompt.
+
+    `kept`: what such constraints share. Raises BadConfig or Unsupported.
+    """
+    given = sampling.constraint
+    if not isinstance(given, TextConstraint):
+        return sampling
+    words = words_of(target, type(given).__name__.lower())
+    made = given.on(Prompted(tuple(prompt), words, target.vocab, kept))
+    return dataclasses.replace(sampling, constraint=made)
 
 
 def placed(target: Model, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
@@ -240,6 +256,8 @@ class Text:
                 options[name] = _bias({} if value is None else value)
             elif name == "warp":
                 options[name] = () if value is None else warpers_of(value, self.encode_text)
+            elif name == "constraint" and isinstance(value, str):
+                options[name] = constraint_of(value, self.encode_text)
             elif name in NESTED:
                 options[name] = _as_tuple(name, value)
             else:
@@ -257,8 +275,10 @@ class Text:
         form, constraint = form_of(sampling), sampling.constraint
         if form and constraint is not None:
             raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
-        if constraint is not None and not callable(getattr(constraint, "track", None)):
-            raise BadConfig.field("constraint", constraint, "an object with a method track()")
+        tracks = callable(getattr(constraint, "track", None))
+        if constraint is not None and not tracks and not isinstance(constraint, TextConstraint):
+            allowed = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
+            raise BadConfig.field("constraint", constraint, allowed)
         if form:
             sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
         return sampling

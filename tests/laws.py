@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from foretell import cards, registry
-from foretell.constraints import Grammars
+from foretell.forms import Grammars
 from foretell.core.cache import Cache
 from foretell.core.engine import Engine
 from foretell.core.live import Live

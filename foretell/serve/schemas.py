@@ -128,6 +128,7 @@ class Request(Fields):
     rows: Words | None = None
     reward: Words | None = None
     warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    constraint: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     trace: bool | None = None
 
     @property

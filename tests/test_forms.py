@@ -17,7 +17,7 @@ import torch
 
 import foretell
 from foretell import registry
-from foretell.constraints import KEPT, USES, Grammars
+from foretell.forms import KEPT, USES, Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, Unsupported
 from tests import laws, tiny
