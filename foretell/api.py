@@ -7,7 +7,6 @@ makes answers of what it reports.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import warnings
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.ops.words import related
 from foretell.outputs import Output, Piece, Stream, outputs
-from foretell.policy.asking import asking
+from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
 from foretell.policy.checks import models_for
 from foretell.policy.costs import SIZES
@@ -43,7 +42,6 @@ from foretell.policy.schedule import FairPlan
 from foretell.prompting import (
     Text,
     check_names,
-    constrained,
     per_prompt,
     placed,
     split_prompts,
@@ -106,7 +104,6 @@ class LM:
         self.driver = Driver(self.engine)
         self.measured = False
         self._text = Text(tokenizer, target.vocab, eos)
-        self._kept: dict[Any, Any] = {}  # what constraints share
         self._default = AUTO
         # What `auto` stands for, with the number of threads it was looked up for.
         self._auto: tuple[int, str] | None = None
@@ -294,12 +291,9 @@ class LM:
         for requests in batch:
             if isinstance(requests, ForetellError) and not usable:
                 raise requests
-        strategies = [requests[0].strategy for requests in usable]
+        strategies = [bare(requests[0].strategy) for requests in usable]
         if any(isinstance(s, Speculative) and not s.nodes for s in strategies):
             self._measure_once()
-        for requests in usable:
-            for request in requests:
-                request.strategy = asking(request.strategy, request.sampling)
         return _Batch(batch, many)
 
     def _requests(
@@ -324,9 +318,9 @@ class LM:
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):
-            one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
-            one = constrained(one, begin, self.models["target"], self._kept)
-            request = Request(begin, strategy, one, name, text, inputs=inputs, **terms)
+            one = self._text.sample(sampling, k, begin, self.models["target"])
+            led = asking(strategy, one)
+            request = Request(begin, led, one, name, text, inputs=inputs, **terms)
             requests.append(request)
             request.trace = Steps() if traced else None
         return requests

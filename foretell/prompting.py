@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -59,21 +59,6 @@ def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
         if token_id(item) is None and not isinstance(item, Mapping):
             return list(prompt), True
     return [prompt], False
-
-
-def constrained(
-    sampling: Sampling, prompt: Sequence[int], target: Model, kept: MutableMapping[Any, Any]
-) -> Sampling:
-    """The sampling with a constraint that is a method made for this prompt.
-
-    `kept`: what such constraints share. Raises BadConfig or Unsupported.
-    """
-    given = sampling.constraint
-    if not isinstance(given, TextConstraint):
-        return sampling
-    words = words_of(target, type(given).__name__.lower())
-    made = given.on(Prompted(tuple(prompt), words, target.vocab, kept))
-    return dataclasses.replace(sampling, constraint=made)
 
 
 def placed(target: Model, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
@@ -158,6 +143,7 @@ class Text:
         """`vocab` and `eos`: of the model, for constraints."""
         self.tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, vocab, eos)
+        self.kept: dict[Any, Any] = {}  # what constraints share
         # Setting up a fast tokenizer while another thread uses it is an error there.
         self._encoding = threading.Lock()
 
@@ -282,6 +268,19 @@ class Text:
         if form:
             sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
         return sampling
+
+    def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:
+        """That of the k-th sample behind a prompt, whose constraint knows the prompt.
+
+        Raises BadConfig or Unsupported.
+        """
+        one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
+        given = sampling.constraint
+        if not isinstance(given, TextConstraint):
+            return one
+        words = words_of(target, type(given).__name__.lower())
+        made = given.on(Prompted(tuple(prompt), words, target.vocab, self.kept))
+        return dataclasses.replace(one, constraint=made)
 
     def _bad_words(self, banned: Iterable[Any]) -> tuple[list[int], ...]:
         sequences: list[list[int]] = []

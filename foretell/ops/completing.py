@@ -79,7 +79,7 @@ class Vocabulary:
         self.first = torch.tensor(starts, dtype=torch.bool)
         self.inner = [i for i, found in enumerate(dotted) if found and b"." in self.pieces[i][1:-1]]
         behind = [piece[1:] if starts[i] else None for i, piece in enumerate(self.pieces)]
-        letters = any(piece and chr(piece[0]).isalpha() for piece in behind)
+        letters = any(piece and piece[:1].isalpha() for piece in behind)
         self.joined = Stems(behind) if letters else None
         self._inside: dict[Code, torch.Tensor] = {}
 

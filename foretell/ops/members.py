@@ -28,7 +28,8 @@ class Code(NamedTuple):
     """What has to be known of the text so far. `Code()` is the beginning."""
 
     inside: bytes = b""  # "#" in a comment, the quotes that end it in a string, nothing in code
-    word: bytes = b""  # the name, or the kind of number (1 or 1.), that is being written
+    # The name that is being written, or a number: 1, 1. behind its dot, 1x with a letter in it.
+    word: bytes = b""
     value: bool = False  # whether a value stands before this place, or before the word
     quotes: int = 0  # of the same kind in a row, where they may begin or end a string
     escaped: bool = False  # a backslash stands before this place
@@ -41,10 +42,7 @@ class Code(NamedTuple):
         if self.inside:
             return self._string(byte)
         if byte in NAME_BYTES:
-            word = self.word
-            if not (word and word[0] in DIGITS):
-                word = b"1" if not word and byte in DIGITS else (word + bytes([byte]))[:LONGEST]
-            return self._replace(word=word, escaped=False), False
+            return self._replace(word=self._longer(byte), escaped=False), False
         if byte == DOT:
             if self.word == b"1":
                 return self._replace(word=b"1."), False
@@ -55,6 +53,15 @@ class Code(NamedTuple):
     def key(self) -> Code:
         """The same for texts that go on alike."""
         return self._replace(brackets=self.brackets[-DEEPEST:])
+
+    def _longer(self, byte: int) -> bytes:
+        """The word with one more byte, as far as it matters."""
+        word = self.word
+        if not word and byte in DIGITS:
+            return b"1"
+        if not word or word[0] not in DIGITS:
+            return (word + bytes([byte]))[:LONGEST]
+        return b"1x" if word == b"1" and byte not in DIGITS and byte != ord("_") else word
 
     def _valued(self) -> bool:
         return self.word not in NO_VALUES if self.word else self.value
