@@ -252,7 +252,7 @@ class Names:
             behind = None
             if vocabulary.joined is not None and bool((mask & vocabulary.first).any()):
                 names = self.documents.names(bytes(self.text) + b".")
-                behind = vocabulary.joined.following(names, b"")
+                behind = vocabulary.joined.following(names, b"", vocabulary.stems)
                 if behind is None:
                     behind = vocabulary.first
             mask &= ~vocabulary.first if behind is None else ~vocabulary.first | behind

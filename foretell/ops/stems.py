@@ -49,9 +49,13 @@ class Stems:
             )
         return can
 
-    def following(self, names: Iterable[bytes], typed: bytes) -> torch.Tensor | None:
+    def following(
+        self, names: Iterable[bytes], typed: bytes, later: Stems | None = None
+    ) -> torch.Tensor | None:
         """Bool (V,): the tokens that go on one of the names, of which `typed` is written, or that
         end it by a break; None where no name can be written to its end.
+
+        `later`: what all tokens but the next are of, and by which it is told what can be written.
         """
         found: list[int] = []
         ends = possible = False
@@ -59,7 +63,7 @@ class Stems:
             if not name.startswith(typed):
                 continue
             rest = name[len(typed) :]
-            can = self.writes(rest)
+            can = (later or self).writes(rest)
             if not can[0]:
                 continue
             possible = True
