@@ -101,7 +101,8 @@ class Monitor(TextConstraint):
                     "monitor needs the package jedi-language-server: "
                     "pip install 'foretell[monitor]', or name another server: monitor:server=..."
                 )
-            return [sys.executable, "-m", f"{MODULE}.cli"]
+            # With this Python, and not in danger of importing what stands in the folder.
+            return [sys.executable, "-P", "-c", f"from {MODULE}.cli import cli; cli()"]
         try:
             command = shlex.split(self.server)
         except ValueError:

@@ -64,10 +64,15 @@ class Asking(Strategy):
         return bool(getattr(self.inner, "one_text", False))
 
     def run(self, ctx: Context) -> Steps:
-        try:
-            yield from _accompanied(self.inner.run(ctx.scoped(self.inner)), ctx)
-        finally:
-            _note(ctx)
+        return _noted(self.inner.run(ctx.scoped(self.inner)), ctx)
+
+
+def _noted(steps: Steps, ctx: Context) -> Steps:
+    """The steps accompanied, and at the end what became of the questions."""
+    try:
+        yield from _accompanied(steps, ctx)
+    finally:
+        _note(ctx)
 
 
 def _accompanied(steps: Steps, ctx: Context) -> Generator[Message, Any, Any]:

@@ -9,7 +9,7 @@ for by its tokens, in any order, so it holds inside drafts as it does in plain d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +17,6 @@ from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from foretell.ops.words import Words
 
 TEXT = "a text that is not empty"
 FORMS: dict[str, tuple[Any, str]] = {  # what the form of a text may be given by
@@ -71,6 +69,16 @@ class AskingTracker(Tracker, Protocol):
         """Whether `permits(output)` waits for nothing."""
 
 
+class Pieces(Protocol):
+    """A tokenizer as the bytes of its tokens: ops.words.Words."""
+
+    def piece(self, token: int) -> bytes | None:
+        """The bytes of a token; None: it has none."""
+
+    def text(self, tokens: Iterable[int]) -> bytes:
+        """The bytes of tokens, one after the other."""
+
+
 @dataclass(frozen=True)
 class Prompted:
     """What a constraint may know of the text that it is to hold for.
@@ -80,7 +88,7 @@ class Prompted:
     """
 
     prompt: tuple[int, ...]
-    words: Words
+    words: Pieces
     vocab: int
     kept: MutableMapping[Any, Any]
 

@@ -1,8 +1,8 @@
 """A language server for tests, run as a process: `python lsp_server.py [LOG]`.
 
 The names behind a text are drawn from the text. What else it does, words in the text say: `late`
-(the answer comes after the next question), `die`, `garbage`, `list`, `huge`, `odd` (completions that
-are none), `refuse`. A client that breaks the protocol is refused.
+(the answer comes after the next question), `die`, `garbage`, `list`, `huge`, `odd` (completions
+that are none), `refuse`. It dies of a client that breaks the protocol.
 """
 
 from __future__ import annotations

@@ -90,5 +90,5 @@ def test_a_text_is_read_in_any_parts() -> None:
 
 
 def test_no_bytes_are_an_error() -> None:
-    for data in (bytes(range(256)) * 2, b")]}'\"\"\"\\", b"'''\xff.\n" * 3):
+    for data in (bytes(range(256)) * 2, b')]}\'"""\\', b"'''\xff.\n" * 3):
         read(data)
