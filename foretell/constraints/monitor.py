@@ -82,7 +82,11 @@ class Monitor(TextConstraint):
         if not file.parent.is_dir():
             raise BadConfig.field("monitor:file", self.file, f"in a folder that {root} has")
         server = self._server(root, prompted.kept)
-        before = self.prefix.encode() or prompted.words.text(prompted.prompt)
+        before = self.prefix.encode()
+        if not before:
+            before = prompted.words.text(prompted.prompt)
+            if not before.startswith(b"  "):  # some tokenizers put one space before a text
+                before = before.removeprefix(b" ")
         return Completing(Documents(server, file), before, prompted)
 
     def _server(self, root: Path, kept: MutableMapping[Any, Any]) -> LanguageServer:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.ops.completing import Completing, Documents, Names
+from foretell.ops.completing import Completing, Documents, Names, Vocabulary
 from foretell.ops.members import NAME_BYTES, read
+from foretell.ops.stems import Stems
 from foretell.ops.words import Words
 from foretell.policy.constraint import Guide, Prompted
 from tests.ops.lsp_server import drawn
@@ -206,3 +207,55 @@ def test_names_that_no_tokens_write_are_none() -> None:
     assert mask.tolist() == [
         any(name.startswith(letter) for name in wanted) if wanted else True for letter in pieces
     ]
+
+
+def one_id(stems: Stems) -> None:
+    """Of tokens with the same bytes one is known."""
+    for found in (stems.whole, stems.broken):
+        found.update({piece: ids[:1] for piece, ids in found.items()})
+
+
+def last_byte(vocabulary: Vocabulary) -> None:
+    """Dots are looked for at the end of a token only."""
+    vocabulary.first[:] = False
+
+
+def no_break(vocabulary: Vocabulary) -> None:
+    """A name may be followed by anything."""
+    vocabulary.stems.breaks[:] = True
+
+
+def no_inner(vocabulary: Vocabulary) -> None:
+    """Dots further inside are overlooked."""
+    vocabulary.inner = []
+
+
+@pytest.mark.parametrize(
+    "slip", [lambda v: one_id(v.stems), last_byte, no_break, no_inner], ids=range(4)
+)
+def test_a_slip_is_caught(slip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Vocabulary.__init__
+
+    def wrong(self: Vocabulary, pieces: list[bytes | None]) -> None:
+        right(self, pieces)
+        slip(self)
+
+    monkeypatch.setattr(Vocabulary, "__init__", wrong)
+    with pytest.raises(AssertionError):
+        test_masks_are_those_of_a_look_at_each_token(JOINED)
+
+
+def test_what_is_not_checked_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that was only looked up ahead counts as allowed."""
+
+    def trusting(self: Names, output: list[int]) -> bool:
+        self._back(output)
+        for token in output[len(self.path) :]:
+            if not self._mask()[token]:
+                return False
+            self._push(token)
+        return True
+
+    monkeypatch.setattr(Names, "permits", trusting)
+    with pytest.raises(AssertionError):
+        test_a_tracker_is_a_function_of_the_path(JOINED)
