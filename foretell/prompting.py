@@ -18,6 +18,7 @@ from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
 from foretell.forms import Grammars
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
+from foretell.policy.spending import spending_of
 from foretell.spec import Encode, constraint_of, source_of, warpers_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
 # Of a request beside its sampling.
-TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward"}
+TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget"}
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -129,6 +130,7 @@ def split_terms(
     terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
     terms["pictures"] = options.get("pictures")
     terms["reward"] = options.get("reward")
+    terms["budget"] = spending_of(options.get("budget"))
     rows = options.get("rows")
     terms["source"] = None if rows is None else source_of(rows, encode)
     return terms, {name: value for name, value in options.items() if name not in TERMS}
