@@ -321,9 +321,8 @@ class LM:
         for k in range(sampling.n):
             one = self._text.sample(sampling, k, begin, self.models["target"])
             led = asking(strategy, one)
-            request = Request(begin, led, one, name, text, inputs=inputs, **terms)
-            requests.append(request)
-            request.trace = Steps() if traced else None
+            requests.append(Request(begin, led, one, name, text, inputs=inputs, **terms))
+            requests[-1].trace = Steps() if traced else None
         return requests
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:

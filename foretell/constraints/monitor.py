@@ -81,7 +81,7 @@ class Monitor(TextConstraint):
         file = root.resolve() / self.file
         if not file.parent.is_dir():
             raise BadConfig.field("monitor:file", self.file, f"in a folder that {root} has")
-        server = self._server(root, prompted.kept)
+        server = self.language_server(prompted.kept)
         before = self.prefix.encode()
         if not before:
             before = prompted.words.text(prompted.prompt)
@@ -89,11 +89,14 @@ class Monitor(TextConstraint):
                 before = before.removeprefix(b" ")
         return Completing(Documents(server, file), before, prompted)
 
-    def _server(self, root: Path, kept: MutableMapping[Any, Any]) -> LanguageServer:
-        """The server, which all that ask for the same share."""
-        command = self._command()
-        key = "monitor", *command, root.resolve(), self.limit, self.restarts
-        made = LanguageServer(command, root.resolve(), self.limit, self.restarts)
+    def language_server(self, kept: MutableMapping[Any, Any]) -> LanguageServer:
+        """The server, which all that ask for the same share by `kept`.
+
+        Raises BadConfig or Unsupported.
+        """
+        command, root = self._command(), Path(self.root).resolve()
+        key = "monitor", *command, root, self.limit, self.restarts
+        made = LanguageServer(command, root, self.limit, self.restarts)
         server: LanguageServer = kept.setdefault(key, made)
         return server
 
