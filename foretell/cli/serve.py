@@ -64,6 +64,13 @@ class DoorOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="A name to answer to besides localhost. Repeatable."),
     ] = None
+    monitor: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Requests may ask for constraint=monitor: a language server on this folder.",
+        ),
+    ] = None
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write what is asked into the log.")
     ] = False
@@ -175,6 +182,9 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
     ):
         if value is not None and not 0 < value < math.inf:
             raise BadConfig(f"{option} {value:g}: must be above 0")
+    if door.monitor is not None and not door.monitor.is_dir():
+        raise BadConfig(f"--monitor {door.monitor}: there is no such folder; name one that exists")
+    monitor = None if door.monitor is None else str(door.monitor.resolve())
     hosts: tuple[str, ...] = ()
     if not keys and _is_local(door.host):
         hosts = (*LOCAL_NAMES, door.host.lower(), *map(str.lower, door.allow_host or ()))
@@ -182,7 +192,7 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
         hosts = tuple(map(str.lower, door.allow_host))
     return Settings(
         keys=keys,
-        bounds=Bounds(method, load.max_prompt_tokens, load.max_tokens, load.timeout),
+        bounds=Bounds(method, load.max_prompt_tokens, load.max_tokens, load.timeout, monitor),
         running=load.max_requests,
         waiting=load.max_waiting,
         memory=None if load.memory is None else int(load.memory * GIGABYTE),

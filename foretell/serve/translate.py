@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import given, reward_of, source_of, warpers_of
+from foretell.spec import constraint_of, given, reward_of, source_of, warpers_of
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -39,6 +40,7 @@ class Bounds:
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
     timeout: float | None = None  # seconds
+    monitor: str | None = None  # the folder that language servers may be asked about
 
 
 UNBOUNDED = Bounds()
@@ -111,7 +113,7 @@ def translate(
     arguments["max_new_tokens"] = [
         _limit(request, lm, one, bounds) for one in ids for _ in range(n)
     ]
-    arguments |= _form(request) | _beside(request)
+    arguments |= _form(request) | _beside(request) | _constraint(request, bounds)
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -318,6 +320,27 @@ def _beside(request: Request) -> dict[str, Any]:
             raise ApiError(f"{field}: {error}", field, "invalid_value") from None
         found[field] = spec
     return found
+
+
+def _constraint(request: Request, bounds: Bounds) -> dict[str, Any]:
+    """A constraint that starts a program of the server, where it allows that: on a folder of its
+    own choice. Raises ApiError.
+    """
+    spec = request.constraint
+    if spec is None:
+        return {}
+    if bounds.monitor is None:
+        raise _refused("constraint", "this server starts no programs: serve --monitor FOLDER does")
+    if spec.partition(":")[0] != "monitor":
+        raise _refused("constraint", "monitor is the only one")
+    for _, name, _ in given(spec):
+        if name != "file":
+            raise _refused("constraint", f"{name}: over HTTP only file can be chosen")
+    try:
+        made: Any = constraint_of(spec)
+    except BadConfig as error:
+        raise ApiError(f"constraint: {error}", "constraint", "invalid_value") from None
+    return {"constraint": dataclasses.replace(made, root=bounds.monitor)}
 
 
 def _refuse_files(field: str, spec: str) -> None:

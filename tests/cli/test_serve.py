@@ -68,7 +68,7 @@ def test_its_options_become_settings(
         "--prefix-memory": "0", "--between-tokens": "50", "--max-prompt-tokens": "70",
         "--max-tokens": "80", "--max-body": "0.5", "--timeout": "9", "--patience": "3",
         "--drain-seconds": "2", "--cors": "https://a.example", "--allow-host": "Me.example",
-        "--budget": "3",
+        "--budget": "3", "--monitor": ".",
     }  # fmt: skip
     flags = ["--share-between-keys", "--log-prompts"]
     assert run(["serve", "--model", "demo", *sum(options.items(), ()), *flags]) == 0
@@ -79,6 +79,7 @@ def test_its_options_become_settings(
     bounds = settings.bounds
     assert (bounds.method, bounds.prompt_tokens) == ("ngram:n=2", 70)
     assert (bounds.answer_tokens, bounds.timeout) == (80, 9)
+    assert bounds.monitor == str(Path().resolve())
     assert (settings.running, settings.waiting, settings.memory) == (5, 6, 2**29)
     assert (settings.prefixes, settings.between_tokens, settings.body) == (0, 0.05, 2**19)
     assert (settings.patience, settings.drain, server.drain) == (3, 2, 2)
@@ -121,6 +122,7 @@ def test_anybody_may_ask_where_that_is_meant(
         (["--host", "no such host"], "--host no such host"),
         (["--method", "sufix"], "unknown method 'sufix'"),
         (["--api-key-file", "none"], "none: No such file"),
+        (["--monitor", "none"], "--monitor none: there is no such folder"),
         (["--memory", "0"], "--memory 0: must be above 0"),
         (["--budget", "-2"], "--budget -2: must be above 0"),
         (["--timeout", "nan"], "--timeout nan: must be above 0"),

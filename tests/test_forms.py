@@ -17,9 +17,9 @@ import torch
 
 import foretell
 from foretell import registry
-from foretell.constraints import FAR, KEPT, UNMASKED, USES, Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, Unsupported
+from foretell.forms import FAR, KEPT, UNMASKED, USES, Grammars
 from tests import laws, tiny
 
 # A finite language, so that what may follow can be read off its words.
