@@ -146,6 +146,7 @@ def _given(test: Any) -> Case:
     fits = isinstance(test["call"], str) and isinstance(args, list) and isinstance(named, dict)
     if not fits:
         raise TypeError("call is a name, args a list and kwargs an object")
+    _check_name(test["call"])
     tolerance = float(test.get("tolerance", 0))
     if not 0 <= tolerance < 1e300 or (tolerance and not _number(test["expected"])):
         raise ValueError("tolerance is a number, and so is then what is expected")
@@ -194,12 +195,16 @@ def _call(node: ast.expr) -> FunctionCall:
     if not isinstance(node, ast.Call):
         raise ValueError("it calls no function")
     name = ast.unparse(node.func)
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"{name} is no function's name")
+    _check_name(name)
     named = {str(one.arg): _literal(one.value) for one in node.keywords if one.arg}
     if len(named) < len(node.keywords):
         raise ValueError("**arguments are no literals")
     return FunctionCall(name, tuple(_literal(one) for one in node.args), named)
+
+
+def _check_name(name: str) -> None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{name!r} is no function's name")
 
 
 def _literal(node: ast.expr) -> Any:

@@ -17,6 +17,7 @@ from foretell.families.toy import Toy
 from foretell.ops import ucb
 from foretell.ops.rewards import Reward
 from foretell.policy.spending import Spending
+from foretell.strategies import pg_td
 from foretell.strategies.pg_td import PgTd
 from foretell.strategies.plain import Plain
 from tests import laws
@@ -50,10 +51,8 @@ class Noise(Reward):
         return math.nan if number % 7 == 0 else number % 11 / 11
 
 
-def search(config: PgTd, seed: int) -> tuple[list[tuple[int, ...]], dict[Any, Any]]:
-    """All finished texts in order, and of each text of the tree its N, with those of its children
-    Q and n, by dictionaries.
-    """
+def search(config: PgTd, seed: int) -> list[tuple[int, ...]]:
+    """All finished texts in the order in which they are found, by dictionaries of texts."""
     toy = Toy(VOCAB, seed, copy=1.0)
     visits: dict[tuple[int, ...], int] = {(): 1}
     edges: dict[tuple[int, ...], list[list[float]]] = {}  # of a child: returns
@@ -102,28 +101,52 @@ def search(config: PgTd, seed: int) -> tuple[list[tuple[int, ...]], dict[Any, An
         for at, place in passed:
             edges[at][place].append(value)
             visits[at] += 1
-    return finished, {"visits": visits, "edges": edges}
+    return finished
+
+
+def agrees(config: PgTd, seed: int) -> int:
+    """Holds the answers to those of the loop; how many there are."""
+    finished = search(config, seed)
+    reward: Any = config.reward
+    values = [reward.score(laws.spell(text)) for text in finished]
+    values = [-math.inf if math.isnan(value) else value for value in values]
+    order = sorted(range(len(finished)), key=lambda place: -values[place])
+    live = write(config, sampling(), seed)
+    expected = [(list(finished[place]), values[place]) for place in order]
+    assert [(tokens, value) for tokens, value, _ in live.answers] == expected
+    assert live.ctx.branches[live.result].output == expected[0][0]
+    assert live.reason == ("stop" if expected[0][0][-1] == STOP else "length")
+    assert list(live.ctx.branches) == [live.result] and not live.caches
+    return len(finished)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_answers_are_those_of_a_plain_loop(seed: int) -> None:
-    for config in (
-        PgTd(Noise(salt=seed)),
-        PgTd(Noise(salt=seed), rollouts=25, k=2, c=3.0, base=2.0),
-        PgTd(Count("b"), rollouts=25, k=9, c=30.0),
-    ):
-        finished, _ = search(config, seed)
-        reward: Any = config.reward
-        values = [reward.score(laws.spell(text)) for text in finished]
-        values = [-math.inf if math.isnan(value) else value for value in values]
-        order = sorted(range(len(finished)), key=lambda place: -values[place])
-        live = write(config, sampling(), seed)
-        expected = [(list(finished[place]), values[place]) for place in order]
-        assert [(tokens, value) for tokens, value, _ in live.answers] == expected
-        assert live.ctx.branches[live.result].output == expected[0][0]
-        assert live.reason == ("stop" if expected[0][0][-1] == STOP else "length")
-        assert list(live.ctx.branches) == [live.result] and not live.caches
-        assert config.c < 9 or len(finished) > 6
+    agrees(PgTd(Noise(salt=seed)), seed)
+    agrees(PgTd(Noise(salt=seed), rollouts=25, k=2, c=3.0, base=2.0), seed)
+    assert agrees(PgTd(Count("b"), rollouts=25, k=9, c=30.0), seed) > 6
+
+
+def mean(path: ucb.Path, leaf: ucb.Node, reward: float) -> None:
+    """Backs up the mean of the rewards."""
+    ucb.up(path, leaf, reward)
+    for _, edge in path:
+        edge.value += (reward - edge.value) / edge.visits
+
+
+def uncounted(path: ucb.Path, leaf: ucb.Node, reward: float) -> None:
+    """Forgets to count the texts on the way."""
+    ucb.up(path, leaf, reward)
+    for node, _ in path:
+        node.visits = min(node.visits, 2)
+
+
+@pytest.mark.parametrize("slip", [mean, uncounted])
+def test_a_slip_is_noticed(slip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pg_td, "up", slip)
+    with pytest.raises(AssertionError):
+        for seed in range(4):
+            agrees(PgTd(Noise(salt=seed), rollouts=40, c=3.0), seed)
 
 
 @pytest.mark.parametrize("seed", range(4))
