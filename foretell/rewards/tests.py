@@ -28,6 +28,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from foretell.errors import BadConfig
 from foretell.ops.cases import Cases, read_cases, verdicts
@@ -88,7 +89,7 @@ class Tests(Reward):
         if len(rows) == 1 and not rows[0].prompt:
             return rows[0]
         raise BadConfig(
-            f"tests: no line of {self.path} has a prompt that stands in the request's; "
+            f"tests: no line of {Path(self.path).name} has a prompt that stands in the request's; "
             "add one, or choose a line by name="
         )
 
