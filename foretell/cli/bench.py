@@ -29,6 +29,8 @@ from foretell.cli._output import (
     table,
     write_file,
 )
+from foretell.cli._suites import run_suite, suites
+from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -75,6 +77,16 @@ def bench(
         str,
         typer.Option(help="One or several: also with prompts of so many tokens."),
     ] = "",
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Measure how good answers are instead, on tasks of: {', '.join(suites())}.",
+        ),
+    ] = None,
+    items: Annotated[
+        int | None, typer.Option(help="Tasks of a suite. Without it, as many as it has by itself.")
+    ] = None,
     threads: Threads = None,
     device: Device = None,
     json_out: Annotated[
@@ -91,6 +103,30 @@ def bench(
     ] = None,
 ) -> int:
     """Measure methods and other libraries side by side. The exit code is 1 if something failed."""
+    if suite is not None:
+        asked: dict[str, tuple[Any, Any]] = {
+            "methods": (methods, "plain,auto"),
+            "prompts": (prompts, None),
+            "peers": (peers, ""),
+            "max_new_tokens": (max_new_tokens, 96),
+            "temperature": (temperature, "0"),
+            "seed": (seed, 0),
+            "rounds": (rounds, 3),
+            "requests": (requests, "1"),
+            "contexts": (contexts, ""),
+            "items": (items, None),
+            "html": (html_out, None),
+        }
+        given: dict[str, Any] = {
+            name: value for name, (value, usual) in asked.items() if value != usual
+        }
+        if "temperature" in given:
+            given["temperature"] = one("--temperature", temperature)
+        if threads:
+            set_threads(threads)
+        return run_suite(suite, ModelOptions(model, draft, device, dtype), given, json_out)
+    if items is not None:
+        raise BadConfig("--items: is for --suite; leave it out")
     to_stdout = json_out is not None and str(json_out) == "-"
     file = None if to_stdout else json_out
     check_writable("--json", file)
@@ -152,6 +188,20 @@ def bench(
     for failure in failures:
         message(f"failed: {failure}")
     return 1 if failures else 0
+
+
+def one(option: str, text: str) -> float:
+    """The number of an option that may have several. Raises BadConfig."""
+    found = numbers(option, text, float)
+    if len(found) != 1:
+        raise BadConfig(f"{option} {text}: a suite takes one; name one")
+    return found[0]
+
+
+def set_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def _print_tables(tables: list[Any]) -> None:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 SHOWN = 200  # characters of an error
-DOTS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+SEVERAL = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 # --- plain data
@@ -45,7 +45,7 @@ def packed(value: Any) -> Any:
         return {"dict": [[packed(key), packed(one)] for key, one in value.items()]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    for name, several in DOTS.items():
+    for name, several in SEVERAL.items():
         if isinstance(value, several):
             return {name: [packed(one) for one in value]}
     raise TypeError(f"a value of type {type(value).__name__} is no plain data")
@@ -62,9 +62,9 @@ def unpacked(data: Any) -> Any:
         return bytes.fromhex(inner)
     if name == "dict":
         return {unpacked(key): unpacked(one) for key, one in inner}
-    if name not in DOTS or not isinstance(inner, list):
+    if name not in SEVERAL or not isinstance(inner, list):
         raise ValueError("this is no packed value")
-    return DOTS[name](unpacked(one) for one in inner)
+    return SEVERAL[name](unpacked(one) for one in inner)
 
 
 # --- system calls
@@ -177,7 +177,7 @@ def filter_calls(machine: str) -> None:
     held = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
     given = ctypes.create_string_buffer(program, len(program))
-    prctl("seccomp", 22, 2, ctypes.byref(given))
+    prctl("seccomp", 22, 2, ctypes.byref(given))  # PR_SET_SECCOMP, by a filter
 
 
 def drop_capabilities(machine: str) -> None:
@@ -313,7 +313,7 @@ def limit(limits: dict[str, int], parent: int) -> None:
     """Sets what the kernel counts. Raises OSError where the parent has gone."""
     import resource
 
-    prctl("prctl", 1, 9)  # die with the parent
+    prctl("prctl", 1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with the thread that started it
     if os.getppid() != parent:
         raise ProcessLookupError("the parent has gone")
     bounds = {
@@ -334,7 +334,7 @@ def wall_in(way: str, request: dict[str, Any]) -> None:
     """From here on nothing outside can be reached. Raises OSError where that cannot be had."""
     machine = os.uname().machine
     limit(request["limits"], request["parent"])
-    prctl("no_new_privs", 38, 1)
+    prctl("no_new_privs", 38, 1)  # PR_SET_NO_NEW_PRIVS, without which others may not filter
     WALLS[way](machine, os.getcwd())
     drop_capabilities(machine)
     filter_calls(machine)
@@ -362,7 +362,7 @@ def loaded(source: str) -> ModuleType:
 
 def fault(error: BaseException) -> list[str]:
     """What kind of fault an error is, and one line about it."""
-    kinds = {SyntaxError: "syntax", MemoryError: "memory", RecursionError: "raised"}
+    kinds = {SyntaxError: "syntax", MemoryError: "memory"}
     kind = next((name for one, name in kinds.items() if isinstance(error, one)), "raised")
     try:
         said = " ".join(str(error).split())
