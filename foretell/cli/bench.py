@@ -80,7 +80,10 @@ def bench(
     ] = "",
     suite: Annotated[
         str | None,
-        typer.Option(help="Tasks with figures of their own in place of prompts: jsonschema."),
+        typer.Option(
+            help="Tasks with figures of their own in place of prompts: jsonschema, or search, "
+            "whether tests find programs that pass hidden ones."
+        ),
     ] = None,
     schemas: Annotated[
         list[str] | None,
@@ -91,7 +94,10 @@ def bench(
     ] = None,
     limit: Annotated[
         int,
-        typer.Option(min=0, help="Of the suite's schemas so many of each set; 0: all."),
+        typer.Option(
+            min=0,
+            help="So many of the suite's tasks, of jsonschema's so many of each set; 0: all it has.",
+        ),
     ] = 0,
     threads: Threads = None,
     device: Device = None,

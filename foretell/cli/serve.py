@@ -71,6 +71,13 @@ class DoorOptions:
             help="Requests may ask for constraint=monitor: a language server on this folder.",
         ),
     ] = None
+    allow_tests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run programs that the model writes, in a sandbox, on the tests of this file.",
+        ),
+    ] = None
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write what is asked into the log.")
     ] = False
@@ -157,11 +164,15 @@ def serve(
 
 
 def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
-    """What the options allow. Raises BadConfig or BadFile."""
+    """What the options allow. Raises BadConfig, BadFile or Unsupported."""
     from foretell.serve.keys import Keys, read_keys
     from foretell.serve.settings import Settings
     from foretell.serve.translate import Bounds
+    from foretell.spec import build
 
+    tests = "" if door.allow_tests is None else str(door.allow_tests)
+    if tests:
+        build("tests", "reward", {"path": tests})  # so that a fault is told before the start
     keys = Keys()
     if door.api_key_file is not None:
         keys, warning = read_keys(door.api_key_file)
@@ -192,7 +203,9 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
         hosts = tuple(map(str.lower, door.allow_host))
     return Settings(
         keys=keys,
-        bounds=Bounds(method, load.max_prompt_tokens, load.max_tokens, load.timeout, monitor),
+        bounds=Bounds(
+            method, load.max_prompt_tokens, load.max_tokens, load.timeout, monitor, tests
+        ),
         running=load.max_requests,
         waiting=load.max_waiting,
         memory=None if load.memory is None else int(load.memory * GIGABYTE),

@@ -19,16 +19,18 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import constraint_of, given, reward_of, source_of, warpers_of
+from foretell.spec import build, constraint_of, given, reward_of, source_of, unwrapped, warpers_of
 
 if TYPE_CHECKING:
     from foretell.api import LM
+    from foretell.ops.rewards import Reward
 
 TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
+TESTS = "tests"  # the reward that runs programs
 NAME_FILES = ("path", "head", "weights", "encoder")  # fields of methods and rewards
 
 
@@ -41,6 +43,7 @@ class Bounds:
     answer_tokens: int | None = None
     timeout: float | None = None  # seconds
     monitor: str | None = None  # the folder that language servers may be asked about
+    tests: str = ""  # file of the tests by which programs may be rewarded; "": none are run
 
 
 UNBOUNDED = Bounds()
@@ -113,7 +116,7 @@ def translate(
     arguments["max_new_tokens"] = [
         _limit(request, lm, one, bounds) for one in ids for _ in range(n)
     ]
-    arguments |= _form(request) | _beside(request) | _constraint(request, bounds)
+    arguments |= _form(request) | _beside(request, bounds.tests) | _constraint(request, bounds)
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -294,12 +297,14 @@ def _method(request: Request, default: str) -> str:
     if spec != "auto":
         _refuse_files("method", spec)
         for _, name, value in given(spec):
+            if unwrapped(value).partition(":")[0] == TESTS:
+                raise _refused("method", f"{TESTS}: give it in the field `reward`")
             if _above(value, LARGEST_FIELD):
                 raise _refused("method", f"{name}={value}: at most {LARGEST_FIELD} over HTTP")
     return spec
 
 
-def _beside(request: Request) -> dict[str, Any]:
+def _beside(request: Request, tests: str) -> dict[str, Any]:
     """What goes with the method: a source of rows, warpers, a reward, by their specs, which are
     checked here so that a fault is known by its field. Raises ApiError.
     """
@@ -312,6 +317,9 @@ def _beside(request: Request) -> dict[str, Any]:
     ):
         spec = getattr(request, field)
         if spec is None:
+            continue
+        if field == "reward" and spec.partition(":")[0] == TESTS:
+            found[field] = _tested(spec, tests)
             continue
         _refuse_files(field, spec)
         try:
@@ -341,6 +349,22 @@ def _constraint(request: Request, bounds: Bounds) -> dict[str, Any]:
     except BadConfig as error:
         raise ApiError(f"constraint: {error}", "constraint", "invalid_value") from None
     return {"constraint": dataclasses.replace(made, root=bounds.monitor)}
+
+
+def _tested(spec: str, file: str) -> Reward:
+    """The reward that runs programs, by the tests of the server's own file. Raises ApiError."""
+    fields = {name: value for _, name, value in given(spec)}
+    if not file:
+        why = "it runs programs; start the server with --allow-tests FILE to have them tested"
+        raise _refused("reward", f"{TESTS}: {why}")
+    if fields.keys() - {"name"}:
+        raise _refused("reward", f"{TESTS}: a client may give name alone, as in {TESTS}:name=a")
+    try:
+        made: Reward = build(TESTS, "reward", {"path": file, **fields})
+    except BadConfig:  # which would tell where the file lies
+        why = f"there are no tests of the name {fields.get('name', '')!r}"
+        raise ApiError(f"reward: {TESTS}: {why}", "reward", "invalid_value") from None
+    return made
 
 
 def _refuse_files(field: str, spec: str) -> None:

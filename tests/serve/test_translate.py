@@ -171,6 +171,31 @@ def test_a_budget_goes_with_the_method(lm: LM) -> None:
     assert caught.value.param == "budget"
 
 
+def test_programs_are_tested_only_by_the_servers_own_file(lm: LM, tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    path.write_text('{"name": "a", "tests": ["assert f() == 1"]}', "utf-8")
+    allowed = Bounds(tests=str(path))
+
+    def made(bounds: Bounds, **fields: str) -> Any:
+        body = {"prompt": "def", "method": "pg-td", "temperature": 0, **fields}
+        return translate(parse(CompletionRequest, body), lm, bounds=bounds).arguments["reward"]
+
+    for spec, name in (("tests", ""), ("tests:name=a", "a")):
+        reward = made(allowed, reward=spec)
+        assert (reward.path, reward.name) == (str(path), name)
+        with pytest.raises(ApiError, match=r"reward: tests: it runs programs; .* --allow-tests"):
+            made(Bounds(), reward=spec)
+    for spec in (f"tests:path={path}", "tests:seconds=99", "tests:name=a,memory=9999"):
+        with pytest.raises(ApiError, match="a client may give name alone"):
+            made(allowed, reward=spec)
+    with pytest.raises(ApiError, match="no tests of the name 'b'") as caught:
+        made(allowed, reward="tests:name=b")
+    assert str(tmp_path) not in str(caught.value)
+    for method in ("best-of:reward=tests", "best-of:reward=(tests:name=a)"):
+        with pytest.raises(ApiError, match="give it in the field `reward`"):
+            made(allowed, method=method, reward="length")
+
+
 def test_a_choice_is_a_regular_expression_of_these_texts_alone(lm: LM) -> None:
     choices = ["a.b", "(c|d)", "e\\f", "g+ h*", "[i]{2}", "ü\n-#~/"]
     expression = call(lm, structured_outputs={"choice": choices}).arguments["regex"]

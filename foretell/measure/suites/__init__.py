@@ -1,6 +1,7 @@
-"""Suites of `foretell bench`: tasks of one kind, with figures of their own, one package a suite.
+"""Suites of `foretell bench`: tasks of one kind, with figures of their own, one module or
+package a suite.
 
-A suite is found by its folder's name. It has `prepare(given, settings, limit)`, what it is run on;
+A suite is found by its name. It has `prepare(given, settings, limit)`, what it is run on;
 `begin(settings, tasks, path)`, its document; `run(settings, tasks, load, document, tell, save)`;
 `tables(document)` and `failures(document)`, what is shown of it.
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.api import LM
-from foretell.constraints import Grammars
 from foretell.errors import BadConfig, ForetellError, PromptTooLong
+from foretell.forms import Grammars
 from foretell.measure.bench.contenders import EngineRun, Method
 from foretell.measure.bench.document import begin as begin_document
 from foretell.measure.bench.runner import Load, Tell

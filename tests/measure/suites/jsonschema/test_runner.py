@@ -170,4 +170,4 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_suites_are_found_by_their_folders() -> None:
-    assert suites.names() == ["jsonschema"] and suites.suite("jsonschema") is suite
+    assert "jsonschema" in suites.names() and suites.suite("jsonschema") is suite

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from foretell.constraints import Grammars
 from foretell.errors import BadConfig
+from foretell.forms import Grammars
 from foretell.measure.bench.settings import Settings
 from foretell.measure.suites.jsonschema import Item, prepare
 from foretell.measure.suites.jsonschema.checking import Checker
