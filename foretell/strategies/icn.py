@@ -1,4 +1,4 @@
-"""In-context navigation: what was found already is shown to the model, and its answers go elsewhere.
+"""In-context navigation: what was found is shown to the model, and its next answers lie elsewhere.
 
 Behind the few best first tokens of a prompt the next ones are near those in meaning or in spelling,
 right or wrong. So many answers are found in runs. The first run takes the `each` best first tokens
