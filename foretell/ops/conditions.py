@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,18 +57,38 @@ class Condition:
         newest = text[-n:]
         return all(text[start : start + n] != newest for start in range(len(text) - n))
 
-    def met(self, ctx: Context, text: Text) -> bool:
-        """Whether a text that has ended meets it."""
-        own = text[:-1] if text[-1] in ctx.sampler.stops else text
-        if len(own) < self.least or not (own == () or self.open(own)):
+    def met(
+        self,
+        text: Text,
+        ends: Collection[int],
+        decode: Callable[[Sequence[int]], str] | None,
+        stop: Sequence[str] = (),
+    ) -> bool:
+        """Whether a text meets it that has ended; all but its last token are known to leave it
+        open. `ends` and `stop`: tokens and texts that end it; without `decode` tokens decide.
+        """
+        own = text[:-1] if text[-1] in ends else text
+        if len(own) < self.least or not self.open(own):
             return False
-        if ctx.request.text is None or not (self.least or self.pattern):
+        if decode is None or not (self.least or self.pattern):
             return True
-        reader = Detokenizer(ctx.request.text, ctx.sampler.sampling.stop)
-        written = reader.push(own, final=True)
+        written = Detokenizer(decode, stop).push(own, final=True)
         if self.least and not written.strip():
             return False
         return not self.pattern or re.fullmatch(self.pattern, written, re.DOTALL) is not None
+
+    def label(
+        self, text: Text, ends: Collection[int], decode: Callable[[Sequence[int]], str]
+    ) -> bool:
+        """Whether any text meets it."""
+        begun = all(self.open(text[:size]) for size in range(1, len(text)))
+        return begun and self.met(text, ends, decode)
+
+
+def met(ctx: Context, condition: Condition, text: Text) -> bool:
+    """Whether an output that has ended meets a condition; its beginnings left it open."""
+    sampler, request = ctx.sampler, ctx.request
+    return condition.met(text, sampler.stops, request.text, sampler.sampling.stop)
 
 
 def reason_of(ctx: Context) -> ReasonOf:
@@ -118,7 +138,7 @@ def mode(
         text = (*path, token)
         reason = why(text)
         if reason is not None:
-            if condition.met(ctx, text):
+            if met(ctx, condition, text):
                 best = text, total, reason
             continue
         if not condition.open(text):

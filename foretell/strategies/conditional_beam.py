@@ -15,13 +15,11 @@ Guarantee: lossy: it looks for a likely text with an attribute, where plain deco
 likeliest token
 Cost: target 1
 Needs: with an attribute or a reward, trees, and for the first hidden states of the target
-Trains: the classifier, if any: a logistic regression on the states of beginnings of the model's own
-texts, of whether the whole text had the attribute
+Trains: the classifier, if any, by `foretell train attribute`; the target stays as it is
 Differs:
 - no code was released; widths, shortlist and the form of the classifier are ours
 - a text's end counts with the same P, and besides must meet the condition
 - the condition is by default that a text is not empty and has no 4-gram of tokens twice
-- the classifier's file is that of rule `judge`, written by foretell.ops.judging.save
 - nothing is drafted: a beam's next tokens depend on the other beams after every step
 """
 
@@ -42,7 +40,7 @@ from foretell.core.types import Ask, Commit, Finish, Message, Reply, Steps
 from foretell.errors import BadConfig, RequestFailed
 from foretell.ops.beaming import Branches, log_law, moved, refuse, search
 from foretell.ops.beams import Beam, Group
-from foretell.ops.conditions import Condition, Text, mode, reason_of
+from foretell.ops.conditions import Condition, Text, met, mode, reason_of
 from foretell.ops.judging import LinearJudge, classifier_of, states_of
 from foretell.ops.rewards import Reward, needs_text, scored
 from foretell.ops.states import last_tap
@@ -147,11 +145,11 @@ class ConditionalBeam(Strategy):
     def looked_at(self, ctx: Context, beam: Beam, law: torch.Tensor) -> list[Text]:
         """A beam's likeliest continuations by a token, of those that may meet the condition."""
         values, tokens = law.topk(min(self.shortlist, len(law)))
-        why, found = reason_of(ctx), []
+        why, condition, found = reason_of(ctx), self.condition, []
         for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
             text = (*beam.tokens, token)
             ended = value > -math.inf and why(text) is not None
-            right = self.condition.met(ctx, text) if ended else self.condition.open(text)
+            right = met(ctx, condition, text) if ended else condition.open(text)
             if value > -math.inf and right:
                 found.append(text)
         return found

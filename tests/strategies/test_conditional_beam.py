@@ -231,11 +231,15 @@ def test_conditions_by_hand() -> None:
     assert grams.open((1, 2, 1)) and not grams.open((1, 2, 1, 2)) and grams.open((1, 1))
     assert not grams.open((1, 1, 1)) and conditions.Condition().open((1, 1, 1))
     assert not conditions.Condition() and conditions.Condition(least=1)
-    ctx = toy_run(Plain(), 0).ctx
     least = conditions.Condition(least=2)
-    assert least.met(ctx, (0, 1, STOP)) and not least.met(ctx, (0, STOP))
-    ctx.request.text = lambda tokens: " " * len(tokens)
-    assert not least.met(ctx, (0, 1, STOP)), "spaces alone are no text"
+    assert least.met((0, 1, STOP), (STOP,), laws.spell)
+    assert not least.met((0, STOP), (STOP,), laws.spell)
+    assert not least.met((0, 1), (), lambda tokens: " " * len(tokens)), "spaces alone are no text"
+    assert least.met((0, 1), (), None)
+    words = conditions.Condition(pattern="a+")
+    assert words.met((0, 0, 1), (), laws.spell, ("b",)) and not words.met((0, 1), (), laws.spell)
+    assert grams.label((1, 2, 1, STOP), (STOP,), laws.spell)
+    assert not grams.label((1, 1, 1, 0, STOP), (STOP,), laws.spell)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
