@@ -14,6 +14,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.ops.judging import load
 from foretell.train import attribute as trainer
+from foretell.train import judge
 from foretell.train.attribute import TrainAttribute, answers_to, labelled, train
 from tests import tiny
 from tests.strategies.test_contrastive import fresh_states
@@ -67,9 +68,9 @@ def test_it_learns_what_the_states_tell(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patched:
         patched.setattr(trainer, "labelled", by_state)
         report = train(lm(), PROMPTS, tmp_path / "a.safetensors", config, told)
-    judge = load(tmp_path / "a.safetensors")
-    assert report["prompts"] == 30 and report["auc"] > 0.95 and judge.width == 2
-    assert judge.chances(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])) == pytest.approx([1, 0], abs=0.05)
+    made = load(tmp_path / "a.safetensors")
+    assert report["prompts"] == 30 and report["auc"] > 0.95 and made.width == 2
+    assert made.chances(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])) == pytest.approx([1, 0], abs=0.05)
 
 
 def test_what_cannot_be_learnt_is_told(tmp_path: Path) -> None:
@@ -90,7 +91,8 @@ def test_what_cannot_be_learnt_is_told(tmp_path: Path) -> None:
         train(model, PROMPTS, tmp_path / "a", few, told)
 
 
-def test_a_trained_classifier_ranks_beams(tmp_path: Path) -> None:
+def test_a_trained_classifier_ranks_beams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "STRENGTHS", (0.01,))  # one try, for time
     model = tiny.lm(draft=False)
     config = TrainAttribute(grams=1, answer_tokens=8, beams=2, samples=2)
     texts = [f"def f{i}(a):" for i in range(24)]

@@ -20,7 +20,9 @@ def test_a_classifier_is_trained_and_used(
     run: Any, folder: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from foretell.train import attribute as trainer
+    from foretell.train import judge
 
+    monkeypatch.setattr(judge, "STRENGTHS", (0.01,))  # one try, for time
     out = tmp_path / "a.safetensors"
     given = ["--model", folder, "--prompts", prompts, "--out", str(out), "--grams", "1"]
     given += ["--answer-tokens", "8", "--beams", "2", "--samples", "2"]
