@@ -123,7 +123,8 @@ class LM:
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
         shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (a source:
-        "cfg:g=2"), `reward` ("keywords:words=dog") and `pictures` (what a model's processor gives).
+        "cfg:g=2"), `reward` ("keywords:words=dog"), `budget` ("forwards=2000,seconds=30": the best
+        text by then is the answer) and `pictures` (what a model's processor gives).
         A failed one of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)

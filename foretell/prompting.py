@@ -17,6 +17,7 @@ from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
 from foretell.policy.constraint import form_of
+from foretell.policy.spending import spending_of
 from foretell.spec import Encode, source_of, warpers_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
 # Of a request beside its sampling.
-TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward"}
+TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget"}
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -128,6 +129,7 @@ def split_terms(
     terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
     terms["pictures"] = options.get("pictures")
     terms["reward"] = options.get("reward")
+    terms["budget"] = spending_of(options.get("budget"))
     rows = options.get("rows")
     terms["source"] = None if rows is None else source_of(rows, encode)
     return terms, {name: value for name, value in options.items() if name not in TERMS}

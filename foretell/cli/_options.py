@@ -77,6 +77,10 @@ Reward = Annotated[
         help="What best-of, deal and the like choose by: keywords:words=dog, r3:encoder=FOLDER."
     ),
 ]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="Ends after so much: forwards=2000, seconds=30, or both with a comma."),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads to compute with. Without it, torch's own choice."),

@@ -15,6 +15,7 @@ from foretell.cli._answers import coloured, stats_line
 from foretell.cli._input import prompt_text
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
+    Budget,
     ExecutorOptions,
     Json,
     Method,
@@ -37,6 +38,7 @@ from foretell.cli._output import (
     table,
 )
 from foretell.errors import BadConfig
+from foretell.policy.spending import spending_of
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
@@ -53,6 +55,7 @@ def generate(
     method: Method = "auto",
     rows: Rows = None,
     reward: Reward = None,
+    budget: Budget = None,
     as_json: Json = False,
     compare: Annotated[
         bool,
@@ -66,7 +69,8 @@ def generate(
     """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
     check_named("rows", rows)
     check_named("reward", reward)
-    options = {**sampling.arguments(), "rows": rows, "reward": reward}
+    spending_of(budget)
+    options = {**sampling.arguments(), "rows": rows, "reward": reward, "budget": budget}
     check_method(method)
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")

@@ -27,6 +27,7 @@ from foretell.policy.checks import models_for
 from foretell.policy.costs import Costs
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan, Plan
+from foretell.policy.spending import within
 from foretell.status import Totals, status
 
 
@@ -50,8 +51,7 @@ class Engine:
         self.texts = 0  # tokens of prompts in the target's last forward, while some are unfinished
         # Of the running step; if it is interrupted, the next one returns them.
         self.events: list[Event] = []
-        self.requests = 0
-        self.forwards = 0
+        self.requests = self.forwards = 0
         self.pool: ThreadPoolExecutor | None = None
 
     # --- requests
@@ -63,7 +63,7 @@ class Engine:
         """
         models = models_for(self, request)
         ctx = Context(self, request, models)
-        root = Task(request.strategy.run(ctx))
+        root = Task(within(request.strategy.run(ctx), ctx, request.budget))
         live = Live(self.requests, ctx, root, time.perf_counter(), [root])
         self.requests += 1
         if not request.sampling.max_new_tokens:
@@ -115,8 +115,7 @@ class Engine:
             failed = RequestFailed(f"{live.ctx.request.name}: {type(error).__name__}: {error}")
             failed.__cause__ = error
             error = failed
-        live.error = error
-        live.reason = "error"
+        live.error, live.reason = error, "error"
         self.end(live)
         self.events.append(Event(live.index, [], [], "error"))
 
@@ -216,8 +215,7 @@ class Engine:
         ctx.branches[0] = ctx.branches[live.result]
         live.result = 0  # other threads may be reading the result
         ctx.branches = {0: ctx.branches[0]}
-        rest = ctx.branches[0].output[live.streamed :]
-        if rest:
+        if rest := ctx.branches[0].output[live.streamed :]:
             self.events.append(Event(live.index, rest, ["target"] * len(rest)))
         elapsed = time.perf_counter() - live.started
         ctx.stats.ended(len(ctx.branches[0].output), elapsed)

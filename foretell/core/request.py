@@ -12,6 +12,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Message, Reply, Sampling, Steps
 from foretell.memory.footprint import Room
 from foretell.memory.policy import CachePolicy, Segment
+from foretell.policy.spending import Spending
 from foretell.tracing import TraceStep
 
 
@@ -53,6 +54,7 @@ class Request:
     text: Callable[[Sequence[int]], str] | None = None
     tenant: str = ""  # separates what requests share
     priority: int = 0  # higher ones run first
+    budget: Spending | None = None  # what it may spend; None: as much as it takes
     deadline: float = math.inf  # by time.perf_counter(), when it ends done or not
     rng: Door | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)  # for caches: a source, images

@@ -5,7 +5,7 @@ Groups advance in turn; what an earlier one chose for a token costs the later on
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
 from foretell.ops.beams import Beam, Group
 from foretell.policy.checks import refuse_options, refuse_source
+from foretell.policy.spending import REASON, Spent
 
 DRAWN = "nothing is drawn"
 REFUSED = {
@@ -25,6 +26,7 @@ REFUSED = {
     "typical_p": DRAWN,
     "logprobs": "its answers have scores of their own, in Output.samples",
 }
+ReasonOf = Callable[[tuple[int, ...]], str | None]  # why a text ends; None: it goes on
 Branches = dict[Beam, int]  # of the living beams of a group
 
 
@@ -43,6 +45,18 @@ def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
             return "stop"
         return "length" if len(tokens) >= room else None
 
+    try:
+        yield from grown(ctx, groups, diversity, reason_of)
+    except Spent:
+        yield from answered(ctx, groups, unfinished=True)
+    else:
+        yield from answered(ctx, groups)
+
+
+def grown(
+    ctx: Context, groups: Sequence[Group], diversity: float, reason_of: ReasonOf
+) -> Generator[Message, Any, None]:
+    """Runs the groups to their ends."""
     reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
     vocab = reply.logits.shape[-1]
     root = groups[0].alive[0]
@@ -69,7 +83,6 @@ def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
         laws = [{} for _ in groups]
         for (place, beam), reply in zip(living, replies, strict=True):
             laws[place][beam] = log_law(ctx, reply.logits[0], beam.tokens)
-    yield from answered(ctx, groups)
 
 
 def log_law(ctx: Context, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
@@ -104,14 +117,23 @@ def moved(
     return {beam: found[beam] for _, beam in going}
 
 
-def answered(ctx: Context, groups: Sequence[Group]) -> Steps:
-    """Commits the best text, and tells of all."""
+def answered(ctx: Context, groups: Sequence[Group], unfinished: bool = False) -> Steps:
+    """Commits the best text, and tells of all.
+
+    `unfinished`: where none has ended, those that have not.
+    """
     texts = []
     for group in groups:
         for ended in group.ended:
             tokens = list(ended.beam.tokens)
             texts.append((tokens, ended.beam.logprob / len(tokens) ** group.penalty, ended.reason))
+    if unfinished and not texts:
+        for group in groups:
+            for beam in group.alive:
+                tokens = list(beam.tokens)
+                texts.append((tokens, beam.logprob / max(len(tokens), 1) ** group.penalty, REASON))
     texts.sort(key=lambda text: -text[1])
     tokens, _, reason = texts[0]
-    yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
+    if tokens:
+        yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
     yield Finish(ctx.branch, reason, texts)

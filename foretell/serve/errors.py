@@ -50,6 +50,7 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
     "unknown method": "method",
     "rows": "rows",
     "reward": "reward",
+    "budget": "budget",
     "timeout": "timeout",
     "priority": "priority",
     "json_schema": "response_format",

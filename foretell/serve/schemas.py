@@ -127,6 +127,7 @@ class Request(Fields):
     structured_outputs: StructuredOutputs | None = None
     rows: Words | None = None
     reward: Words | None = None
+    budget: Words | None = None
     warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     trace: bool | None = None
 

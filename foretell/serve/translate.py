@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig, PromptTooLong
+from foretell.policy.spending import spending_of
 from foretell.prompting import placed
 from foretell.serve.errors import ARGUMENTS, ApiError
 from foretell.serve.schemas import (
@@ -301,7 +302,12 @@ def _beside(request: Request) -> dict[str, Any]:
     checked here so that a fault is known by its field. Raises ApiError.
     """
     found: dict[str, Any] = {}
-    for field, made in (("rows", source_of), ("warp", warpers_of), ("reward", reward_of)):
+    for field, made in (
+        ("rows", source_of),
+        ("warp", warpers_of),
+        ("reward", reward_of),
+        ("budget", spending_of),
+    ):
         spec = getattr(request, field)
         if spec is None:
             continue

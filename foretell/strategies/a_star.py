@@ -16,8 +16,8 @@ Differs:
 - g, of which notes on the paper say that it adds up rises of the reward, is the smallest that keeps
 f from falling
 - of equal steps behind one text one is kept; at most `frontier` partial answers are kept, the best
-- where `tokens` are spent, the finished answer of the highest reward is the result, or the best
-partial one, with the reason `budget`
+- where `tokens` or the request's budget are spent, the finished answer of the highest reward is
+the result, or the best partial one, with the reason `budget`
 - no drafter is asked: the steps of a text are drawn side by side
 """
 
@@ -36,6 +36,7 @@ from foretell.errors import BadConfig
 from foretell.ops.rewards import Reward, needs_text, scored
 from foretell.ops.samples import branches
 from foretell.policy.checks import refuse_source
+from foretell.policy.spending import REASON, Spent
 
 
 @dataclass(order=True)
@@ -79,21 +80,29 @@ class AStar(Strategy):
 
     def _steps(self, ctx: Context) -> Steps:
         heap = [Partial(1.0, 1.0, 0, ctx.branch)]
-        finished: list[tuple[float, int]] = []  # (reward, branch) of those seen, none dropped
+        finished: list[tuple[float, int]] = []
+        try:
+            whole = yield from self.search(ctx, heap, finished)
+        except Spent:
+            whole = False
+        best = heap[0].branch if whole or not finished else max(finished)[1]
+        for branch in [branch for branch in ctx.branches if branch != best]:
+            if not ctx.branches[branch].quiet:
+                yield Drop(branch)
+        yield Finish(best, (ctx.branches[best].reason or "stop") if whole else REASON)
+
+    def search(
+        self, ctx: Context, heap: list[Partial], finished: list[tuple[float, int]]
+    ) -> Generator[Message, Any, bool]:
+        """Opens partial answers until the first of the heap is whole; returns whether one is.
+
+        `finished`: (reward, branch) of those that were seen to end, none dropped.
+        """
         drawn = 0
-        reason = ""
-        while True:
-            best = heapq.heappop(heap)
-            if ctx.branches[best.branch].reason is not None:
-                break
+        while ctx.branches[heap[0].branch].reason is None:
             if self.tokens and drawn >= self.tokens:
-                reason = "budget"
-                heapq.heappush(heap, best)
-                if finished:
-                    best = next(one for one in heap if one.branch == max(finished)[1])
-                else:
-                    best = heap[0]
-                break
+                return False
+            best = heap[0]
             behind = yield from branches(ctx, self.k, start=best.branch)
             before = len(ctx.branches[best.branch].output)
             room = self.tokens - drawn if self.tokens else self.k * self.longest
@@ -101,20 +110,19 @@ class AStar(Strategy):
             yield Together([self.step(ctx.on(branch), most) for branch in behind])
             drawn += sum(len(ctx.branches[branch].output) - before for branch in behind)
             behind = yield from self.different(ctx, behind)
-            for branch, value in zip(behind, (yield from self.values(ctx, behind)), strict=True):
+            values = yield from self.values(ctx, behind)
+            heapq.heappop(heap)
+            for branch, value in zip(behind, values, strict=True):
                 risen = best.risen + max(0.0, value - (1 - best.lost))
                 depth = best.depth - 1
                 heapq.heappush(heap, Partial(risen + 1 - value, 1 - value, depth, branch, risen))
                 if ctx.branches[branch].reason is not None:
                     finished.append((value, branch))
-            heap, given_up = kept(heap, self.frontier)
-            finished = [one for one in finished if one[1] not in given_up]
+            heap[:], given_up = kept(heap, self.frontier)
+            finished[:] = [one for one in finished if one[1] not in given_up]
             for branch in given_up:
                 yield Drop(branch)
-        for branch in [branch for branch in ctx.branches if branch != best.branch]:
-            if not ctx.branches[branch].quiet:
-                yield Drop(branch)
-        yield Finish(best.branch, reason or ctx.branches[best.branch].reason or "stop")
+        return True
 
     def step(self, ctx: Context, most: int) -> Generator[Message, Any, None]:
         """Draws the next step on its branch, of at most so many tokens."""

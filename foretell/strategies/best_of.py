@@ -36,6 +36,7 @@ from foretell.core.types import Drop, Finish, Message, Steps, Together
 from foretell.errors import BadConfig
 from foretell.ops.rewards import Reward, agreement, needs_text, scored
 from foretell.ops.samples import Samples, branches
+from foretell.policy.spending import Spent
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,15 @@ class BestOf(Samples):
     def _steps(self, ctx: Context) -> Steps:
         extra = self.references if self.n > 1 else 0
         running = yield from branches(ctx, self.n + extra)
-        yield Together([self.drawn(ctx.on(branch)) for branch in running])
-        samples = running[: self.n]
-        scores = yield from self.values(ctx, running)
+        samples, references = running[: self.n], running[self.n :]
+        try:
+            yield Together([self.drawn(ctx.on(branch)) for branch in running])
+        except Spent:  # what has ended counts, or all of them where none has
+            samples = ended(ctx, samples) or samples
+            references = ended(ctx, references) or references
+        scores = yield from self.values(ctx, samples, references)
         place = self.chosen(ctx, scores)
-        order = sorted(range(self.n), key=lambda number: (number != place, -scores[number]))
+        order = sorted(range(len(samples)), key=lambda number: (number != place, -scores[number]))
         answers = []
         for number in order:
             sample = ctx.branches[samples[number]]
@@ -82,16 +87,19 @@ class BestOf(Samples):
                 yield Drop(branch)
         yield Finish(samples[place], answers[0][2], answers)
 
-    def values(self, ctx: Context, running: Sequence[int]) -> Generator[Message, Any, list[float]]:
+    def values(
+        self, ctx: Context, samples: Sequence[int], references: Sequence[int]
+    ) -> Generator[Message, Any, list[float]]:
         """Of each sample its reward, or its rank among the references."""
         if self.n == 1:
             return [0.0]
-        outputs = [ctx.branches[branch].output for branch in running]
+        outputs = [ctx.branches[branch].output for branch in (*samples, *references)]
         scores = yield from scored(ctx, self.reward or agreement(), outputs)
-        samples, others = scores[: self.n], sorted(scores[self.n :])
+        others = sorted(scores[len(samples) :])
+        scores = scores[: len(samples)]
         if not others:
-            return samples
-        return [rank(score, others) if score > -math.inf else score for score in samples]
+            return scores
+        return [rank(score, others) if score > -math.inf else score for score in scores]
 
     def chosen(self, ctx: Context, scores: Sequence[float]) -> int:
         """The number of the sample that is the answer."""
@@ -100,6 +108,11 @@ class BestOf(Samples):
             return max(known, key=lambda place: scores[place])
         weights = torch.tensor([self.t * scores[place] for place in known], dtype=torch.float64)
         return known[ctx.rng.sample(weights.softmax(0), "draft", 0)]
+
+
+def ended(ctx: Context, samples: Sequence[int]) -> list[int]:
+    """Those whose texts are whole."""
+    return [branch for branch in samples if ctx.branches[branch].reason is not None]
 
 
 def rank(score: float, others: Sequence[float]) -> float:

@@ -30,6 +30,7 @@ from foretell.core.drafter import Drafter
 from foretell.core.types import Drop, Finish, Message, Steps, Together
 from foretell.errors import BadConfig
 from foretell.ops.samples import Samples, branches
+from foretell.policy.spending import Spent
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,11 @@ class FirstFinish(Samples):
     def run(self, ctx: Context) -> Steps:
         running = yield from branches(ctx, self.n)
         finished: list[tuple[int, int]] = []  # (tokens, branch)
-        yield Together([self.sample(ctx.on(branch), finished) for branch in running])
+        try:
+            yield Together([self.sample(ctx.on(branch), finished) for branch in running])
+        except Spent:
+            if not finished:
+                raise
         winner = min(finished)[1] if finished else ctx.branch
         reason = ctx.branches[winner].reason or "length"
         for branch in running:

@@ -62,6 +62,7 @@ from foretell.ops.superposing import (
 )
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
 from foretell.policy.checks import refuse_options, refuse_source
+from foretell.policy.spending import REASON, Spent
 from foretell.text import TokenIds
 
 MIXED = -1  # the token of a node whose state is a sum
@@ -124,10 +125,14 @@ class Superposed(Strategy):
         alive, done = [Draft(0.0, opening)], list[Draft]()
         if opening and ctx.sampler.ended(opening):
             alive, done = done, alive
-        while not self.over(alive, done, room):
-            alive, done = yield from self._stretch(ctx, texts, alive[0], done, room)
+        cut = "length"
+        try:
+            while not self.over(alive, done, room):
+                alive, done = yield from self._stretch(ctx, texts, alive[0], done, room)
+        except Spent:
+            cut = REASON
         answers = [(draft.tokens, draft.score, "stop") for draft in done]
-        answers += [(draft.tokens, draft.score, "length") for draft in alive]
+        answers += [(draft.tokens, draft.score, cut) for draft in alive]
         answers = sorted(answers, key=lambda answer: -answer[1])[: self.k]
         tokens, _, reason = answers[0]
         yield Commit(tokens, torch.empty(0), sources=["target"] * len(tokens))
