@@ -14,6 +14,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
 from foretell.errors import BadConfig
 from foretell.ops.beaming import log_law
+from foretell.policy.spending import Spent
 from foretell.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def mode(
     there is none.
 
     Depth first, the likeliest token first. A text never becomes likelier by a token more, so what
-    is behind the best text so far is left out. Source: Stahlberg and Byrne, arXiv:1908.10090.
+    is behind the best text so far is left out. Where the budget is spent it is the best so far, if
+    there is one. Source: Stahlberg and Byrne, arXiv:1908.10090.
     """
     why = reason_of(ctx)
     best: tuple[Text, float, str] | None = None
@@ -148,7 +150,12 @@ def mode(
             for depth, before in enumerate(frames):
                 before.node = depth
         node = tree.add(frame.node, token)
-        reply = yield Ask(tree, branch=ctx.branch, rows=[node])
+        try:
+            reply = yield Ask(tree, branch=ctx.branch, rows=[node])
+        except Spent:
+            if best is None:
+                raise
+            return best
         path = text
         frames.append(Frame(node, total, likeliest_first(log_law(ctx, reply.logits[0], path))))
     return best

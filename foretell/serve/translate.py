@@ -28,7 +28,7 @@ COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
-NAME_FILES = ("path", "head", "weights", "encoder")  # fields of methods and rewards
+NAME_FILES = ("path", "head", "weights", "encoder", "attribute")  # fields of methods and rewards
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,13 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Message, Reply, Steps
 from foretell.errors import BadConfig, RequestFailed
 from foretell.ops.beaming import Branches, log_law, moved, refuse, search
-from foretell.ops.beams import Beam, Group
+from foretell.ops.beams import Beam, Ended, Group
 from foretell.ops.conditions import Condition, Text, met, mode, reason_of
 from foretell.ops.judging import LinearJudge, classifier_of, states_of
 from foretell.ops.rewards import Reward, needs_text, scored
 from foretell.ops.states import last_tap
 from foretell.policy.checks import refuse_policy
+from foretell.policy.spending import REASON, Spent
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,22 @@ class ConditionalBeam(Strategy):
         yield from told(ctx, [] if found is None else [found])
 
     def _search(self, ctx: Context, judge: LinearJudge | None) -> Steps:
-        group, why = Group(self.width, self.penalty), reason_of(ctx)
+        group = Group(self.width, self.penalty)
+        texts = group.ended
+        try:
+            yield from self.grown(ctx, group, judge)
+        except Spent:
+            living = [Ended(beam, beam.score, REASON) for beam in group.alive if beam.tokens]
+            texts = texts or living
+            if not texts:
+                raise
+        yield from told(ctx, [(end.beam.tokens, end.score, end.reason) for end in texts])
+
+    def grown(
+        self, ctx: Context, group: Group, judge: LinearJudge | None
+    ) -> Generator[Message, Any, None]:
+        """Runs the group of beams to its end."""
+        why = reason_of(ctx)
         wide = max(2, 1 + len(ctx.sampler.stops)) * self.width
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
         branches: Branches = {group.alive[0]: ctx.branch}
@@ -140,7 +156,6 @@ class ConditionalBeam(Strategy):
                 replies: list[Reply] = yield asks
                 pairs = zip(branches, replies, strict=True)
                 rows = {beam.tokens: reply.logits[0] for beam, reply in pairs}
-        yield from told(ctx, [(end.beam.tokens, end.score, end.reason) for end in group.ended])
 
     def looked_at(self, ctx: Context, beam: Beam, law: torch.Tensor) -> list[Text]:
         """A beam's likeliest continuations by a token, of those that may meet the condition."""

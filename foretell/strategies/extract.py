@@ -46,6 +46,7 @@ from foretell.ops.rewards import needs_text
 from foretell.ops.spans import WORD, Search, Stem, between, stems
 from foretell.ops.words import words_of
 from foretell.policy.checks import refuse_options, refuse_policy
+from foretell.policy.spending import REASON, Spent
 from foretell.text import Written
 
 
@@ -106,17 +107,24 @@ class Extract(Strategy):
         search = Search(ctx, by_target(ctx, source, state), self.normalised, self.count)
         notes = ctx.stats.notes
         notes["spans"] = spans
-        (row,) = yield from search.rows(TokenTree(ctx.tokens[-1]), [0])
-        greedy = yield from search.greedy(root, row)
-        notes["greedy_is_extractive"] = float(greedy is not None)
-        yield from search.run(root, row)
+        reason = "stop"
+        try:
+            (row,) = yield from search.rows(TokenTree(ctx.tokens[-1]), [0])
+            greedy = yield from search.greedy(root, row)
+            notes["greedy_is_extractive"] = float(greedy is not None)
+            yield from search.run(root, row)
+        except Spent:
+            if not search.best:
+                raise
+            reason = REASON
+        else:
+            notes["greedy_is_optimal"] = float(bool(search.best) and greedy == search.best[0].text)
         if not search.best:
             raise RequestFailed(
                 "extract: no span of the passage is a possible answer; allow for longer ones by "
                 "max_new_tokens, or loosen the sampling options"
             )
-        notes["greedy_is_optimal"] = float(greedy == search.best[0].text)
         answers = [(list(found.text), found.score, "stop") for found in search.best]
         tokens = answers[0][0]
         yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
-        yield Finish(ctx.branch, "stop", answers)
+        yield Finish(ctx.branch, reason, answers)

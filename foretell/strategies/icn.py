@@ -44,6 +44,7 @@ from foretell.ops.conditions import likeliest_first
 from foretell.ops.rewards import needs_text
 from foretell.ops.words import Words, words_of
 from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
+from foretell.policy.spending import Spent
 from foretell.text import Detokenizer
 
 DRAWN = "answers are continued greedily, nothing is drawn"
@@ -77,24 +78,13 @@ class Icn(Strategy):
 
     def _steps(self, ctx: Context, listing: Listing) -> Steps:
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=[0])
-        row = ranking = reply.logits[0]
+        row = reply.logits[0]
         found: list[Path] = []
-        used: set[str] = set()
-        for run in range(self.runs):
-            if run and self.navigate:
-                prompt = listing.prompt(found)
-                if len(prompt) >= ctx.models["target"].context:
-                    break
-                ranking = yield from row_behind(prompt)
-            firsts = self.firsts(ctx, ranking, row, used)
-            if not firsts:
-                break
-            tree = TokenTree(ctx.tokens[-1])
-            paths = begun(ctx, tree, firsts)
-            rows_of = by_target(ctx, Direct(), None)
-            yield from grow(ctx, tree, paths, ctx.limit, greedily(ctx), rows_of)
-            found += paths
-            ctx.stats.notes["runs"] = run + 1
+        try:
+            yield from self.found_in_runs(ctx, listing, row, found)
+        except Spent:
+            if not found:
+                raise
         if not found:  # an end is all there is
             yield from one_by_one(ctx)
             return
@@ -102,6 +92,28 @@ class Icn(Strategy):
         rows = torch.stack([row, *found[0].rows])
         yield Commit(found[0].tokens, rows, ctx.branch, ["target"] * len(found[0].tokens))
         yield Finish(ctx.branch, answers[0][2], answers)
+
+    def found_in_runs(
+        self, ctx: Context, listing: Listing, row: torch.Tensor, found: list[Path]
+    ) -> Generator[Message, Any, None]:
+        """Adds the answers of every run; `row` (V,) is the prompt's."""
+        used: set[str] = set()
+        ranking = row
+        for run in range(self.runs):
+            if run and self.navigate:
+                prompt = listing.prompt(found)
+                if len(prompt) >= ctx.models["target"].context:
+                    return
+                ranking = yield from row_behind(prompt)
+            firsts = self.firsts(ctx, ranking, row, used)
+            if not firsts:
+                return
+            tree = TokenTree(ctx.tokens[-1])
+            paths = begun(ctx, tree, firsts)
+            rows_of = by_target(ctx, Direct(), None)
+            yield from grow(ctx, tree, paths, ctx.limit, greedily(ctx), rows_of)
+            found += paths
+            ctx.stats.notes["runs"] = run + 1
 
     def firsts(
         self, ctx: Context, ranking: torch.Tensor, row: torch.Tensor, used: set[str]

@@ -22,6 +22,7 @@ from foretell.families.toy import Toy, ToyRecurrent
 from foretell.ops import conditions
 from foretell.ops.judging import LinearJudge, save
 from foretell.ops.rewards import Reward
+from foretell.policy.spending import Spending
 from foretell.strategies import conditional_beam
 from foretell.strategies.beam import Beam
 from foretell.strategies.conditional_beam import ConditionalBeam
@@ -37,9 +38,9 @@ ENDING = Sampling(max_new_tokens=4, stop_token_ids=(STOP,))
 JUDGE = LinearJudge(torch.tensor([1.7, -2.3]), torch.tensor(-0.4))
 
 
-def toy_run(config: Any, seed: int, sampling: Sampling = ENDING) -> Live:
+def toy_run(config: Any, seed: int, sampling: Sampling = ENDING, **more: Any) -> Live:
     engine = Engine({"target": Toy(VOCAB, seed, copy=1.0)})
-    live = engine.add(Request([0, 1, 2, 0, 1], config, sampling, text=laws.spell))
+    live = engine.add(Request([0, 1, 2, 0, 1], config, sampling, text=laws.spell, **more))
     list(engine.run())
     if live.error is not None:
         raise live.error
@@ -82,7 +83,7 @@ CONDITIONS: list[dict[str, Any]] = [
 def test_unbounded_it_finds_the_conditional_mode(fields: dict[str, Any]) -> None:
     """By as many beams as there are texts, and depth first."""
     other = 0
-    for seed in range(6):
+    for seed in range(4):
         texts = every_text(seed, 4)
         config = ConditionalBeam(width=81, shortlist=VOCAB, **fields)
         right = {text: total for text, total in texts.items() if meets(config, text)}
@@ -198,11 +199,11 @@ def test_the_text_is_that_of_plain_loops(how: str, weight: float, tmp_path: Path
     config = ConditionalBeam(3, 4, weight, least=0, grams=0, **given)
     chance = by_state if how == "attribute" else by_reward
     other = 0
-    for seed in range(3):
-        sampling = Sampling(max_new_tokens=7, stop_token_ids=(3,))
+    for seed in range(2):
+        sampling = Sampling(max_new_tokens=6, stop_token_ids=(3,))
         live = write(config, sampling, seed)
-        assert live.ctx.output == expected(config, chance, seed, 7)
-        assert live.ctx.stats.calls["target"] <= 1 + 7
+        assert live.ctx.output == expected(config, chance, seed, 6)
+        assert live.ctx.stats.calls["target"] <= 1 + 6
         assert list(live.ctx.branches) == [0] and not live.caches
         among = write(config, sampling, seed, beside=[Plain(), config])
         assert among.ctx.output == live.ctx.output
@@ -224,6 +225,18 @@ def test_a_judgement_that_is_added_up_is_noticed(
     monkeypatch.setattr(conditional_beam.Group, "advance", summed)
     with pytest.raises(AssertionError):
         test_the_text_is_that_of_plain_loops("reward", 4.0, tmp_path)
+
+
+def test_where_the_budget_is_spent_the_best_so_far_is_told() -> None:
+    sampling = replace(ENDING, max_new_tokens=6)
+    for config in (ConditionalBeam(3, grams=2), ConditionalBeam(exact=True, grams=2)):
+        whole, told = toy_run(config, 0, sampling), 0
+        for forwards in range(1, whole.ctx.stats.calls["target"]):
+            live = toy_run(config, 0, sampling, budget=Spending(forwards=forwards))
+            assert live.reason == "budget" and not live.caches
+            assert live.ctx.stats.calls["target"] <= forwards
+            told += bool(live.ctx.output)
+        assert told
 
 
 def test_conditions_by_hand() -> None:

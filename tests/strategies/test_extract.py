@@ -18,6 +18,7 @@ from foretell.errors import BadConfig, RequestFailed, Unsupported
 from foretell.families.toy import Toy
 from foretell.ops import spans
 from foretell.ops.words import Words
+from foretell.policy.spending import Spending
 from foretell.rows.cfg import Cfg
 from foretell.strategies.extract import Extract
 from foretell.strategies.plain import Plain
@@ -147,6 +148,16 @@ def test_rows_of_another_source_are_scored_by() -> None:
     texts = [write(Extract(PASSAGE), seed, source=Cfg(g=1.0)).answers for seed in range(6)]
     assert texts == [write(Extract(PASSAGE), seed).answers for seed in range(6)]
     assert texts != [write(Extract(PASSAGE), seed, source=Cfg(g=3.0)).answers for seed in range(6)]
+
+
+def test_where_the_budget_is_spent_the_best_span_so_far_is_told() -> None:
+    config, reasons = Extract(PASSAGE, normalised=True), set()
+    for forwards in range(1, 12):
+        live = write(config, 1, budget=Spending(forwards=forwards))
+        assert live.ctx.stats.calls["target"] <= forwards and not live.caches
+        assert not live.answers or tuple(live.ctx.output[:-1]) in candidates(0, 20)
+        reasons.add((live.reason, bool(live.answers)))
+    assert {("budget", True), ("stop", True)} <= reasons
 
 
 QUESTION = "Text: the quick brown fox jumps over a lazy dog.\nQ: who jumps?\nA:"

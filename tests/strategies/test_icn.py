@@ -15,6 +15,7 @@ from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.ops.words import Words
+from foretell.policy.spending import Spending
 from foretell.strategies.icn import Icn, Listing
 from foretell.strategies.plain import Plain
 from tests import laws
@@ -117,6 +118,16 @@ def test_the_answers_of_a_run_share_their_forwards() -> None:
 def test_runs_end_where_there_are_no_new_first_tokens() -> None:
     live = write(Icn(10, 5), 0)
     assert len(live.answers) == len(set(PIECES)) and live.ctx.stats.notes["runs"] == 3
+
+
+def test_where_the_budget_is_spent_the_answers_so_far_are_told() -> None:
+    whole = write(Icn(3, 4), 1)
+    request = Request(WORDS.encode(TEXT.encode()), Icn(3, 4), STOPPED, text=spell)
+    engine = Engine({"target": toy(1)}, eos=(END,))
+    live = engine.add(replace(request, budget=Spending(forwards=10)))
+    list(engine.run())
+    assert live.reason == "budget" and 0 < len(live.answers) < 12
+    assert list(live.answers) == list(whole.answers)[: len(live.answers)]
 
 
 def test_a_list_is_made_of_the_last_line() -> None:
