@@ -163,6 +163,13 @@ def test_no_file_of_the_server_can_be_named(lm: LM, fields: dict[str, str]) -> N
     assert caught.value.param == ("reward" if "reward" in fields else next(iter(fields)))
 
 
+def test_a_budget_goes_with_the_method(lm: LM) -> None:
+    assert call(lm, budget="forwards=20").arguments["budget"] == "forwards=20"
+    with pytest.raises(ApiError, match="forwards=2000,seconds=30") as caught:
+        call(lm, budget="tokens=3")
+    assert caught.value.param == "budget"
+
+
 def test_a_choice_is_a_regular_expression_of_these_texts_alone(lm: LM) -> None:
     choices = ["a.b", "(c|d)", "e\\f", "g+ h*", "[i]{2}", "ü\n-#~/"]
     expression = call(lm, structured_outputs={"choice": choices}).arguments["regex"]
