@@ -96,7 +96,7 @@ def bench(
         int,
         typer.Option(
             min=0,
-            help="So many of the suite's tasks, of jsonschema's so many of each set; 0: all it has.",
+            help="So many tasks of a suite, of jsonschema so many of each set; 0: all.",
         ),
     ] = 0,
     threads: Threads = None,

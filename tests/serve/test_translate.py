@@ -152,6 +152,8 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
         {"method": "eagle3:head=runs"},
         {"method": "draft:rule=judge,weights=judge.safetensors"},
         {"method": "input-guided:source=@secret"},
+        {"method": "conditional-beam:attribute=good.safetensors"},
+        {"method": "mango:cue=@secret"},
         {"method": "best-of", "reward": "r3:encoder=contriever"},
         {"method": "best-of", "reward": "bleu:references=@secret"},
         {"method": "best-of:reward=(r3:encoder=contriever)"},
