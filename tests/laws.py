@@ -487,7 +487,7 @@ def _greedy(
 
 
 def check_greedy(
-    strategies: Sequence[Strategy], count: int = 60, seed: int = 3, free: bool = False
+    strategies: Sequence[Strategy], count: int = 40, seed: int = 3, free: bool = False
 ) -> None:
     """At temperature 0 the tokens are plain decoding's, prompt by prompt. The prompts go round the
     strategies. `free`: without texts of a given form, which some methods refuse.

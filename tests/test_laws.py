@@ -122,7 +122,7 @@ def test_alone_as_among_learners_of_one_tenant(spec: str) -> None:
 
 def test_sizes_that_the_policy_decides_change_no_token_of_a_seed() -> None:
     """Where samples depend on the drafts, neither other requests nor a clock decide their sizes."""
-    for spec in DRAFTERS:
+    for spec in FIRSTS:
         strategy = laws.build(spec, nodes=0)
         models = laws.world(strategy, 8, copy=2.0)
         outputs = []
@@ -141,7 +141,7 @@ def test_sizes_that_the_policy_decides_change_no_token_of_a_seed() -> None:
 
 def test_what_requests_share_changes_no_token() -> None:
     """Requests of one tenant share stores; with the walk the tokens stay those of each seed."""
-    for spec in DRAFTERS:
+    for spec in FIRSTS:
         if "walk" in laws.rules_for(spec):
             strategy = laws.build(spec, "walk")
             models = laws.world(strategy, 8, copy=2.0)
