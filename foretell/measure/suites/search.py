@@ -1,10 +1,10 @@
 """The suite `search`: do public tests find programs that pass hidden ones, at equal forwards?
 
-Each task is answered in four ways. `plain` is greedy decoding. `pg-td` searches with the public
-tests as its reward. What it has computed, counted in forwards of one text each, is what the others
-may spend: as many samples are drawn as fit, at least one; `sampling` answers with the first of
-them, `best-of` with the one that passes most public tests. An answer is right if it passes all
-hidden tests. Differences between pg-td and the others are taken task by task, with a 95 % interval.
+Each task is answered in four ways. `plain` is greedy decoding and `sampling` one sample. `pg-td`
+searches with the public tests as its reward, and `best-of` draws one sample after the other and
+takes the one that passes most public tests. Both may spend as many forwards of one text, and end
+before as soon as all public tests are passed. An answer is right if it passes all hidden tests.
+Differences between pg-td and the others are taken task by task, with a 95 % interval.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from foretell.measure.programs import STOPS, Program, programs
 from foretell.ops.cases import verdicts
 from foretell.ops.rewards import Reward
 from foretell.ops.sandbox import Limits, walls
+from foretell.policy.spending import Spending
 from foretell.strategies.pg_td import PgTd
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ SCHEMA = "foretell.measure.suites.search/1"
 WAYS = ("plain", "sampling", "best-of", "pg-td")
 TOGETHER = 8  # samples that are drawn side by side
 ITEMS = 60  # tasks, unless a number is given
-ROLLOUTS = 16  # of pg-td
-TEMPERATURE = 0.8  # of the samples, unless one above 0 is given
+FORWARDS = 200  # that pg-td and best-of may spend on a task, of one text each
+ROLLOUTS = 1000  # more than these allow, but where the whole tree is soon known
+TEMPERATURE = 0.6  # of the samples, unless one above 0 is given
 SAVED = 10  # seconds between two savings at least
 HEAD = ["answer", "solved", "hidden tests", "public tests", "forwards", "pg-td solves more"]
 LIMITS = Limits(seconds=5.0, cpu=5)
@@ -153,9 +155,8 @@ def answer(lm: LM, task: Program, settings: Settings, number: int) -> dict[str, 
     reward = Passes(tried)
     plain = lm.generate(prompt, "plain", **options)
     search = PgTd(reward, rollouts=ROLLOUTS, enough=1.0)
-    searched = lm.generate(prompt, search, **options)
-    paid = searched.stats.calls["target"]
-    samples = drawn(lm, prompt, settings, number, paid, options)
+    searched = lm.generate(prompt, search, budget=Spending(forwards=FORWARDS), **options)
+    samples = drawn(lm, prompt, settings, number, tried, options)
     values = reward.scores("", [one.text for one in samples])
     best = max(range(len(samples)), key=lambda place: values[place])
     texts = {
@@ -174,7 +175,7 @@ def answer(lm: LM, task: Program, settings: Settings, number: int) -> dict[str, 
             "plain": len(plain.tokens),
             "sampling": len(samples[0].tokens),
             "best-of": sum(len(one.tokens) for one in samples),
-            "pg-td": paid,
+            "pg-td": searched.stats.calls["target"],
         },
         "samples": len(samples),
         "searched": max(1, len(searched.samples)),
@@ -182,15 +183,22 @@ def answer(lm: LM, task: Program, settings: Settings, number: int) -> dict[str, 
 
 
 def drawn(
-    lm: LM, prompt: list[int], settings: Settings, number: int, paid: int, options: dict[str, Any]
+    lm: LM,
+    prompt: list[int],
+    settings: Settings,
+    number: int,
+    tried: Tried,
+    options: dict[str, Any],
 ) -> list[Any]:
-    """The first samples whose tokens, one forward each, are paid for; at least one."""
+    """Samples, until one passes all public tests or the forwards are spent, one a token; at least
+    one.
+    """
     found: list[Any] = []
     spent = 0
     while True:
         seed = (settings.seed * 1_000_003 + number) * 1_000 + len(found)
         more = lm.generate(
-            [prompt] * TOGETHER,
+            [prompt] * TOGETHER,  # what is not needed of them is not counted
             "plain",
             temperature=settings.temperatures[0] or TEMPERATURE,
             seed=[seed + place for place in range(TOGETHER)],
@@ -198,9 +206,11 @@ def drawn(
         )
         for one in more:
             spent += len(one.tokens)
-            if found and spent > paid:
+            if found and spent > FORWARDS:
                 return found
             found.append(one)
+            if tried.shares(one.text)[0] == 1:
+                return found
 
 
 def summary(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

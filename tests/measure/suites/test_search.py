@@ -18,7 +18,7 @@ GOOD, BAD = "\n    return 3 * x - 5", "\n    return x"
 
 
 class Scripted:
-    """A model without a chat template whose samples take 10 tokens each; pg-td takes 35."""
+    """A model without a chat template whose samples take 10 tokens each."""
 
     tokenizer = None
     models = {"target": SimpleNamespace(name="scripted")}  # noqa: RUF012
@@ -26,6 +26,7 @@ class Scripted:
     def __init__(self, samples: list[str], searched: str) -> None:
         self.samples, self.searched = samples, searched
         self.seeds: list[int] = []
+        self.budgets: list[int] = []
 
     def prompt_ids(self, text: str) -> list[int]:
         return [1, 2, 3]
@@ -36,6 +37,7 @@ class Scripted:
             return SimpleNamespace(text=text, tokens=[0] * forwards, stats=stats, samples=[])
 
         if method != "plain":
+            self.budgets.append(options["budget"].forwards)
             return out(self.searched, 35)
         if isinstance(options.get("seed"), list):
             self.seeds += options["seed"]
@@ -45,17 +47,25 @@ class Scripted:
         return out(BAD, 10)
 
 
-def test_samples_are_paid_for_by_what_the_search_computed() -> None:
+def test_samples_are_drawn_until_one_passes_or_the_forwards_are_spent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (task,) = [one for one in programs(15, 0) if one.kind == "linear"]
     a, b = [word for word in task.says.strip(".").split() if word.isdigit()]
     good = f"\n    return {a} * x - {b}"
     lm: Any = Scripted([BAD, "\n   no Python", good, BAD, good], good)
     found = search.answer(lm, task, Settings(), 7)
-    assert found["samples"] == 3  # 30 of 35 forwards: a fourth would be beyond them
+    assert found["samples"] == 3
     assert found["forwards"] == {"plain": 10, "sampling": 10, "best-of": 30, "pg-td": 35}
     assert found["hidden"] == {"plain": 0, "sampling": 0, "best-of": 1, "pg-td": 1}
     assert found["public"]["best-of"] == 1 and found["programs"]["pg-td"] == task.head + good
-    assert lm.seeds == [7000 + n for n in range(8)]
+    assert lm.seeds == [7000 + n for n in range(8)] and lm.budgets == [200]
+    monkeypatch.setattr(search, "FORWARDS", 25)
+    poor = search.answer(lm, task, Settings(), 7)
+    assert poor["samples"] == 2 and poor["hidden"]["best-of"] == 0 and lm.budgets == [200, 25]
+    monkeypatch.setattr(search, "FORWARDS", 99)
+    lm = Scripted([BAD], BAD)
+    assert search.answer(lm, task, Settings(), 0)["samples"] == 9 and lm.seeds == list(range(16))
 
 
 def test_the_summary_is_of_pairs() -> None:
@@ -73,7 +83,7 @@ def test_the_summary_is_of_pairs() -> None:
 
 def test_it_runs_on_a_model_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "verdicts", lambda program, tests, limits: [False] * len(tests))
-    monkeypatch.setattr(search, "ROLLOUTS", 2)
+    monkeypatch.setattr(search, "FORWARDS", 9)
     settings = Settings(models=("tiny",), max_new_tokens=3)
     tasks = search.prepare([], settings, 2)
     document = search.begin(settings, tasks)
@@ -94,7 +104,7 @@ def test_it_runs_on_a_model_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyP
     search.run(settings, tasks, load, document, tell, save)
     assert told == [("tiny", 1, 2), ("tiny", 2, 2)] and saved[-1] == 2
     for task in document["answers"]:
-        assert task["samples"] >= 1 and task["forwards"]["pg-td"] >= 3
+        assert task["samples"] >= 1 and task["forwards"]["pg-td"] <= 9
     ((title, (head, *rows)),) = search.tables(document)
     assert "2 tasks" in title and [row[0] for row in rows] == list(search.WAYS)
     assert all(len(row) == len(head) for row in rows)
