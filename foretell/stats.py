@@ -48,6 +48,7 @@ class Stats:
     prefill_s: float = 0.0  # until the forward that ended the prefill was through
     ttft_s: float = 0.0
     total_s: float = 0.0
+    notes: dict[str, float] = field(default_factory=dict)  # what the method tells of its run
 
     def called(
         self, model: str, seconds: float, step: bool, elapsed: float, forwards: int = 1
