@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foretell.ops.questions import Turn
 
@@ -29,6 +30,16 @@ what has to change. Then write the whole new answer, and nothing else, between t
 VERDICT = re.compile(r"final\s+judge?ment\b.*?\b(yes|no)\b", re.I | re.S)
 SETTLED = re.compile(rf"{VERDICT.pattern}\W", re.I | re.S)  # what follows cannot lengthen the word
 NEW = re.compile(r"\[\[start\]\](.*?)\[\[end\]\]", re.S)
+
+
+@dataclass
+class Node:
+    """An answer. `critique`: what the majority of its judgements says; "": it has none."""
+
+    branch: int
+    text: str
+    score: float = 0.0
+    critique: str = ""
 
 
 def judging(prompt: str, answer: str) -> list[Turn]:
@@ -58,3 +69,8 @@ def tally(judgements: Sequence[str]) -> tuple[float, str] | None:
         return None
     first = max(yes, no, key=len)[0]
     return len(yes) / len(found), first.string[: first.end()]
+
+
+def best_first(nodes: Sequence[Node]) -> list[Node]:
+    """Of equal scores the later one."""
+    return sorted(nodes, key=lambda node: node.score)[::-1]

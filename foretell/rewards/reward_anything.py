@@ -6,7 +6,7 @@ best to worst, as JSON. The form of the JSON is written for it, and it is asked 
 something to choose: points, and which of texts with equal points comes next. So every verdict can
 be read, its order agrees with its points, and it costs few forwards. The texts are shuffled, and
 judged again in the opposite order, since judges prefer what stands in certain places; the mean of
-both is the reward, from 0 to 1.
+both is the reward, from 0 to 1. Statistics count the `judgements` among their notes.
 
 Paper: Yu et al., RewardAnything: Generalizable Principle-Following Reward Models, arXiv:2506.03637
 Guarantee: lossy: a text that is chosen by it has another law than a sample
@@ -115,11 +115,10 @@ class RewardAnything(Reward):
             for order in orders
         ]
         form = len(judge.words.encode(longest(len(different)).encode())) + 16
+        most = self.think and self.think + len(judge.words.encode(BEGIN.encode()))
         sampling = Sampling(temperature=self.t, top_p=self.p)
         copies = [1] * len(prompts)
-        groups = yield from opened(
-            ctx, judge, prompts, copies, sampling, self.think, lambda room: form
-        )
+        groups = yield from opened(ctx, judge, prompts, copies, sampling, most, lambda room: form)
         branches = [branch for (branch,) in groups]
         count = len(different)
         verdicts = yield Together([self.verdict(ctx.on(one), judge, count) for one in branches])

@@ -5,7 +5,7 @@ by one and ends with yes or no; the share of yes among several such judgements i
 score. Where it is not above `gate`, the first judgement of the majority is shown to the model, and
 it writes several refinements, which are judged in turn. The best `keep` of them are refined again,
 down to `depth`. All judgements of a level run side by side, as do its refinements, and those of one
-text share its rows.
+text share its rows. Statistics count both, as notes `judgements` and `refinements`.
 
 Paper: Cheng et al., SPaR: Self-Play with Tree-Search Refinement to Improve Instruction-Following in
 Large Language Models, arXiv:2412.11605
@@ -14,8 +14,8 @@ Cost: target 1, and as many forwards as its longest judgement and refinement, le
 Needs: a tokenizer; room in the context for a judgement of the answer; what the inner drafter needs
 Trains: nothing
 Differs:
-- the first answer is judged too, and is the result where it passes; the paper starts the search from
-answers that are known to be bad
+- the first answer is judged too, and is the result where it passes; the paper starts the search
+from answers that are known to be bad
 - yes and no are whole words, and a judgement ends with its verdict
 - judgements without a verdict do not vote; those of an answer whose votes are even are drawn again,
 `tries` times in all, and then the answer is left out; so are refinements without their two marks
@@ -40,8 +40,9 @@ from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.types import Commit, Drop, Finish, Fork, Message, Sampling, Steps
 from foretell.errors import BadConfig, PromptTooLong
+from foretell.ops import refinement
 from foretell.ops.questions import LEAST, Speaker, answers, note
-from foretell.ops.refinement import JUDGE, REFINE, SETTLED, judging, refined, refining, tally
+from foretell.ops.refinement import Node, best_first, judging, refined, refining, tally
 from foretell.ops.rewards import needs_text
 from foretell.ops.samples import Samples
 from foretell.policy.checks import refuse_options, refuse_source
@@ -49,16 +50,6 @@ from foretell.policy.spending import Spent
 
 FRAME = 24  # tokens that a chat template may put around a turn
 UNTOLD = "a refinement is written behind another prompt"
-
-
-@dataclass
-class Node:
-    """An answer. `critique`: what the majority of its judgements says; "": it has none."""
-
-    branch: int
-    text: str
-    score: float = 0.0
-    critique: str = ""
 
 
 @dataclass
@@ -73,7 +64,7 @@ class Search:
 
     def behind(self, room: int) -> int:
         """Tokens to leave behind a judgement: the next question, and half of what is left."""
-        return (room + len(self.speaker.words.encode(REFINE.encode())) + FRAME) // 2
+        return (room + len(self.speaker.words.encode(refinement.REFINE.encode())) + FRAME) // 2
 
 
 @dataclass(frozen=True)
@@ -92,9 +83,9 @@ class Spar(Samples):
     inner: Drafter | None = None  # drafts for all of them
 
     def __post_init__(self) -> None:
-        ranges = {"depth": (0, 16), "branch": (1, 16), "keep": (1, 16), "votes": (1, 64),
-                  "gate": (0, 1), "tries": (1, 16), "t": (0, 100), "critique": (8, 1 << 16),
-                  "refined": (8, 1 << 16)}  # fmt: skip
+        ranges = {"depth": (0, 16), "votes": (1, 64), "gate": (0, 1), "t": (0, 100)}
+        ranges |= dict.fromkeys(("branch", "keep", "tries"), (1, 16))
+        ranges |= dict.fromkeys(("critique", "refined"), (8, 1 << 16))
         for name, (least, most) in ranges.items():
             if not least <= getattr(self, name) <= most:
                 allowed = f"between {least} and {most}"
@@ -108,7 +99,7 @@ class Spar(Samples):
         refuse_source("spar", ctx.request)
         needs_text("spar", ctx)
         speaker = Speaker.of(ctx, "spar")
-        speaker.check_writes(f"{JUDGE}{REFINE}")
+        speaker.check_writes(f"{refinement.JUDGE}{refinement.REFINE}")
         decode = ctx.request.text
         assert decode is not None, "refused before by `needs_text`"
         search = Search(decode(list(ctx.tokens)), speaker)
@@ -161,7 +152,7 @@ class Spar(Samples):
             copies = [self.votes] * len(texts)
             said = yield from answers(
                 ctx, search.speaker, questions, copies, Sampling(temperature=self.t),
-                self.critique, self.inner, SETTLED.search, search.behind,
+                self.critique, self.inner, refinement.SETTLED.search, search.behind,
             )  # fmt: skip
             note(ctx, "judgements", sum(copies))
             for text, judgements in zip(texts, said, strict=True):
@@ -224,8 +215,3 @@ def node_of(ctx: Context, branch: int) -> Node:
     decode = ctx.request.text
     assert decode is not None, "refused before by `needs_text`"
     return Node(branch, decode(list(ctx.branches[branch].output)))
-
-
-def best_first(nodes: Sequence[Node]) -> list[Node]:
-    """Of equal scores the later one."""
-    return sorted(nodes, key=lambda node: node.score)[::-1]
