@@ -28,7 +28,7 @@ _WHERE = {
     "hf": "custom_generate",
 }
 # So that foretell.drafters.ngram.Ngram(n=3) needs no further import.
-_FOLDERS = ("drafters", "strategies", "rules", "rows", "warp")
+_FOLDERS = ("drafters", "strategies", "rules", "rows", "warp", "constraints")
 
 
 def __getattr__(name: str) -> Any:

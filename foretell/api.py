@@ -7,7 +7,6 @@ makes answers of what it reports.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import warnings
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.ops.words import related
 from foretell.outputs import Output, Piece, Stream, outputs
+from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
 from foretell.policy.checks import models_for
 from foretell.policy.costs import SIZES
@@ -292,7 +292,7 @@ class LM:
         for requests in batch:
             if isinstance(requests, ForetellError) and not usable:
                 raise requests
-        strategies = [requests[0].strategy for requests in usable]
+        strategies = [bare(requests[0].strategy) for requests in usable]
         if any(isinstance(s, Speculative) and not s.nodes for s in strategies):
             self._measure_once()
         return _Batch(batch, many)
@@ -319,10 +319,10 @@ class LM:
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):
-            one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
-            request = Request(begin, strategy, one, name, text, inputs=inputs, **terms)
-            requests.append(request)
-            request.trace = Steps() if traced else None
+            one = self._text.sample(sampling, k, begin, self.models["target"])
+            led = asking(strategy, one)
+            requests.append(Request(begin, led, one, name, text, inputs=inputs, **terms))
+            requests[-1].trace = Steps() if traced else None
         return requests
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from foretell.constraints import Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
-from foretell.policy.constraint import form_of
+from foretell.forms import Grammars
+from foretell.ops.words import words_of
+from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
-from foretell.spec import Encode, source_of, warpers_of
+from foretell.spec import Encode, constraint_of, source_of, warpers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,6 +145,7 @@ class Text:
         """`vocab` and `eos`: of the model, for constraints."""
         self.tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, vocab, eos)
+        self.kept: dict[Any, Any] = {}  # what constraints share
         # Setting up a fast tokenizer while another thread uses it is an error there.
         self._encoding = threading.Lock()
 
@@ -242,6 +244,8 @@ class Text:
                 options[name] = _bias({} if value is None else value)
             elif name == "warp":
                 options[name] = () if value is None else warpers_of(value, self.encode_text)
+            elif name == "constraint" and isinstance(value, str):
+                options[name] = constraint_of(value, self.encode_text)
             elif name in NESTED:
                 options[name] = _as_tuple(name, value)
             else:
@@ -259,11 +263,26 @@ class Text:
         form, constraint = form_of(sampling), sampling.constraint
         if form and constraint is not None:
             raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
-        if constraint is not None and not callable(getattr(constraint, "track", None)):
-            raise BadConfig.field("constraint", constraint, "an object with a method track()")
+        tracks = callable(getattr(constraint, "track", None))
+        if constraint is not None and not tracks and not isinstance(constraint, TextConstraint):
+            allowed = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
+            raise BadConfig.field("constraint", constraint, allowed)
         if form:
             sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
         return sampling
+
+    def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:
+        """That of the k-th sample behind a prompt, whose constraint knows the prompt.
+
+        Raises BadConfig or Unsupported.
+        """
+        one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
+        given = sampling.constraint
+        if not isinstance(given, TextConstraint):
+            return one
+        words = words_of(target, type(given).__name__.lower())
+        made = given.on(Prompted(tuple(prompt), words, target.vocab, self.kept))
+        return dataclasses.replace(one, constraint=made)
 
     def _bad_words(self, banned: Iterable[Any]) -> tuple[list[int], ...]:
         sequences: list[list[int]] = []

@@ -26,12 +26,14 @@ FOLDERS = {
     "rows": "rows",
     "warp": "warp",
     "reward": "rewards",
+    "constraint": "constraints",
 }
 BESIDE = (
     "rule",
     "rows",
     "warp",
     "reward",
+    "constraint",
 )  # kinds that go with a method, and have arguments of their own
 
 

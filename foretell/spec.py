@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from foretell.core.source import Source
     from foretell.core.strategy import Strategy
     from foretell.ops.rewards import Reward
+    from foretell.policy.constraint import TextConstraint
     from foretell.policy.warping import Warper
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
@@ -298,6 +299,15 @@ def warpers_of(
         name, _, fields = piece.partition(":")
         found.append(build(name, "warp", _options(spec, fields), encode))
     return tuple(found)
+
+
+def constraint_of(spec: str, encode: Encode | None = None) -> TextConstraint:
+    """The constraint that a spec string means. Raises UnknownMethod or BadConfig."""
+    if not spec:
+        raise BadConfig.field("constraint", spec, "a spec like 'monitor:root=FOLDER', or an object")
+    name, _, fields = spec.partition(":")
+    made: TextConstraint = build(name, "constraint", _options(spec, fields), encode)
+    return made
 
 
 def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:

@@ -42,6 +42,9 @@ class Stats:
     # [tested, accepted] at draft depth 1, 2, ...
     by_depth: list[list[int]] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)  # forwards by model
+    checks: int = 0  # single tokens that a form was asked about, where a method asks so
+    # what became of the questions that its constraint had to other processes
+    outside: dict[str, int] = field(default_factory=dict)
     draft_s: float = 0.0
     target_s: float = 0.0
     host_s: float = 0.0

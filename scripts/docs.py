@@ -40,6 +40,7 @@ TITLES = {
     "rows": "Row sources",
     "warp": "Warpers",
     "reward": "Rewards",
+    "constraint": "Constraints",
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
@@ -164,7 +165,7 @@ def command(card: Card) -> str:
         wanted = ",".join(f"{name}=..." for name, value in card.defaults.items() if value == "")
         spec += f":{wanted}" if wanted else ""
         return f'foretell generate --method best-of --reward "{spec}" "def add(a, b):"'
-    if card.kind in ("rows", "warp"):
+    if card.kind in ("rows", "warp", "constraint"):
         return f'foretell generate --{card.kind} {spec} --compare "def add(a, b):"'
     chosen = []
     for name, value in card.defaults.items():

@@ -8,7 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 SECONDS = 3.0  # of all tests in one method's file
-KINDS = ("drafters", "strategies", "rules", "rows", "warp", "rewards", "diffusion", "kv")
+KINDS = (
+    "drafters",
+    "strategies",
+    "rules",
+    "rows",
+    "warp",
+    "rewards",
+    "constraints",
+    "diffusion",
+    "kv",
+)
 FOLDERS = tuple(f"tests/{name}/" for name in KINDS)
 
 

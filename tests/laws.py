@@ -27,7 +27,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from foretell import cards, registry
-from foretell.constraints import Grammars
 from foretell.core.cache import Cache
 from foretell.core.engine import Engine
 from foretell.core.live import Live
@@ -42,6 +41,7 @@ from foretell.families.retrieved import RetrievedCache
 from foretell.families.toy import Toy, ToyRetrieving
 from foretell.families.toy_layers import ToyLayers
 from foretell.families.toy_learning import ToyLearning
+from foretell.forms import Grammars
 from foretell.measure.outcomes import Enumerator
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores

@@ -61,7 +61,8 @@ def test_a_warper_is_a_function_of_the_path(name: str) -> None:
     """Whatever it was asked before, and for the row it was given."""
     draw = np.random.default_rng(1)
     config = registry.load(name, "warp")()
-    about = About(2, (0,), lambda ids: "".join("\nab 1=("[token] for token in ids))
+    pieces = ("\n", "else:", "#", " ", "1", "=", "(")
+    about = About(2, (0,), lambda ids: "".join(pieces[token] for token in ids))
     track = config.track(about)
     path: list[int] = []
     changed = 0

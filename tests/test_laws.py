@@ -272,7 +272,7 @@ def methods() -> list[tuple[str, str]]:
 def test_a_form_is_honoured_or_refused_by_name(spec: str, rule: str) -> None:
     """No text leaves the form, and one that has it whole goes on no further.
 
-    Strategies are held to it in test_constraints.py, on a transformer, which some of them need.
+    Strategies are held to it in test_forms.py, on a transformer, which some of them need.
     """
     strategy = laws.build(spec, rule)
     for form, ends in FORMS.items():

@@ -203,6 +203,10 @@ class SamplingOptions:
         str | None,
         typer.Option(metavar="FILE", help="The answer follows this grammar, in llguidance's Lark."),
     ] = None
+    constraint: Annotated[
+        str | None,
+        typer.Option(help="What may follow what: monitor:root=FOLDER,file=pkg/mod.py, for code."),
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
         """What LM.generate takes. Raises BadConfig for a value outside its range."""
@@ -216,8 +220,9 @@ class SamplingOptions:
             given["grammar"] = content("--grammar", self.grammar)
         given["warp"] = given["warp"] or ()
         check_named("warp", self.warp)
+        check_named("constraint", self.constraint)
         # The model's tokenizer is needed to check these.
-        unencoded = ("bad_words", "logit_bias", "warp")
+        unencoded = ("bad_words", "logit_bias", "warp", "constraint")
         Sampling(**{name: value for name, value in given.items() if name not in unencoded})
         return given
 

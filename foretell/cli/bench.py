@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +31,7 @@ from foretell.cli._output import (
     table,
     write_file,
 )
+from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -75,6 +78,27 @@ def bench(
         str,
         typer.Option(help="One or several: also with prompts of so many tokens."),
     ] = "",
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks with figures of their own in place of prompts: jsonschema, or search, "
+            "whether tests find programs that pass hidden ones."
+        ),
+    ] = None,
+    schemas: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Schemas for --suite jsonschema. Repeatable; without it some are generated.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="So many tasks of a suite, of jsonschema so many of each set; 0: all.",
+        ),
+    ] = 0,
     threads: Threads = None,
     device: Device = None,
     json_out: Annotated[
@@ -98,10 +122,14 @@ def bench(
     specs = split_specs(methods, "--methods")
     for spec in specs:
         check_method(spec)
+    if suite is None and (schemas or limit):
+        raise BadConfig("--schemas and --limit: are of a suite; add --suite jsonschema")
+    if suite is not None and (prompts or html_out):
+        raise BadConfig("--prompts and --html: --suite has no use for them; leave them out")
     import torch
 
     from foretell.measure import bench as runner
-    from foretell.measure import report
+    from foretell.measure import report, suites
 
     settings = runner.Settings(
         models=several(model),
@@ -117,10 +145,37 @@ def bench(
         contexts=numbers("--contexts", contexts, int),
         device=device,
     )
-    sets = runner.read_sets(prompts or [])
     if threads:
         torch.set_num_threads(threads)
+    if suite is not None:
+        of = suites.suite(suite)
+        tasks = of.prepare(schemas or [], settings, limit)
+        document = of.begin(settings, tasks, file)
+        _run(partial(of.run, settings, tasks), ModelOptions("", draft, device), document, file)
+        if to_stdout:
+            emit_json(document)
+        else:
+            for title, (head, *rows) in of.tables(document):
+                _print_table(title, head, rows)
+        return _told(of.failures(document))
+    sets = runner.read_sets(prompts or [])
     document = runner.begin(settings, sets, file)
+    _run(partial(runner.bench, settings, sets), ModelOptions("", draft, device), document, file)
+    if html_out is not None:
+        write_file("--html", html_out, report.html(document))
+    if to_stdout:
+        emit_json(document)
+    else:
+        for measured in report.tables(document):
+            head, *rows = measured.text()
+            _print_table(measured.title, head, rows)
+    return _told(report.failures(document))
+
+
+def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:
+    """Does the work with a bar on the terminal, and keeps what is there in the file."""
+    from foretell.measure import bench as runner
+
     with progress_bar(still=True) as progress:
         bar = progress.add_task("bench", total=None)
 
@@ -130,7 +185,7 @@ def bench(
         def load(name: str, number_format: str) -> LM:
             progress.stop()  # loading and measuring show their own
             try:
-                lm = load_model(ModelOptions(name, draft, device, number_format))
+                lm = load_model(replace(options, model=name, dtype=number_format))
                 lm.measure()
             finally:
                 progress.start()
@@ -141,24 +196,19 @@ def bench(
                 with refusals(f"--json {file}"):
                     runner.write(measured, file)
 
-        runner.bench(settings, sets, load, document, tell, save)
-    if html_out is not None:
-        write_file("--html", html_out, report.html(document))
-    if to_stdout:
-        emit_json(document)
-    else:
-        _print_tables(report.tables(document))
-    failures = report.failures(document)
+        work(load, document, tell, save)
+
+
+def _told(failures: list[str]) -> int:
+    """The exit code, once the failures have been told."""
     for failure in failures:
         message(f"failed: {failure}")
     return 1 if failures else 0
 
 
-def _print_tables(tables: list[Any]) -> None:
-    for measured in tables:
-        head, *rows = measured.text()
-        shown = table(*head)
-        for row in rows:
-            shown.add_row(*(Text(cell) for cell in row))
-        show(Text(measured.title, "bold"), soft_wrap=True)
-        show(shown)
+def _print_table(title: str, head: list[str], rows: list[list[str]]) -> None:
+    shown = table(*head)
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    show(Text(title, "bold"), soft_wrap=True)
+    show(shown)

@@ -64,6 +64,20 @@ class DoorOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="A name to answer to besides localhost. Repeatable."),
     ] = None
+    monitor: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Requests may ask for constraint=monitor: a language server on this folder.",
+        ),
+    ] = None
+    allow_tests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run programs that the model writes, in a sandbox, on the tests of this file.",
+        ),
+    ] = None
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write what is asked into the log.")
     ] = False
@@ -150,11 +164,15 @@ def serve(
 
 
 def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
-    """What the options allow. Raises BadConfig or BadFile."""
+    """What the options allow. Raises BadConfig, BadFile or Unsupported."""
     from foretell.serve.keys import Keys, read_keys
     from foretell.serve.settings import Settings
     from foretell.serve.translate import Bounds
+    from foretell.spec import build
 
+    tests = "" if door.allow_tests is None else str(door.allow_tests)
+    if tests:
+        build("tests", "reward", {"path": tests})  # so that a fault is told before the start
     keys = Keys()
     if door.api_key_file is not None:
         keys, warning = read_keys(door.api_key_file)
@@ -175,6 +193,9 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
     ):
         if value is not None and not 0 < value < math.inf:
             raise BadConfig(f"{option} {value:g}: must be above 0")
+    if door.monitor is not None and not door.monitor.is_dir():
+        raise BadConfig(f"--monitor {door.monitor}: there is no such folder; name one that exists")
+    monitor = None if door.monitor is None else str(door.monitor.resolve())
     hosts: tuple[str, ...] = ()
     if not keys and _is_local(door.host):
         hosts = (*LOCAL_NAMES, door.host.lower(), *map(str.lower, door.allow_host or ()))
@@ -182,7 +203,9 @@ def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
         hosts = tuple(map(str.lower, door.allow_host))
     return Settings(
         keys=keys,
-        bounds=Bounds(method, load.max_prompt_tokens, load.max_tokens, load.timeout),
+        bounds=Bounds(
+            method, load.max_prompt_tokens, load.max_tokens, load.timeout, monitor, tests
+        ),
         running=load.max_requests,
         waiting=load.max_waiting,
         memory=None if load.memory is None else int(load.memory * GIGABYTE),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.nn.functional import logsigmoid
 
 from foretell.errors import BadFile, Unsupported, first_line
 from foretell.ops.files import whole
@@ -46,8 +47,15 @@ class LinearJudge:
     @torch.inference_mode()
     def chances(self, states: torch.Tensor) -> list[float]:
         """States (n, E) -> how likely these n tokens are to be good."""
-        scores: torch.Tensor = states.float().cpu() @ self.weight + self.bias
-        return list(scores.sigmoid().tolist())
+        return list(self._scores(states).sigmoid().tolist())
+
+    @torch.inference_mode()
+    def log_chances(self, states: torch.Tensor) -> list[float]:
+        """Their logarithms, exact also where a chance would be rounded to 0."""
+        return list(logsigmoid(self._scores(states)).tolist())
+
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        return states.float().cpu() @ self.weight + self.bias
 
 
 def save(judge: LinearJudge, path: Path) -> None:
@@ -78,6 +86,19 @@ def load(path: str | Path) -> LinearJudge:
         raise BadFile(f"{path}: is damaged (a weight is not a finite number); {MAKE}")
     tokens = frozenset(int(token) for token in excluded.tolist())
     return LinearJudge(weight.float(), bias.float()[0], tokens, about.get("norm", ""))
+
+
+def classifier_of(target: Any, path: str) -> LinearJudge:
+    """One in a file of this form that says how likely a text is to have some attribute. Raises
+    BadFile where the file is damaged, or was made for another target.
+    """
+    judge = load(path)
+    if judge.norm != norm_mark(target):
+        raise BadFile(
+            f"{path}: was made for another target than {target.name}, whose states mean something "
+            "else; make one for it"
+        )
+    return judge
 
 
 def judge_of(target: Any, path: str) -> LinearJudge:

@@ -26,16 +26,28 @@ class Urn:
         self.rest[list(without)] = 0
         self.left = float(self.rest.sum())  # chance of all that may still be drawn; 0: nothing
 
+    def law(self) -> torch.Tensor:
+        """The law (V,) of the next draw."""
+        return self.rest / self.left
+
+    def remove(self, token: int) -> None:
+        self.rest[token] = 0
+        self.left = float(self.rest.sum())
+
+    def keep(self, allowed: torch.Tensor) -> None:
+        """Removes all tokens but these, a bool (V,)."""
+        self.rest = self.rest * allowed.to(self.rest)
+        self.left = float(self.rest.sum())
+
     def add(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
         """Draws one more token and adds it below `node`; returns its node.
 
         `key`: no other draw of this step has it. The node's value is its parent's times q's chance
         of the token.
         """
-        law = self.rest / self.left
+        law = self.law()
         token = ctx.rng.sample(law, "draft", len(ctx.output), key)
-        self.rest[token] = 0
-        self.left = float(self.rest.sum())
+        self.remove(token)
         value = tree.values[node] * float(self.q[token])
         return tree.add(node, token, law=Law(law), value=value, source=source)
 

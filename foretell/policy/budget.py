@@ -15,6 +15,7 @@ from foretell.core.source import Direct
 from foretell.core.strategy import Speculative
 from foretell.errors import BadConfig, Unsupported
 from foretell.memory.footprint import Demand, Room, footprint, room, sizes_of
+from foretell.policy.asking import bare
 from foretell.policy.fitting import FORCED
 from foretell.policy.schedule import CHUNK
 from foretell.policy.sizes import LIMIT
@@ -78,7 +79,7 @@ def drafting(
 
 
 def demand_of(request: Request, target: Model) -> Demand:
-    strategy = request.strategy
+    strategy = bare(request.strategy)
     sampling = request.sampling
     nodes, drawn, chains = 0, False, True
     if isinstance(strategy, Speculative):

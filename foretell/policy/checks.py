@@ -71,6 +71,18 @@ def refuse_source(name: str, request: Request) -> None:
         )
 
 
+def refuse_policy(name: str, request: Request) -> None:
+    """Raises BadConfig where a request's cache rows are evicted, and method `name` looks at trees
+    wherever it stands: those would have to end where rows change.
+    """
+    if request.policy is not None:
+        policy = type(request.policy).__name__
+        raise BadConfig(
+            f"{name} cannot run under the cache policy {policy}: what it looks at may cross a "
+            "change of the rows; leave the policy out, or take another method"
+        )
+
+
 def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
     """What the models that it asks read beside its text. Raises BadConfig or Unsupported."""
     asked = dict.fromkeys(["target", *(name for part in request.parts for name in part.models)])

@@ -1,15 +1,16 @@
 """What a text must look like, as the heart sees it: which tokens may follow which.
 
-A constraint may be anything that has the two protocols here; foretell.constraints makes them of
-JSON schemas, regular expressions and grammars. A constraint is a function of the path: the text of
-every node of a tree is asked for by its tokens, in any order, so it holds inside drafts as it does
-in plain decoding.
+A constraint may be anything that has the two protocols here; foretell.forms makes them of
+JSON schemas, regular expressions and grammars, and a `TextConstraint`, which is a method, makes
+them for a prompt. A constraint is a function of the path: the text of every node of a tree is asked
+for by its tokens, in any order, so it holds inside drafts as it does in plain decoding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.errors import BadConfig
@@ -51,13 +52,66 @@ class Constraint(Protocol):
         """What one branch asks."""
 
 
+class AskingTracker(Tracker, Protocol):
+    """A tracker that has to ask outside of the engine what may follow, which takes long.
+
+    Its other functions wait where they lack an answer, so asking ahead changes no token.
+    """
+
+    endless: bool  # whether something may follow every text, so that none is complete
+
+    def unknown(self, outputs: Sequence[Sequence[int]]) -> Callable[[], None] | None:
+        """What asks for the answers that are lacking to know what may follow these outputs, to be
+        called on any thread; None: there are none.
+        """
+
+    def knows(self, output: Sequence[int]) -> bool:
+        """Whether `permits(output)` waits for nothing."""
+
+
+class Pieces(Protocol):
+    """A tokenizer as the bytes of its tokens: ops.words.Words."""
+
+    def piece(self, token: int) -> bytes | None:
+        """The bytes of a token; None: it has none."""
+
+    def text(self, tokens: Iterable[int]) -> bytes:
+        """The bytes of tokens, one after the other."""
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """What a constraint may know of the text that it is to hold for.
+
+    `words`: the bytes of the model's tokens, `vocab` of them; `kept`: what the constraints of one
+    model share, by keys of their own.
+    """
+
+    prompt: tuple[int, ...]
+    words: Pieces
+    vocab: int
+    kept: MutableMapping[Any, Any]
+
+
+class TextConstraint:
+    """The base of a constraint that is a method: a frozen dataclass of hyper-parameters."""
+
+    kind = "constraint"
+
+    def on(self, prompted: Prompted) -> Constraint:
+        """The same for a text behind this prompt. Raises BadConfig or Unsupported."""
+        raise NotImplementedError
+
+
 def form_of(sampling: Any) -> dict[str, Any]:
     """Which form a Sampling gives, and as what: one of json_schema, regex and grammar, or none."""
     given = {name: getattr(sampling, name) for name in FORMS}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def check_form(form: Mapping[str, Any], constraint: Constraint | None, ignore_eos: bool) -> None:
+def check_form(
+    form: Mapping[str, Any], constraint: Constraint | TextConstraint | None, ignore_eos: bool
+) -> None:
     """Raises BadConfig where the form of a text is given twice, or by something else."""
     for name, value in form.items():
         kind, meant = FORMS[name]
@@ -65,18 +119,23 @@ def check_form(form: Mapping[str, Any], constraint: Constraint | None, ignore_eo
             raise BadConfig.field(name, value, meant)
     if len(form) > 1:
         raise BadConfig(f"{' and '.join(form)}: a text has one form; give one of them")
-    if ignore_eos and (form or constraint is not None):
+    ends = form or not (constraint is None or getattr(constraint, "endless", False))
+    if ignore_eos and ends:
         raise BadConfig("ignore_eos: a text whose form is given ends with it; leave one out")
 
 
 def guide_of(
-    form: Mapping[str, Any], constraint: Constraint | None, stops: Collection[int]
+    form: Mapping[str, Any],
+    constraint: Constraint | TextConstraint | None,
+    stops: Collection[int],
 ) -> Guide | None:
     """The guide of one branch; None: its text is free.
 
     Raises BadConfig for a form of which no constraint was made, since that takes a tokenizer.
     """
-    if constraint is not None:
+    if isinstance(constraint, TextConstraint):
+        form = {"constraint": constraint}
+    elif constraint is not None:
         return Guide(constraint.track(), stops)
     for name in form:
         raise BadConfig(f"{name}: only LM.generate, which has a tokenizer, takes it")
@@ -96,6 +155,22 @@ class Guide:
             return True
         return self.tracker.permits(output)
 
+    def may_follow(self, output: Sequence[int], token: int) -> bool:
+        """The same of an output that is permitted and one token more.
+
+        A tracker may have a method `may_follow` of its own, for whom that is less work.
+        """
+        if token in self.stops and self.tracker.whole(output):
+            return True
+        alone: Callable[[Sequence[int], int], bool] | None
+        alone = getattr(self.tracker, "may_follow", None)
+        return self.tracker.permits([*output, token]) if alone is None else alone(output, token)
+
+    def drafts(self, output: Sequence[int]) -> bool:
+        """As `permits`, without waiting for it: True where that takes long to know."""
+        knows = getattr(self.tracker, "knows", None)
+        return (knows is not None and not knows(output)) or self.permits(output)
+
     def complete(self, output: Sequence[int]) -> bool:
         """Whether nothing can follow but an end.
 
@@ -106,6 +181,8 @@ class Guide:
                 "the method accepted a text that is not of the given form; "
                 "choose another method or rule"
             )
+        if getattr(self.tracker, "endless", False):
+            return False
         return self.tracker.whole(output) and not bool(self.tracker.allowed(output).any())
 
     def masked(self, scores: torch.Tensor, output: Sequence[int]) -> torch.Tensor:

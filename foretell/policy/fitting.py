@@ -27,7 +27,7 @@ def fitting(ctx: Context, tree: TokenTree, whole: bool, free: bool) -> TokenTree
     if not (tree.drawn or whole):  # drawn tokens come from laws that have the constraint
         kept = [0]
         for node in range(1, len(tree)):
-            if tree.parents[node] in kept and guide.permits([*ctx.output, *tree.tokens_to(node)]):
+            if tree.parents[node] in kept and guide.drafts([*ctx.output, *tree.tokens_to(node)]):
                 kept.append(node)
         tree = tree.keep(kept[1:])
     if free and (len(tree) == 1 or "tree" in ctx.models["target"].caps):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.errors import BadConfig
-from foretell.policy.constraint import Constraint, check_form, form_of
+from foretell.policy.constraint import Constraint, TextConstraint, check_form, form_of
 from foretell.policy.warping import About, Warper
 
 
@@ -44,7 +44,8 @@ class Sampling:
     json_schema: Mapping[str, Any] | str | bool | None = None  # True: any JSON value
     regex: str | None = None  # of the whole text
     grammar: str | None = None  # in llguidance's form of Lark
-    constraint: Constraint | None = None  # what one of these three became, or the user's own
+    # What one of these three became, or another one: a method's, or the user's own.
+    constraint: Constraint | TextConstraint | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():

@@ -56,6 +56,8 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
     "json_schema": "response_format",
     "regex": "structured_outputs",
     "grammar": "structured_outputs",
+    "constraint": "constraint",
+    "monitor": "constraint",
     "a prompt": "prompt",
 }
 

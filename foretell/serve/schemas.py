@@ -129,6 +129,7 @@ class Request(Fields):
     reward: Words | None = None
     budget: Words | None = None
     warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    constraint: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     trace: bool | None = None
 
     @property

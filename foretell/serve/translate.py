@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +19,19 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import given, reward_of, source_of, warpers_of
+from foretell.spec import build, constraint_of, given, reward_of, source_of, unwrapped, warpers_of
 
 if TYPE_CHECKING:
     from foretell.api import LM
+    from foretell.ops.rewards import Reward
 
 TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
-NAME_FILES = ("path", "head", "weights", "encoder")  # fields of methods and rewards
+TESTS = "tests"  # the reward that runs programs
+NAME_FILES = ("path", "head", "weights", "encoder", "attribute")  # fields of methods and rewards
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Bounds:
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
     timeout: float | None = None  # seconds
+    monitor: str | None = None  # the folder that language servers may be asked about
+    tests: str = ""  # file of the tests by which programs may be rewarded; "": none are run
 
 
 UNBOUNDED = Bounds()
@@ -111,7 +116,7 @@ def translate(
     arguments["max_new_tokens"] = [
         _limit(request, lm, one, bounds) for one in ids for _ in range(n)
     ]
-    arguments |= _form(request) | _beside(request)
+    arguments |= _form(request) | _beside(request, bounds.tests) | _constraint(request, bounds)
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -292,12 +297,14 @@ def _method(request: Request, default: str) -> str:
     if spec != "auto":
         _refuse_files("method", spec)
         for _, name, value in given(spec):
+            if unwrapped(value).partition(":")[0] == TESTS:
+                raise _refused("method", f"{TESTS}: give it in the field `reward`")
             if _above(value, LARGEST_FIELD):
                 raise _refused("method", f"{name}={value}: at most {LARGEST_FIELD} over HTTP")
     return spec
 
 
-def _beside(request: Request) -> dict[str, Any]:
+def _beside(request: Request, tests: str) -> dict[str, Any]:
     """What goes with the method: a source of rows, warpers, a reward, by their specs, which are
     checked here so that a fault is known by its field. Raises ApiError.
     """
@@ -311,6 +318,9 @@ def _beside(request: Request) -> dict[str, Any]:
         spec = getattr(request, field)
         if spec is None:
             continue
+        if field == "reward" and spec.partition(":")[0] == TESTS:
+            found[field] = _tested(spec, tests)
+            continue
         _refuse_files(field, spec)
         try:
             made(spec)
@@ -318,6 +328,43 @@ def _beside(request: Request) -> dict[str, Any]:
             raise ApiError(f"{field}: {error}", field, "invalid_value") from None
         found[field] = spec
     return found
+
+
+def _constraint(request: Request, bounds: Bounds) -> dict[str, Any]:
+    """A constraint that starts a program of the server, where it allows that: on a folder of its
+    own choice. Raises ApiError.
+    """
+    spec = request.constraint
+    if spec is None:
+        return {}
+    if bounds.monitor is None:
+        raise _refused("constraint", "this server starts no programs: serve --monitor FOLDER does")
+    if spec.partition(":")[0] != "monitor":
+        raise _refused("constraint", "monitor is the only one")
+    for _, name, _ in given(spec):
+        if name != "file":
+            raise _refused("constraint", f"{name}: over HTTP only file can be chosen")
+    try:
+        made: Any = constraint_of(spec)
+    except BadConfig as error:
+        raise ApiError(f"constraint: {error}", "constraint", "invalid_value") from None
+    return {"constraint": dataclasses.replace(made, root=bounds.monitor)}
+
+
+def _tested(spec: str, file: str) -> Reward:
+    """The reward that runs programs, by the tests of the server's own file. Raises ApiError."""
+    fields = {name: value for _, name, value in given(spec)}
+    if not file:
+        why = "it runs programs; start the server with --allow-tests FILE to have them tested"
+        raise _refused("reward", f"{TESTS}: {why}")
+    if fields.keys() - {"name"}:
+        raise _refused("reward", f"{TESTS}: a client may give name alone, as in {TESTS}:name=a")
+    try:
+        made: Reward = build(TESTS, "reward", {"path": file, **fields})
+    except BadConfig:  # which would tell where the file lies
+        why = f"there are no tests of the name {fields.get('name', '')!r}"
+        raise ApiError(f"reward: {TESTS}: {why}", "reward", "invalid_value") from None
+    return made
 
 
 def _refuse_files(field: str, spec: str) -> None:

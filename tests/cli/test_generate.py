@@ -14,6 +14,8 @@ from rich.console import Console
 from foretell.cli import generate
 from foretell.rows.cfg import Cfg
 from tests import tiny
+from tests.ops import lsp_server
+from tests.ops.lsp_server import drawn
 
 CODE = "def add(a, b):"
 SHORT = ["--max-new-tokens", "12"]
@@ -174,6 +176,20 @@ def test_rows_and_warpers_have_a_flag_each(run: Any, folder: str, tmp_path: Path
         assert code == 2 and not out and message in err and err.count("\n") == 1
     code, _, err = run("generate", "--model", folder, "--rows", "cfg:model=draft", *SHORT, CODE)
     assert code == 2 and "it needs a 'draft' model; load one" in err
+
+
+def test_names_behind_dots_are_a_language_servers(run: Any, folder: str, tmp_path: Path) -> None:
+    server = f"{sys.executable} -I {lsp_server.__file__}"
+    spec = f"monitor:root={tmp_path},server={server}"
+    prompt = next(f"x{i}." for i in range(9) if drawn(f"x{i}."))
+    options = ["generate", "--model", folder, "--method", "suffix", *SHORT, prompt]
+    code, out, _ = run(*options, "--constraint", spec)
+    wanted = tiny.lm().generate(prompt, "plain", constraint=spec, max_new_tokens=12).text
+    assert not code and out == f"{wanted}\n" and wanted.startswith(tuple(drawn(prompt)))
+    code, out, err = run("generate", "--model", "nowhere", "--constraint", "monitr", CODE)
+    assert code == 2 and "unknown constraint 'monitr'; did you mean monitor" in err
+    code, _, err = run(*options, "--constraint", f"monitor:root={tmp_path / 'no'},server={server}")
+    assert code == 2 and "must be a folder that exists" in err and err.count("\n") == 1
 
 
 def test_an_answer_has_the_form_that_is_asked_for(run: Any, folder: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from foretell.errors import BadConfig
 
 
 def test_the_options_of_sampling_are_its_fields() -> None:
-    python_only = {"logits_processors", "constraint"}
+    python_only = {"logits_processors"}
     fields = {field.name for field in dataclasses.fields(Sampling)} - python_only
     assert {field.name for field in dataclasses.fields(SamplingOptions)} == fields
     given = SamplingOptions().arguments()

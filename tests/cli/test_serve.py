@@ -60,15 +60,17 @@ def test_it_says_where_it_listens_and_what_holds(
 
 
 def test_its_options_become_settings(
-    served: list[Any], keys: Path, capsys: pytest.CaptureFixture[str]
+    served: list[Any], keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tests = tmp_path / "tests.jsonl"
+    tests.write_text('{"tests": ["assert f() == 1"]}', "utf-8")
     options = {
         "--api-key-file": str(keys), "--host": "0.0.0.0", "--port": "0", "--method": "ngram:n=2",
         "--name": "mine", "--max-requests": "5", "--max-waiting": "6", "--memory": "0.5",
         "--prefix-memory": "0", "--between-tokens": "50", "--max-prompt-tokens": "70",
         "--max-tokens": "80", "--max-body": "0.5", "--timeout": "9", "--patience": "3",
         "--drain-seconds": "2", "--cors": "https://a.example", "--allow-host": "Me.example",
-        "--budget": "3",
+        "--budget": "3", "--monitor": ".", "--allow-tests": str(tests),
     }  # fmt: skip
     flags = ["--share-between-keys", "--log-prompts"]
     assert run(["serve", "--model", "demo", *sum(options.items(), ()), *flags]) == 0
@@ -78,7 +80,8 @@ def test_its_options_become_settings(
     assert [key.name for key in settings.keys.keys] == ["one"]
     bounds = settings.bounds
     assert (bounds.method, bounds.prompt_tokens) == ("ngram:n=2", 70)
-    assert (bounds.answer_tokens, bounds.timeout) == (80, 9)
+    assert (bounds.answer_tokens, bounds.timeout, bounds.tests) == (80, 9, str(tests))
+    assert bounds.monitor == str(Path().resolve())
     assert (settings.running, settings.waiting, settings.memory) == (5, 6, 2**29)
     assert (settings.prefixes, settings.between_tokens, settings.body) == (0, 0.05, 2**19)
     assert (settings.patience, settings.drain, server.drain) == (3, 2, 2)
@@ -88,6 +91,13 @@ def test_its_options_become_settings(
     assert (engine.admission.requests, engine.admission.memory) == (5, 2**29)
     assert engine.admission.budget == settings.budget == 3 * 2**30
     assert "mine at http://0.0.0.0:" in capsys.readouterr().err
+
+
+def test_a_file_without_tests_is_refused_before_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "--port", "0", "--allow-tests", str(tmp_path / "none"))
+    assert "cannot be read as tests" in said
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +131,7 @@ def test_anybody_may_ask_where_that_is_meant(
         (["--host", "no such host"], "--host no such host"),
         (["--method", "sufix"], "unknown method 'sufix'"),
         (["--api-key-file", "none"], "none: No such file"),
+        (["--monitor", "none"], "--monitor none: there is no such folder"),
         (["--memory", "0"], "--memory 0: must be above 0"),
         (["--budget", "-2"], "--budget -2: must be above 0"),
         (["--timeout", "nan"], "--timeout nan: must be above 0"),

@@ -53,7 +53,20 @@ def test_ends_may_come_where_a_text_is_whole_and_only_there() -> None:
         assert (scores > -torch.inf).nonzero()[:, 0].tolist() == tokens
         for token in range(VOCAB):
             assert guide.permits([*output, token]) == (token in tokens)
+            assert guide.may_follow(output, token) == (token in tokens)
     assert bool((row == 0).all()), "the row was changed"
+
+
+def test_a_tracker_may_have_a_quicker_way_to_check_one_token() -> None:
+    class Quick(Listed):
+        def may_follow(self, output: Sequence[int], token: int) -> bool:
+            asked.append(token)
+            return self.permits([*output, token])
+
+    asked: list[int] = []
+    guide = Guide(Quick([1, 2], [1, 2, 3]), [END])
+    assert [token for token in range(VOCAB) if guide.may_follow([1, 2], token)] == [3, END]
+    assert asked == [0, 1, 2, 3, 4]
 
 
 def test_a_text_is_complete_where_nothing_else_may_follow() -> None:

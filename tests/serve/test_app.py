@@ -253,6 +253,7 @@ def test_status_is_for_people_who_watch(client: httpx.Client) -> None:
         ("/v1/completions", {"warp": "momentum:k=0"}, "warp"),
         ("/v1/completions", {"warp": "momentum+nothing"}, "warp"),
         ("/v1/completions", {"warp": ""}, "warp"),
+        ("/v1/completions", {"constraint": "monitor"}, "constraint"),
         ("/v1/completions", {"stream_options": {}}, "stream_options"),
         ("/v1/completions", {"trace": True}, "trace"),
         ("/v1/completions", {"n": 128, "prompt": ["a", "b"]}, "n"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foretell import wrap
 from foretell.api import LM
+from foretell.constraints.monitor import Monitor
 from foretell.core.types import Sampling
 from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
@@ -60,7 +62,8 @@ def test_no_argument_of_sampling_is_forgotten() -> None:
     known = {"max_new_tokens", "seed", "n", "logprobs", "logit_bias", *ARGUMENTS}
     forms = {"json_schema", "regex", "grammar"}
     names = {field.name for field in dataclasses.fields(Sampling)}
-    assert names - known - forms <= {"logits_processors", "constraint"}  # these hold objects
+    others = {"logits_processors", "constraint"}  # holds objects; is made where it is allowed
+    assert names - known - forms <= others
     assert known <= set(FIELDS_OF_ARGUMENTS) | {"n"}
 
 
@@ -149,6 +152,8 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
         {"method": "eagle3:head=runs"},
         {"method": "draft:rule=judge,weights=judge.safetensors"},
         {"method": "input-guided:source=@secret"},
+        {"method": "conditional-beam:attribute=good.safetensors"},
+        {"method": "mango:cue=@secret"},
         {"method": "best-of", "reward": "r3:encoder=contriever"},
         {"method": "best-of", "reward": "bleu:references=@secret"},
         {"method": "best-of:reward=(r3:encoder=contriever)"},
@@ -166,6 +171,31 @@ def test_a_budget_goes_with_the_method(lm: LM) -> None:
     with pytest.raises(ApiError, match="forwards=2000,seconds=30") as caught:
         call(lm, budget="tokens=3")
     assert caught.value.param == "budget"
+
+
+def test_programs_are_tested_only_by_the_servers_own_file(lm: LM, tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    path.write_text('{"name": "a", "tests": ["assert f() == 1"]}', "utf-8")
+    allowed = Bounds(tests=str(path))
+
+    def made(bounds: Bounds, **fields: str) -> Any:
+        body = {"prompt": "def", "method": "pg-td", "temperature": 0, **fields}
+        return translate(parse(CompletionRequest, body), lm, bounds=bounds).arguments["reward"]
+
+    for spec, name in (("tests", ""), ("tests:name=a", "a")):
+        reward = made(allowed, reward=spec)
+        assert (reward.path, reward.name) == (str(path), name)
+        with pytest.raises(ApiError, match=r"reward: tests: it runs programs; .* --allow-tests"):
+            made(Bounds(), reward=spec)
+    for spec in (f"tests:path={path}", "tests:seconds=99", "tests:name=a,memory=9999"):
+        with pytest.raises(ApiError, match="a client may give name alone"):
+            made(allowed, reward=spec)
+    with pytest.raises(ApiError, match="no tests of the name 'b'") as caught:
+        made(allowed, reward="tests:name=b")
+    assert str(tmp_path) not in str(caught.value)
+    for method in ("best-of:reward=tests", "best-of:reward=(tests:name=a)"):
+        with pytest.raises(ApiError, match="give it in the field `reward`"):
+            made(allowed, method=method, reward="length")
 
 
 def test_a_choice_is_a_regular_expression_of_these_texts_alone(lm: LM) -> None:
@@ -186,3 +216,34 @@ def test_a_template_is_the_tokenizers(lm: LM) -> None:
     tokenizer = other._text.tokenizer = __import__("copy").deepcopy(other.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     assert other.decode(translate(request, other).prompts[0]) == "<system>a<user>b"
+
+
+MONITOR = {"constraint": "monitor:file=pkg/mod.py"}
+
+
+def test_programs_are_started_where_the_server_allows_it(lm: LM, tmp_path: Path) -> None:
+    """And on the folder that it has chosen."""
+    request = parse(CompletionRequest, {"prompt": "The quick", **MONITOR})
+    made = translate(request, lm, bounds=Bounds(monitor=str(tmp_path)))
+    assert made.arguments["constraint"] == Monitor(root=str(tmp_path), file="pkg/mod.py")
+    with pytest.raises(ApiError, match="constraint: this server starts no programs") as caught:
+        call(lm, **MONITOR)
+    assert caught.value.param == "constraint" and caught.value.code == "unsupported_value"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("monitor:server=sh -c true", "server: over HTTP only file can be chosen"),
+        ("monitor:root=/etc", "root: over HTTP only file can be chosen"),
+        ("monitor:prefix=@/etc/passwd", "prefix: over HTTP only file can be chosen"),
+        ("monitor:file=../../x.py", "must be a path in root"),
+        ("monitor:file=/etc/x.py", "must be a path in root"),
+        ("other", "monitor is the only one"),
+    ],
+)
+def test_nothing_else_of_a_monitor_can_be_chosen(lm: LM, spec: str, said: str) -> None:
+    request = parse(CompletionRequest, {"prompt": "The quick", "constraint": spec})
+    with pytest.raises(ApiError, match=said) as caught:
+        translate(request, lm, bounds=Bounds(monitor="."))
+    assert caught.value.param == "constraint"

@@ -15,6 +15,7 @@ from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Kept, Sampling, Steps
 from foretell.measure.peers import Peer, Run
+from foretell.policy.constraint import Constraint
 from foretell.stats import Stats
 
 
@@ -39,6 +40,7 @@ class EngineRun(Run):
 
     stats: Stats
     marks: list[CommitMark]
+    ended: str = ""  # why: "stop", "length"
 
 
 @dataclass(frozen=True)
@@ -139,11 +141,16 @@ class Method:
         self.engine.stores.clear()
 
     def run(
-        self, batch: list[list[int]], max_new_tokens: int, temperature: float, seed: int
+        self,
+        batch: list[list[int]],
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        constraint: Constraint | None = None,
     ) -> list[EngineRun]:
         """One request a prompt, all in one batch, with the seeds `seed`, `seed` + 1, ...
 
-        Raises the first error of a request.
+        `constraint`: what all texts have to follow. Raises the first error of a request.
         """
         engine = self.engine
         engine.cache_bytes = 0
@@ -154,7 +161,10 @@ class Method:
             for k, ids in enumerate(batch):
                 watched.append(Watched(self.strategy))
                 sampling = Sampling(
-                    max_new_tokens=max_new_tokens, temperature=temperature, seed=seed + k
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    seed=seed + k,
+                    constraint=constraint,
                 )
                 request = Request(ids, watched[k], sampling, self.label, text)
                 lives.append(engine.add(request))
@@ -183,7 +193,7 @@ def _run(live: Live, marks: list[CommitMark], began: float) -> EngineRun:
         # Several branches were written, and which is the answer was known at the end.
         times = [times[0], times[-1]]
         counts = [stats.first_tokens, len(tokens) - stats.first_tokens]
-    return EngineRun(tokens, times, counts, stats, marks)
+    return EngineRun(tokens, times, counts, stats, marks, live.reason or "")
 
 
 class PeerContender:

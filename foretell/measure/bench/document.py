@@ -19,7 +19,6 @@ import foretell
 from foretell.errors import BadFile
 from foretell.measure.bench.settings import Settings
 from foretell.measure.profiling import processor
-from foretell.measure.prompts import Prompt
 from foretell.ops.files import write_text
 
 SCHEMA = "foretell.measure.bench/1"
@@ -28,14 +27,18 @@ SAME = ("schema", "version", "settings", "machine", "versions")
 
 
 def begin(
-    settings: Settings, sets: Mapping[str, Sequence[Prompt]], path: Path | None = None
+    settings: Settings,
+    sets: Mapping[str, Sequence[Any]],
+    path: Path | None = None,
+    schema: str = SCHEMA,
 ) -> dict[str, Any]:
     """A document without cells, or that of `path` if it was begun the same way.
 
-    Raises BadFile where it was not.
+    `sets`: prompts, or what a suite is run on; `schema`: the suite's. Raises BadFile where it was
+    not.
     """
-    document = _new(settings, sets)
-    earlier = opened(path) if path else None
+    document = _new(settings, sets, schema)
+    earlier = opened(path, schema) if path else None
     if earlier is None:
         return document
     for name in SAME:
@@ -54,12 +57,12 @@ def begin(
     return earlier
 
 
-def _new(settings: Settings, sets: Mapping[str, Sequence[Prompt]]) -> dict[str, Any]:
+def _new(settings: Settings, sets: Mapping[str, Sequence[Any]], schema: str) -> dict[str, Any]:
     digests = {}
     for name, prompts in sets.items():
         digests[name] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
     document: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": schema,
         "version": foretell.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
@@ -84,7 +87,7 @@ def _new(settings: Settings, sets: Mapping[str, Sequence[Prompt]]) -> dict[str, 
     return as_in_a_file
 
 
-def opened(path: Path) -> dict[str, Any] | None:
+def opened(path: Path, schema: str = SCHEMA) -> dict[str, Any] | None:
     """The document of an earlier run, or None where there is no file. Raises BadFile for anything
     else.
     """
@@ -92,7 +95,7 @@ def opened(path: Path) -> dict[str, Any] | None:
         return None
     try:
         document = json.loads(path.read_text("utf-8"))
-        if document["schema"] != SCHEMA or not isinstance(document["cells"], list):
+        if document["schema"] != schema or not isinstance(document["cells"], list):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadFile(

@@ -18,9 +18,9 @@ import torch
 
 import foretell
 from foretell import registry
-from foretell.constraints import KEPT, USES, Grammars
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, PromptTooLong, Unsupported
+from foretell.forms import FAR, KEPT, UNMASKED, USES, Grammars
 from tests import laws, tiny
 
 # A finite language, so that what may follow can be read off its words.
@@ -475,6 +475,89 @@ def test_a_mask_is_asked_for_before_every_token(monkeypatch: pytest.MonkeyPatch)
     assert calls.count("consume_token") >= 4 and calls.count("rollback") == 2
     for before, call in itertools.pairwise(calls):
         assert call != "consume_token" or before == "compute_bitmask"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"regex": WORDS}, {"json_schema": PERSON}, {"json_schema": True}, {"regex": "[ab]+c{3}"}],
+)
+def test_a_token_that_is_asked_about_alone_passes_where_the_mask_allows_it(form: Any) -> None:
+    """Forced ones too, of which the tokenizer's own alone may follow."""
+    grammar, rng = grammars().compile(form), random.Random(7)
+    forced = unmasked = 0
+    for _ in range(4):
+        output: list[int] = []
+        tracker = grammar.track()
+        for _ in range(12):
+            allowed = grammar.track().allowed(output)
+            asked = rng.sample(range(len(allowed)), 6)
+            asked += rng.sample(allowed.nonzero()[:, 0].tolist() or [0], 1)
+            for token in [*asked, *tracker.grammar.ends]:
+                assert tracker.may_follow(output, token) == bool(allowed[token])
+                unmasked += tracker.bits is None
+            forced += bool(tracker.forced(output))
+            if not bool(allowed.any()):
+                break
+            output.append(asked[-1])
+            assert not tracker.may_follow([*output, 0], 1), "behind what is not of the form"
+    assert unmasked > 20
+    assert forced or "[ab]" not in str(form)
+
+
+def test_masks_come_often_enough_where_tokens_are_asked_about_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tracker = grammars().compile({"regex": "[a-z ]+"}).track()
+    calls: list[str] = []
+
+    class Noting:
+        """A matcher that notes what it is asked."""
+
+        def __init__(self, matcher: Any):
+            self.matcher = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(self.matcher, name)
+
+    monkeypatch.setattr(tracker, "matcher", Noting(tracker.matcher))
+    output: list[int] = []
+    for token in encoded("the fox and the dog and the bird and the mouse and so on"):
+        assert tracker.may_follow(output, token) and not tracker.may_follow(output, 1)
+        output.append(token)
+    masks = calls.count("compute_bitmask")
+    assert len(output) / UNMASKED < masks < len(output)
+    runs = " ".join(calls).split("compute_bitmask")
+    assert max(run.count("validate_tokens") for run in runs) == UNMASKED
+    assert max(run.count("consume_token") for run in runs) <= UNMASKED
+
+
+def test_texts_that_are_written_side_by_side_are_not_read_anew_each_time() -> None:
+    grammar = grammars().compile({"regex": "[a-z ]+"})
+    tracker, alone = grammar.track(), [grammar.track() for _ in range(3)]
+    words = [encoded(text * 60) for text in ("the fox ", "a bird ", "some mouse ")]
+    taken = 0
+
+    class Counting:
+        def __init__(self, matcher: Any):
+            self.matcher = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            nonlocal taken
+            taken += name == "consume_token"
+            return getattr(self.matcher, name)
+
+        def deep_copy(self) -> Any:
+            return Counting(self.matcher.deep_copy())
+
+    tracker.matcher = Counting(tracker.matcher)  # type: ignore[assignment]
+    shortest = min(map(len, words))
+    for length in range(1, shortest + 1):
+        for text, own in zip(words, alone, strict=True):
+            assert torch.equal(tracker.allowed(text[:length]), own.allowed(text[:length]))
+            assert not tracker.permits([*text[:length], 0])
+    assert shortest > 3 * FAR
+    assert taken < 3 * (FAR + 2) ** 2 + 3 * shortest < 3 * shortest**2 / 2
 
 
 def test_threads_may_compile_and_follow_at_once() -> None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 KEPT = 64  # compiled forms of a tokenizer
 USES = 256  # of a compiled form: what its matchers note of texts, for all of them, only grows
+UNMASKED = 8  # questions about single tokens between two masks: see Matcher.permits
+FAR = 32  # tokens of a text that a matcher goes back rather than leave a copy there
+ASIDE = 32  # copies that are left
 # Between the parts of a JSON text: without a limit a small model may write line ends for ever.
 SPACE = r" {1,2}|\r?\n[ \t]{0,40}"
 OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
@@ -153,8 +156,9 @@ class Matcher:
     """One branch's place in a grammar; a Tracker.
 
     It stands behind the output it was last asked about, `path`, and goes from there to the next
-    one: back to where they part, then on. Where a form leaves no choice of characters, llguidance
-    allows the tokens alone that the tokenizer would write them with.
+    one: back to where they part, then on. Where that is far, as with texts that are written side by
+    side, a copy stays. Where a form leaves no choice of characters, llguidance allows the tokens
+    alone that the tokenizer would write them with.
     """
 
     def __init__(self, grammar: Grammar):
@@ -162,25 +166,68 @@ class Matcher:
         self.matcher = grammar.matcher.deep_copy()
         self.path: list[int] = []
         self.bits: bytes | None = None  # of the tokens that may follow `path`, where it was asked
+        self.passed: set[int] = set()  # tokens of which it is known without
+        self.unmasked = 0  # questions since there were bits
+        self.aside: list[tuple[LLMatcher, list[int]]] = []  # copies, with their paths
 
     def permits(self, output: Sequence[int]) -> bool:
-        kept = common(self.path, list(output))
-        if kept < len(self.path):
-            self.matcher.rollback(len(self.path) - kept)
-            del self.path[kept:]
-            self.bits = None
+        kept = self._turn(output)
         for token in output[kept:]:
             # The bits are looked at first. They are needed anyway: llguidance limits the work
             # between two such calls, and one matcher beyond the limit takes all its copies along.
-            bits = self._following()
-            allowed = token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1
-            if not allowed or token in self.grammar.ends:
+            # So tokens that passed alone are few.
+            if token not in self.passed and not self._allows(token):
                 return False
             self.matcher.consume_token(token)
             self._check()
             self.path.append(token)
-            self.bits = None
+            self._moved()
         return True
+
+    def may_follow(self, output: Sequence[int], token: int) -> bool:
+        """Whether an allowed text goes on with this token, mostly without the mask of all."""
+        if token in self.grammar.ends or not self.permits(output):
+            return False
+        if self.bits is not None or self.unmasked >= UNMASKED:
+            return self._allows(token)
+        self.unmasked += 1
+        passes = token < self.grammar.vocab and bool(self.matcher.validate_tokens([token]))
+        if passes:
+            forced = self.matcher.compute_ff_tokens()
+            passes = not forced or forced[0] == token
+        self._check()
+        if passes:
+            self.passed.add(token)
+        return passes
+
+    def _turn(self, output: Sequence[int]) -> int:
+        """Goes to where `path` and `output` part; returns how many tokens that are."""
+        kept = common(self.path, list(output))
+        if len(self.path) - kept > FAR:
+            here = self.matcher, list(self.path)
+            reach = [common(path, list(output)) for _, path in self.aside]
+            if reach and max(reach) > kept:
+                kept = max(reach)
+                self.matcher, self.path = self.aside.pop(reach.index(kept))
+                self._moved()
+            else:
+                self.matcher = self.matcher.deep_copy()
+            self.aside = [*self.aside[1 - ASIDE :], here]
+        if kept < len(self.path):
+            self.matcher.rollback(len(self.path) - kept)
+            del self.path[kept:]
+            self._moved()
+        return kept
+
+    def _moved(self) -> None:
+        """Forgets what was known of the tokens after another path."""
+        self.bits = None
+        self.passed = set()
+
+    def _allows(self, token: int) -> bool:
+        bits = self._following()
+        allowed = token >> 3 < len(bits) and bool(bits[token >> 3] >> (token & 7) & 1)
+        return allowed and token not in self.grammar.ends
 
     def whole(self, output: Sequence[int]) -> bool:
         return self.permits(output) and bool(self.matcher.is_accepting())
@@ -197,6 +244,7 @@ class Matcher:
         """A bit for each token that may follow `path`."""
         if self.bits is None:
             self.bits = self.matcher.compute_bitmask()
+            self.unmasked = 0
             self._check()
         return self.bits
 

@@ -1,0 +1,26 @@
+"""Suites of `foretell bench`: tasks of one kind, with figures of their own, one module or
+package a suite.
+
+A suite is found by its name. It has `prepare(given, settings, limit)`, what it is run on;
+`begin(settings, tasks, path)`, its document; `run(settings, tasks, load, document, tell, save)`;
+`tables(document)` and `failures(document)`, what is shown of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from foretell.errors import BadConfig
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def suite(name: str) -> ModuleType:
+    """The suite of this name. Raises BadConfig."""
+    if name not in names():
+        raise BadConfig.field("--suite", name, f"one of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")
