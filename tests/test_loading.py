@@ -77,7 +77,7 @@ def test_shards_give_the_same(folder: Path, sharded: Path) -> None:
 def test_a_draft_model_comes_along(folder: Path, tmp_path: Path) -> None:
     draft = tiny.save(tiny.relative(tiny.llama()), tmp_path / "draft")
     lm = foretell.load(folder, draft=draft)
-    out = lm.generate(CODE, "draft", max_new_tokens=12)
+    out = lm.generate(CODE, "draft:nodes=4", max_new_tokens=12)
     assert (
         out.stats.drafted > 0 and out.tokens == lm.generate(CODE, "plain", max_new_tokens=12).tokens
     )

@@ -1,7 +1,8 @@
 """Rewards: what a text is worth as an answer to a prompt, in one number, the higher the better.
 
 A reward reads texts, not tokens, so any tokenizer serves, and it may be slow: strategies ask it
-in a `Call`. One that is no number drops the text it was asked about.
+in a `Call`. One that is judged by a model takes steps of its own instead. A reward that is no
+number drops the text it was asked about.
 """
 
 from __future__ import annotations
@@ -25,9 +26,19 @@ class Reward:
     kind = "reward"
     partial = True  # whether it says something of texts that are not finished
 
+    def check(self, ctx: Context) -> None:
+        """Raises, before anything runs, for what it needs and the request has not."""
+
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
         """Of each text; NaN where it cannot tell. All texts answer the prompt."""
         raise NotImplementedError
+
+    def steps(
+        self, ctx: Context, prompt: str, texts: Sequence[str]
+    ) -> Generator[Message, Any, list[float]]:
+        """The same for one that asks models, on quiet branches that it opens and drops."""
+        found: list[float] = yield Call(lambda: self.scores(prompt, texts))
+        return found
 
 
 def scored(
@@ -40,7 +51,7 @@ def scored(
     stops = ctx.request.sampling.stop
     # As a user gets them: cut before what ended them.
     texts = [Detokenizer(decode, stops).push(list(output), final=True) for output in outputs]
-    found = yield Call(lambda: reward.scores(prompt, texts))
+    found = yield from reward.steps(ctx, prompt, texts)
     if len(found) != len(texts):
         name = type(reward).__name__.lower()
         raise BadConfig(f"reward {name!r} gave {len(found)} numbers for {len(texts)} texts")
@@ -53,8 +64,8 @@ def agreement() -> Reward:
     return made
 
 
-def needs_text(method: str, ctx: Context) -> None:
-    """Raises Unsupported where there is no tokenizer to make a text with."""
+def needs_text(method: str, ctx: Context, *rewards: Reward | None) -> None:
+    """Raises Unsupported where there is no tokenizer to make a text with, and what these raise."""
     if ctx.request.text is None:
         raise Unsupported.missing(
             method,
@@ -62,3 +73,6 @@ def needs_text(method: str, ctx: Context) -> None:
             "a tokenizer, since rewards read texts",
             "load the model from a folder that has one",
         )
+    for reward in rewards:
+        if reward is not None:
+            reward.check(ctx)

@@ -74,7 +74,7 @@ class AStar(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
-        needs_text("a-star", ctx)
+        needs_text("a-star", ctx, self.reward)
         refuse_source("a-star", ctx.request)
         return self._steps(ctx)
 

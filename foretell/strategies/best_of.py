@@ -63,7 +63,7 @@ class BestOf(Samples):
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, before anything runs, where no text can be made."""
         if self.n > 1:
-            needs_text("best-of", ctx)
+            needs_text("best-of", ctx, self.reward)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:

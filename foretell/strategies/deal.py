@@ -59,7 +59,7 @@ class Deal(Strategy):
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         refuse_options("deal", ctx.request.sampling, REFUSED)
-        needs_text("deal", ctx)
+        needs_text("deal", ctx, self.reward)
         reward = self.reward
         assert reward is not None, "refused when it was made"
 

@@ -72,7 +72,7 @@ class PgTd(Strategy):
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         refuse("pg-td", ctx)
-        needs_text("pg-td", ctx)
+        needs_text("pg-td", ctx, self.reward)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:

@@ -77,7 +77,7 @@ class TransferQ(Strategy):
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         refuse_options("transfer-q", ctx.request.sampling, REFUSED)
-        needs_text("transfer-q", ctx)
+        needs_text("transfer-q", ctx, self.reward, self.own)
         for name in self.models:
             check_room(ctx, "transfer-q:baseline", name)
         reward, own = self.reward, self.own

@@ -58,13 +58,24 @@ plain = st.recursive(
 )
 
 
+def shown(value: Any) -> Any:
+    """With the types of all that is in it; the order of sets is nobody's choice."""
+    if isinstance(value, set | frozenset):
+        return type(value), sorted(str(shown(one)) for one in value)
+    if isinstance(value, list | tuple):
+        return type(value), [shown(one) for one in value]
+    if isinstance(value, dict):
+        return [(shown(key), shown(one)) for key, one in value.items()]
+    return type(value), repr(value)
+
+
 @settings(max_examples=60)
 @given(plain)
 def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     import json
 
     back = jail.unpacked(json.loads(json.dumps(jail.packed(value))))
-    assert back == value and type(back) is type(value) and repr(back) == repr(value)
+    assert back == value and shown(back) == shown(value)
 
 
 def test_a_program_can_use_files_of_its_own() -> None:
