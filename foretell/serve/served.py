@@ -29,9 +29,11 @@ class Served:
         """Who computes the target's forwards."""
         return self.lm.models["target"].usual_executor
 
-    def about(self, method: str) -> tuple[str, str]:
-        """The name of a method, `auto` resolved, and what it guarantees."""
-        name, strategy = self.lm.resolve(method)
+    def about(self, method: str, reward: Any = None) -> tuple[str, str]:
+        """The name of a method, `auto` resolved, and what it guarantees. `reward`: what it chooses
+        by, which some methods cannot be made without.
+        """
+        name, strategy = self.lm.resolve(method, reward)
         return name, strategy_guarantee(name, strategy)
 
     @cached_property

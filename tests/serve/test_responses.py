@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foretell.cards import card
+from foretell.errors import BadConfig
 from foretell.serve.responses import Spelling
 from foretell.serve.served import Served
 from tests import tiny
@@ -76,3 +77,12 @@ def test_a_method_guarantees_what_its_weakest_part_does(method: str, claim: str)
     assert name == method.partition(":")[0] and guarantee.split(":")[0] == claim
     if claim == "lossy":
         assert guarantee == card("typical", "rule").guarantee
+
+
+@pytest.mark.parametrize("method", ["a-star", "deal", "transfer-q", "pg-td"])
+def test_a_method_that_needs_a_reward_has_it_from_the_request(method: str) -> None:
+    served = Served(tiny.lm(draft=False), "tiny")
+    name, guarantee = served.about(method, "keywords:words=a")
+    assert name == method and guarantee.startswith("lossy")
+    with pytest.raises(BadConfig, match="needs a reward"):
+        served.about(method)
