@@ -24,7 +24,7 @@ the result, or the best partial one, with the reason `budget`
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,8 +120,7 @@ class AStar(Strategy):
                     finished.append((value, branch))
             heap[:], given_up = kept(heap, self.frontier)
             finished[:] = [one for one in finished if one[1] not in given_up]
-            for branch in given_up:
-                yield Drop(branch)
+            yield from self.drop(ctx, given_up)
         return True
 
     def step(self, ctx: Context, most: int) -> Generator[Message, Any, None]:
@@ -140,10 +139,15 @@ class AStar(Strategy):
         """One branch of each text; the others are dropped."""
         first: dict[tuple[int, ...], int] = {}
         for branch in behind:
-            text = tuple(ctx.branches[branch].output)
-            if first.setdefault(text, branch) != branch:
-                yield Drop(branch)
+            first.setdefault(tuple(ctx.branches[branch].output), branch)
+        yield from self.drop(ctx, set(behind) - set(first.values()))
         return list(first.values())
+
+    def drop(self, ctx: Context, branches: Iterable[int]) -> Generator[Message, Any, None]:
+        """The request's own branch stays: it is the answer if the request is ended from outside."""
+        for branch in branches:
+            if branch != ctx.branch:
+                yield Drop(branch)
 
     def values(self, ctx: Context, behind: Sequence[int]) -> Generator[Message, Any, list[float]]:
         """The rewards of these branches' texts; 0 where there is none. Raises BadConfig."""

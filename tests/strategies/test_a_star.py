@@ -19,7 +19,7 @@ from foretell.ops.rewards import Reward
 from foretell.strategies.a_star import AStar
 from foretell.strategies.plain import Plain
 from tests import laws
-from tests.strategies.choosing import VOCAB, law_after, write
+from tests.strategies.choosing import PROMPT, VOCAB, law_after, write
 
 SPECS = ["a-star:reward=(keywords:words=b),k=2,end=c,longest=3"]
 END, STOP = 2, 3  # of a step, of a text
@@ -106,6 +106,18 @@ def test_the_answer_is_that_of_a_plain_search(k: int, tokens: int) -> None:
         reasons.add(why)
         longest = max(longest, taken)
     assert longest > 2 and ("budget" in reasons) == bool(tokens)
+
+
+def test_ended_from_outside_it_has_a_text() -> None:
+    """The request's own branch is there at any time, though the search has given it up."""
+    for seed in range(10):
+        engine = Engine({"target": Toy(VOCAB, 0, copy=1.0)})
+        config = AStar(Share(), 3, end=laws.spell([END]), longest=4, frontier=1)
+        live = engine.add(Request(PROMPT, config, sampled(seed), text=laws.spell))
+        while engine.live:
+            engine.step()
+            assert 0 in live.ctx.branches and live.ctx.output is not None
+        assert live.error is None
 
 
 def test_with_a_perfect_reward_no_bad_step_is_ever_continued() -> None:
