@@ -76,3 +76,13 @@ def needs_text(method: str, ctx: Context, *rewards: Reward | None) -> None:
     for reward in rewards:
         if reward is not None:
             reward.check(ctx)
+
+
+def needs_partial(method: str, reward: Reward | None) -> None:
+    """Raises BadConfig for a reward that says nothing of texts that are not finished."""
+    if reward is not None and not reward.partial:
+        name = type(reward).__name__
+        raise BadConfig(
+            f"{method} asks what unfinished texts are worth, and the reward {name} reads whole "
+            "ones alone; take best-of or pg-td with it, or another reward"
+        )

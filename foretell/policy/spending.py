@@ -92,28 +92,29 @@ def _guarded(steps: Steps, ledger: Ledger, root: bool = False) -> Generator[Mess
     """
     answer: Any = None
     error: Exception | None = None
-    while True:
-        try:
-            message = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as end:
-            return end.value
-        answer = error = None
-        if asks(message) and ledger.spent:
-            break
-        if isinstance(message, Together):
-            inner = [_guarded(one, ledger) for one in message.steps]
-            message = Together(inner, message.first)
-        try:
-            answer = yield message
-        except Exception as raised:
-            error = raised
-            continue
-        ledger.note(message, answer)
-        if isinstance(message, Together) and ledger.spent:
-            break
-    if root:
-        yield from _ending(steps, ledger)
-    else:
+    try:
+        while True:
+            try:
+                message = steps.throw(error) if error is not None else steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = error = None
+            if asks(message) and ledger.spent:
+                break
+            if isinstance(message, Together):
+                inner = [_guarded(one, ledger) for one in message.steps]
+                message = Together(inner, message.first)
+            try:
+                answer = yield message
+            except Exception as raised:
+                error = raised
+                continue
+            ledger.note(message, answer)
+            if isinstance(message, Together) and ledger.spent:
+                break
+        if root:
+            yield from _ending(steps, ledger)
+    finally:
         steps.close()
 
 
@@ -130,7 +131,6 @@ def _ending(steps: Steps, ledger: Ledger) -> Steps:
             message = steps.send((yield message))
     except (Spent, StopIteration):
         message = None
-    steps.close()
     if isinstance(message, Finish):
         yield Finish(message.branch, REASON, message.answers)
         return

@@ -33,7 +33,7 @@ from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Drop, Finish, Message, Reply, Steps, Together
 from foretell.errors import BadConfig
-from foretell.ops.rewards import Reward, needs_text, scored
+from foretell.ops.rewards import Reward, needs_partial, needs_text, scored
 from foretell.ops.samples import branches
 from foretell.policy.checks import refuse_source
 from foretell.policy.spending import REASON, Spent
@@ -75,6 +75,7 @@ class AStar(Strategy):
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         needs_text("a-star", ctx, self.reward)
+        needs_partial("a-star", self.reward)
         refuse_source("a-star", ctx.request)
         return self._steps(ctx)
 

@@ -30,7 +30,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.types import Message, Steps
 from foretell.errors import BadConfig
 from foretell.ops.ahead import Path, one_by_one
-from foretell.ops.rewards import Reward, needs_text, scored
+from foretell.ops.rewards import Reward, needs_partial, needs_text, scored
 from foretell.policy.checks import refuse_options
 
 FILTERED = "it chooses among its own k best tokens"
@@ -60,6 +60,7 @@ class Deal(Strategy):
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         refuse_options("deal", ctx.request.sampling, REFUSED)
         needs_text("deal", ctx, self.reward)
+        needs_partial("deal", self.reward)
         reward = self.reward
         assert reward is not None, "refused when it was made"
 

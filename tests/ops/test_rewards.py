@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.errors import BadConfig
+from foretell.families.toy import Toy
 from foretell.ops.rewards import Reward
+from foretell.strategies.a_star import AStar
 from foretell.strategies.best_of import BestOf
+from foretell.strategies.deal import Deal
 from foretell.strategies.pg_td import PgTd
+from tests import laws
 from tests.strategies.choosing import write
 
 SEEN: list[str] = []
@@ -34,3 +42,17 @@ def test_a_text_is_read_up_to_what_ended_it(method: BestOf | PgTd) -> None:
     assert sorted(map(len, SEEN), reverse=True) != sorted(
         (len(tokens) for tokens, _, _ in live.answers), reverse=True
     )
+
+
+@pytest.mark.parametrize("method", [AStar, Deal])
+def test_a_judge_of_whole_texts_is_asked_about_no_unfinished_one(method: Any) -> None:
+    class Whole(Listening):
+        partial = False
+
+    def add(reward: Reward) -> None:
+        request = Request([0, 1], method(reward), Sampling(), text=laws.spell)
+        Engine({"target": Toy(4)}).add(request)
+
+    add(Listening())
+    with pytest.raises(BadConfig, match=r"unfinished texts .* Whole reads whole ones alone"):
+        add(Whole())
