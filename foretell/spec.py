@@ -40,7 +40,7 @@ DRAFT = "draft:best=yes"
 CHEAP = 1 / 8
 # And this, where a head ships for the target and a plain step takes at least HEAD_STEP, in place of
 # a draft model: what a quicker step wins by it, growing a tree takes.
-HEAD = "eagle3:depth=5,breadth=4,least=0.1"
+HEAD = "eagle3:depth=5,breadth=4,least=0.1,reads=256"
 HEAD_STEP = 2.5e-3  # seconds
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")

@@ -71,8 +71,7 @@ class Computed:
     """What a forward of some jobs gave, in their order."""
 
     logits: torch.Tensor  # (all wanted rows, V)
-    # of each tap (all new nodes, E)
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # of each tap (new nodes, E)
     computed_by: str = "torch"
     width: int = 0  # tokens computed, with those that only fill a forward up
     # Of each job its Reply's `followed`; empty: nothing followed.
@@ -94,6 +93,7 @@ class Model:
     lag = 1  # how far before its own token the one is whose taps a node reads: 0 or 1
     copies_rows = False  # whether its caches take their rows from the target's
     learns = False  # whether it makes further copies of its weights while it serves
+    reads = 0  # so many of a prompt's tokens at most, the last ones; 0: all of them
     tokenizer: Any = None  # what its texts are made with, where that is known
     usual_executor = "torch"  # who computes its plain jobs
     reads_segments = True  # whether these may begin with rows that others share

@@ -16,6 +16,7 @@ Differs:
 - verification walks the tree by one draw a node, which accepts each token with the same chance as
 the paper's trials in turn
 - `least` is ours: levels that are hardly ever reached are not worth the head's forward
+- `reads` is ours: of a long prompt the last tokens tell the head nearly as much as all of them
 - the policy may verify fewer nodes than `total`, where more are not worth their time
 """
 
@@ -39,6 +40,7 @@ class Eagle3(Drafter):
     breadth: int = 10  # nodes of a level that have children, and children of each
     total: int = 59  # nodes that are verified at most
     least: float = 0.0  # no level follows one whose best path is less likely
+    reads: int = 0  # tokens of a prompt that the head reads, the last ones; 0: all of them
 
     models = ("head",)
     needs = ("tree",)
@@ -48,7 +50,7 @@ class Eagle3(Drafter):
 
     @property
     def shape(self) -> TreeShape:
-        return TreeShape(self.depth, self.breadth, self.total, self.least)
+        return TreeShape(self.depth, self.breadth, self.total, self.least, reads=self.reads)
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         return head_of(models["target"], "eagle3", "eagle3", self.head, self.shape)

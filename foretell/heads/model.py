@@ -100,6 +100,7 @@ class HeadModel(Model):
         self.feeds, self.lag, self.block = head.taps, head.lag, head.block
         self.deepest = head.deepest
         self.shape = shape or TreeShape()
+        self.reads = self.shape.reads
         self.layout = head.layout
         self.native: NativeLayer | None = None
         packed = isinstance(target.head, PackedLinear)
@@ -126,6 +127,9 @@ class HeadModel(Model):
             rows.states = TappedStates((STATE,))
         cache = self.prepared(rows, request, beside)
         cache.breadth = self.shape.breadth
+        if self.reads and request is not None:
+            # It holds no rows of the tokens before these, as if they had been evicted.
+            cache.length = max(0, len(request.prompt) - 1 - self.reads)
         return cache
 
     @property

@@ -51,6 +51,8 @@ class TappedStates:
     def keep(self, nodes: Sequence[int]) -> None:
         """The states of these scratch rows, a path, become those of the next committed tokens."""
         end = self.length + len(nodes)
+        rows = list(nodes)
+        chosen: slice | list[int] = slice(len(rows)) if rows == [*range(len(rows))] else rows
         for tap, scratch in self.scratch.items() if nodes else ():
             held = self.committed.get(tap)
             if held is None or len(held) < end or self.shared:
@@ -58,7 +60,7 @@ class TappedStates:
                 if held is not None:
                     grown[: self.length] = held[: self.length]
                 self.committed[tap] = held = grown
-            held[self.length : end] = scratch[list(nodes)]
+            held[self.length : end] = scratch[chosen]
         if nodes:
             self.shared = False
             self.length = end

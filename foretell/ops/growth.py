@@ -34,6 +34,7 @@ class TreeShape:
     total: int = 59  # nodes that are kept, those with the likeliest paths
     least: float = 0.0  # no level follows one whose best path is less likely
     share: float = 0.0  # children less likely than this share of their best sibling are dropped
+    reads: int = 0  # tokens of a prompt that the head reads, the last ones; 0: all of them
 
     def check(self, method: str) -> None:
         """Raises BadConfig."""
@@ -41,6 +42,8 @@ class TreeShape:
             if not 1 <= getattr(self, name) <= most:
                 allowed = f"between 1 and {most}"
                 raise BadConfig.field(f"{method}:{name}", getattr(self, name), allowed)
+        if self.reads < 0:
+            raise BadConfig.field(f"{method}:reads", self.reads, "at least 0, which is all of them")
         for name in ("least", "share"):
             if not 0 <= getattr(self, name) < 1:
                 allowed = "at least 0 and below 1"

@@ -23,7 +23,7 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import merge
-from foretell.policy.costs import Payoff
+from foretell.policy.costs import COSTLY_LOSS, Payoff
 from foretell.policy.stopwatch import Stopwatch
 
 PROMISES = (0.25, 0.75, 1.5, 3.0)  # tokens that the others promise, between kinds of steps
@@ -47,20 +47,26 @@ class Part:
         """About how long its models will take to read the text; 0 where nothing is known yet."""
         seconds = 0.0
         for name in self.drafter.models:
-            costs = self.ctx.engine.costs_of(self.ctx.models[name])
+            model = self.ctx.models[name]
+            costs = self.ctx.engine.costs_of(model)
             largest = max(costs.seconds, default=1)
-            seconds += costs.seconds.get(largest, 0.0) / largest * len(self.ctx.tokens)
+            tokens = min(len(self.ctx.tokens), model.reads or model.context)
+            seconds += costs.seconds.get(largest, 0.0) / largest * tokens
         return seconds
 
     def due(self, tree: TokenTree) -> bool:
         """Whether to ask it in this step, where the others have proposed this tree.
 
         Its models read the text once the request has run for as long as that takes: so a request
-        that ends early loses little by it, and a long one little of what it wins.
+        that ends early loses little by it, and a long one little of what it wins. Where asking it
+        has not paid lately, that too may lose no more than COSTLY_LOSS of the request's time.
         """
-        if not self.begun and self.waited < self.reading_seconds():
-            return False
-        return self.judged_beside(tree).due()
+        payoff = self.judged_beside(tree)
+        if not self.begun:
+            patience = 1 if payoff.pays else 1 / COSTLY_LOSS
+            if self.waited < patience * self.reading_seconds():
+                return False
+        return payoff.due()
 
     def judged_beside(self, tree: TokenTree) -> Payoff:
         """Whether asking it pays, where the others have proposed this tree."""

@@ -148,6 +148,11 @@ class Payoff:
         self.wait = 0  # steps until the next attempt
         self.pause = 0  # steps between the last two attempts
 
+    @property
+    def pays(self) -> bool:
+        """Whether the attempts win what they cost, or none has shown that they do not."""
+        return not self.pause
+
     def due(self) -> bool:
         """Whether to ask in this step; to be called once a step."""
         self.wait -= 1

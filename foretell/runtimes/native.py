@@ -234,8 +234,9 @@ class NativeExecutor(Executor):
                 raise MemoryError("no memory for a step")
         self.size = nodes
         # Where a part of the layers ran, others are entered with these, and lose no bit by it.
-        part = jobs[0].layers is not None
-        found = {tap: hidden[i] if part else hidden[i].to(self.dtype) for i, tap in enumerate(taps)}
+        if jobs[0].layers is None:
+            hidden = hidden.to(self.dtype)
+        found = dict(zip(taps, hidden, strict=True))
         return Computed(logits, found, followed=followed, forwards=max(1, count))
 
     def _follows(self, jobs: Sequence[Job]) -> int:

@@ -38,10 +38,12 @@ def test_it_drafts_the_same_at_any_temperature() -> None:
     assert repr(cold) == repr(warm) and not any(warm.laws)
 
 
-@pytest.mark.parametrize("option", ["depth", "breadth", "total"])
-def test_settings_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(BadConfig, match=f"eagle3:{option}=0"):
-        Eagle3(**{option: 0})
+@pytest.mark.parametrize(
+    ("option", "value"), [("depth", 0), ("breadth", 0), ("total", 0), ("reads", -1)]
+)
+def test_settings_out_of_range_are_refused(option: str, value: int) -> None:
+    with pytest.raises(BadConfig, match=f"eagle3:{option}={value}"):
+        Eagle3(**{option: value})
 
 
 def test_a_model_without_states_is_refused_by_name() -> None:

@@ -197,6 +197,48 @@ def test_a_shared_prefix_is_read_as_rows_of_its_own(kind: str) -> None:
         assert torch.allclose(row, rows[0], atol=1e-5)
 
 
+@torch.inference_mode()
+def test_a_head_may_read_a_prompts_last_tokens_only() -> None:
+    """As far as distances go, to a head they are all there is of the text."""
+    target = Decoder(tiny("llama", dtype=torch.float64), "llama")
+    head = head_of(target, "eagle3", shape=TreeShape(reads=4))
+    text = [(11 * i + i * i) % 90 for i in range(14)]
+    rows = []
+    for missing in (0, 8):
+        beside = laws.fresh_states(head, target, text)
+        beside.commit(text)
+        assert beside.states is not None
+        states = {tap: held[missing:] for tap, held in beside.states.committed.items()}
+        beside.states.committed = states
+        beside.states.length -= missing
+        rest = text[missing:]
+        beside.synced = len(rest)
+        own = head.cache(Request(rest, Speculative(Eagle3())), beside)
+        job, whole = own.prepare(Ask(TokenTree(rest[-1])), rest, len(rest))
+        assert whole and job.tokens == text[9:] and job.start == 0
+        assert job.positions == [*range(9 - missing, 14 - missing)]
+        rows.append(head.forward([job])[0].logits)
+    assert torch.allclose(rows[0], rows[1], atol=1e-6)
+    own = head.cache(
+        Request(text[:3], Speculative(Eagle3())), laws.fresh_states(head, target, text)
+    )
+    job, _ = own.prepare(Ask(TokenTree(text[-1])), text, len(text))
+    assert job.tokens == text, "of a short prompt everything is read"
+
+
+@NATIVE
+def test_what_a_head_left_out_takes_part_in_no_draft_but_changes_no_text() -> None:
+    target = packed("bfloat16")
+    prompt = [(11 * i + i * i) % 90 for i in range(40)]
+    drafter = Eagle3(depth=4, breadth=3, total=9, reads=5)
+    found = []
+    for reads in (0, 5, 39, 400):
+        head = head_of(target, "eagle3", shape=TreeShape(4, 3, 9, reads=reads))
+        found.append(drafted(target, head, drafter, [prompt]))
+    assert found[0][0] == found[1][0] and found[0] == found[2] == found[3]
+    assert found[0][1] != found[1][1]
+
+
 def test_a_long_prompt_in_pieces_is_drafted_as_whole() -> None:
     lm = foretell.load("demo", dtype="float32", device="cpu", executor="torch")
     target: Any = lm.models["target"]

@@ -220,28 +220,35 @@ def test_who_asks_a_model_is_judged_by_what_the_others_promise() -> None:
     assert often[False] == 100 and 4 < often[True] < 20
 
 
-def test_a_model_reads_the_text_when_the_request_has_run_as_long_as_that_takes() -> None:
+@pytest.mark.parametrize(("reads", "pause", "steps"), [(0, 0, 1), (2, 0, 2 / 3), (0, 5, 20)])
+def test_a_model_reads_the_text_when_the_request_has_run_as_long_as_that_takes(
+    reads: int, pause: int, steps: float
+) -> None:
+    """It may read the last tokens only. Where it did not pay lately, it waits 20 times as long."""
     composition = Composition((Fixed(((1, 2),), "copy"), Asking(((4, 5),), "model")))
     _, ctx, state = propose(composition, 9)
     model = Toy(8)
+    model.reads = reads
     ctx.engine.models["draft"] = ctx.models["draft"] = model
     ctx.costs.seconds = {1: 1.0}
     ctx.timed = True
     for part in state:
         part.begun = False
         part.waited = 0.0
+        for payoff in part.payoffs if part.drafter.models else ():
+            payoff.pause = pause
     ctx.engine.costs_of(model).seconds = {1: 9.0, 64: 64.0}  # a second a token of a long text
-    steps = 0
+    waited = 0
     while True:
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))
         tree = done.value.value
         if "model" in tree.sources:
             break
-        steps += 1
+        waited += 1
         reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
         composition.observe(ctx, state, Feedback(tree, reply, Outcome([], 0), [0]))
-    assert steps == len(ctx.tokens), "the text was not read when it had paid to wait"
+    assert waited == steps * len(ctx.tokens), "the text was not read when it had paid to wait"
 
 
 def test_a_step_without_a_question_counts_against_nobody() -> None:
