@@ -135,19 +135,20 @@ def on_open(engine: Host, live: Live, task: Task, message: Open) -> None:
 
 def on_fork(engine: Host, live: Live, task: Task, message: Fork) -> None:
     handles = []
+    forked = live.ctx.branches[message.branch]
+    held = {key[0]: cache for key, cache in live.caches.items() if key[1] == message.branch}
+    for cache in held.values():  # else each twin would count all of the text as missing
+        cache.settle(forked.tokens)
     for _ in range(message.n):
-        twin_branch = live.ctx.branches[message.branch].fork()
+        twin_branch = forked.fork()
         twin_branch.quiet |= message.quiet
         handle = live.new_branch(twin_branch)
         handles.append(handle)
-        twins = {}
-        for (model, branch), cache in live.caches.items():
-            if branch == message.branch:
-                twins[model, handle] = cache.fork()
-        live.caches |= twins
+        twins = {(model, handle): cache.fork() for model, cache in held.items()}
         for twin in twins.values():  # what reads the target's cache reads its own branch's
             if twin.beside is not None:
                 twin.beside = twins["target", handle]
+        live.caches |= twins
     task.wake(handles)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +16,21 @@ from foretell.core.request import Request
 from foretell.core.sampling import Sampler
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Open, Sampling, Steps
+from foretell.core.types import (
+    Ask,
+    Commit,
+    Drop,
+    Finish,
+    Fork,
+    Open,
+    Reply,
+    Sampling,
+    Steps,
+    Together,
+)
 from foretell.errors import PromptTooLong
 from foretell.families.toy import Toy
+from foretell.memory.job import Job
 from foretell.strategies.plain import Plain
 from tests import laws
 
@@ -122,6 +135,33 @@ def test_dropping_a_branch_after_branch_0_has_ended_does_not_end_the_search() ->
     live = run(GoOn(), [1, 2, 3], engine, Sampling(max_new_tokens=6, temperature=1.0))
     assert live.reason == "judged" and len(live.ctx.output) == 6
     assert live.ctx.stats.calls == {"target": 12}
+
+
+@dataclass(frozen=True)
+class Many(Strategy):
+    """Reads the text, and then goes on from it 15 times more."""
+
+    def run(self, ctx: Context) -> Steps:
+        yield Ask(TokenTree(ctx.tokens[-1]))
+        more = yield Fork(0, 15)
+        yield Together([Plain().run(ctx.on(branch)) for branch in (0, *more)])
+
+
+def test_forks_of_a_text_that_was_just_read_read_none_of_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    toy = Toy(8)
+    computed: list[int] = []
+    right = toy.forward
+
+    def counting(jobs: Sequence[Job]) -> list[Reply]:
+        computed.append(sum(len(job.tokens) for job in jobs))
+        return right(jobs)
+
+    monkeypatch.setattr(toy, "forward", counting)
+    prompt = [i % 8 for i in range(100)]
+    run(Many(), prompt, Engine({"target": toy}), Sampling(max_new_tokens=3, temperature=1.0))
+    assert computed == [100, 16, 16, 16]
 
 
 # --- texts of their own
