@@ -87,17 +87,18 @@ def lengths(answers: Sequence[Answer]) -> dict[str, Any]:
     if not right or not wrong:
         return {}
     share = len(right) / (len(right) + len(wrong))
-    spreads = [(fmean(part), pstdev(part)) for part in (right, wrong)]
+    of_right = fmean(right), pstdev(right)
+    of_wrong = fmean(wrong), pstdev(wrong)
     sizes = [n for n in (1, 2, 4, 8, 16) if all(len(samples) >= n for samples in told)]
     return {
         "samples": len(right) + len(wrong),
         "right": share,
-        "of_right": spreads[0],
-        "of_wrong": spreads[1],
+        "of_right": of_right,
+        "of_wrong": of_wrong,
         "first_of": [
             {
                 "n": n,
-                "model": first_is_right(share, *spreads, n),
+                "model": first_is_right(share, of_right, of_wrong, n),
                 "counted": fmean(_shortest(samples, n) for samples in told),
             }
             for n in sizes

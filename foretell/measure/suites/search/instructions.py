@@ -15,6 +15,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from foretell.measure.suites.search.tasks import Task, different
@@ -49,9 +50,8 @@ WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """What is asked of a text, and whether one keeps to it. Two of one `about` may clash."""
+    """What is asked of a text, and whether one keeps to it."""
 
-    about: str
     says: str
     holds: Callable[[str], bool]
 
@@ -76,93 +76,81 @@ class Instruction(Task):
 
 
 def instructions(count: int, seed: int) -> list[Instruction]:
-    """Raises BadConfig where there are fewer."""
-    return different([_one, _two], count, seed, "instructions")
+    """Two of three have one demand, the others two. Raises BadConfig where there are fewer."""
+    forms = [partial(_task, demands) for demands in (1, 1, 2)]
+    return different(forms, count, seed, "instructions")
 
 
-def _task(draw: random.Random, count: int) -> Instruction:
-    makers = draw.sample(DEMANDS, len(DEMANDS))
-    demands: dict[str, Demand] = {}
-    for make in makers:
-        demand = make(draw)
-        if len(demands) < count:
-            demands.setdefault(demand.about, demand)
-    chosen = tuple(demands.values())
-    said = " ".join(demand.says for demand in chosen)
-    question = f"Write a short text about {draw.choice(TOPICS)}. {said}"
-    return Instruction(" and ".join(sorted(demands)), question, chosen)
-
-
-def _one(draw: random.Random) -> Instruction:
-    return _task(draw, 1)
-
-
-def _two(draw: random.Random) -> Instruction:
-    return _task(draw, 2)
+def _task(count: int, draw: random.Random) -> Instruction:
+    kinds = draw.sample(sorted(DEMANDS), count)
+    demands = tuple(draw.choice(DEMANDS[kind])(draw) for kind in kinds)
+    said = " ".join(demand.says for demand in demands)
+    question = f"Write a very short text about {draw.choice(TOPICS)}. {said}"
+    return Instruction(" and ".join(sorted(kinds)), question, demands)
 
 
 def _contains(draw: random.Random) -> Demand:
-    words = draw.sample(WORDS, draw.randint(1, 2))
+    words = draw.sample(WORDS, draw.choice((1, 1, 2)))
     listed = " and ".join(f'"{word}"' for word in words)
     plural = "s" if len(words) > 1 else ""
     says = f"Use the word{plural} {listed}."
-    return Demand("words", says, lambda text: set(words) <= said(text))
+    return Demand(says, lambda text: set(words) <= said(text))
 
 
 def _avoids(draw: random.Random) -> Demand:
     word = draw.choice(("is", "was", "and", "with", "it", "in"))
     says = f'Do not use the word "{word}".'
-    return Demand("avoided word", says, lambda text: word not in said(text))
+    return Demand(says, lambda text: word not in said(text))
 
 
 def _longest(draw: random.Random) -> Demand:
     most = draw.choice((20, 30, 40, 50, 60))
     says = f"Use at most {most} words."
-    return Demand("length", says, lambda text: len(WORD.findall(text)) <= most)
+    return Demand(says, lambda text: len(WORD.findall(text)) <= most)
 
 
 def _shortest(draw: random.Random) -> Demand:
     least = draw.choice((30, 40, 50, 60))
     says = f"Use at least {least} words."
-    return Demand("length", says, lambda text: len(WORD.findall(text)) >= least)
+    return Demand(says, lambda text: len(WORD.findall(text)) >= least)
 
 
 def _sentences(draw: random.Random) -> Demand:
     count = draw.randint(1, 4)
     plural = "s" if count > 1 else ""
     says = f"Write exactly {count} sentence{plural}."
-    return Demand("length", says, lambda text: len(SENTENCE.findall(text)) == count)
+    return Demand(says, lambda text: len(SENTENCE.findall(text)) == count)
 
 
 def _ends(draw: random.Random) -> Demand:
     ending = draw.choice(ENDINGS)
     says = f'End with the words "{ending}"'
-    return Demand("form", says, lambda text: text.rstrip('"*').endswith(ending))
+    return Demand(says, lambda text: text.rstrip('"*').endswith(ending))
 
 
 def _begins(draw: random.Random) -> Demand:
     word = draw.choice(("Today", "Once", "Sometimes", "Perhaps", "Yesterday", "Everyone"))
     says = f'Begin with the word "{word}".'
-    return Demand("beginning", says, lambda text: WORD.findall(text)[:1] == [word])
+    return Demand(says, lambda text: WORD.findall(text)[:1] == [word])
 
 
 def _lower(draw: random.Random) -> Demand:
     says = "Use small letters only, no capital letters."
-    return Demand("form", says, lambda text: text == text.lower())
+    return Demand(says, lambda text: text == text.lower())
 
 
 def _upper(draw: random.Random) -> Demand:
     says = "Use CAPITAL LETTERS only."
-    return Demand("form", says, lambda text: text == text.upper())
+    return Demand(says, lambda text: text == text.upper())
 
 
 def _commas(draw: random.Random) -> Demand:
-    return Demand("signs", "Do not use any commas.", lambda text: "," not in text)
+    return Demand("Do not use any commas.", lambda text: "," not in text)
 
 
 def _question(draw: random.Random) -> Demand:
     says = "Ask a question in it."
-    return Demand("signs", says, lambda text: "?" in text)
+    return Demand(says, lambda text: "?" in text)
 
 
 def _bullets(draw: random.Random) -> Demand:
@@ -173,7 +161,7 @@ def _bullets(draw: random.Random) -> Demand:
         lines = [line for line in text.split("\n") if line.strip()]
         return len(lines) == count and all(line.startswith("* ") for line in lines)
 
-    return Demand("form", says, holds)
+    return Demand(says, holds)
 
 
 def said(text: str) -> set[str]:
@@ -181,17 +169,12 @@ def said(text: str) -> set[str]:
     return {word.lower() for word in WORD.findall(text)}
 
 
-DEMANDS: Sequence[Callable[[random.Random], Demand]] = (
-    _contains,
-    _avoids,
-    _longest,
-    _shortest,
-    _sentences,
-    _ends,
-    _begins,
-    _lower,
-    _upper,
-    _commas,
-    _question,
-    _bullets,
-)
+# By what they are about: two of one kind may clash.
+DEMANDS: dict[str, Sequence[Callable[[random.Random], Demand]]] = {
+    "words": (_contains,),
+    "avoided word": (_avoids,),
+    "length": (_longest, _shortest, _sentences),
+    "form": (_ends, _lower, _upper, _bullets),
+    "beginning": (_begins,),
+    "signs": (_commas, _question),
+}

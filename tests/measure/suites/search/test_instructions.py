@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 
 import pytest
 
 from foretell.measure.suites.search import instructions as module
-from foretell.measure.suites.search.instructions import DEMANDS, Instruction, instructions
-
-MANY = "word " * 60
+from foretell.measure.suites.search.instructions import DEMANDS, Demand, Instruction, instructions
 
 
 def _texts(says: str) -> tuple[str, list[str]]:
@@ -42,8 +41,11 @@ def _texts(says: str) -> tuple[str, list[str]]:
     return "* one\n\n" * number, ["* one\n" * (number + 1), "- one\n" * number, "* one"]
 
 
-@pytest.mark.parametrize("make", DEMANDS, ids=lambda make: make.__name__.strip("_"))
-def test_a_demand_tells_texts_apart(make: module.Maker) -> None:
+MAKERS = [make for makers in DEMANDS.values() for make in makers]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__.strip("_"))
+def test_a_demand_tells_texts_apart(make: Callable[[random.Random], Demand]) -> None:
     for seed in range(20):
         demand = make(random.Random(seed))
         good, bad = _texts(demand.says)
@@ -67,6 +69,6 @@ def test_tasks_are_different_and_their_demands_do_not_clash() -> None:
     assert len({task.question for task in tasks}) == 300
     assert {len(task.demands) for task in tasks} == {1, 2}
     for task in tasks:
-        about = [demand.about for demand in task.demands]
-        assert len(set(about)) == len(about)
+        kinds = task.kind.split(" and ")
+        assert len(set(kinds)) == len(task.demands) and set(kinds) <= set(DEMANDS)
         assert all(demand.says in task.question for demand in task.demands)
