@@ -12,6 +12,7 @@ from rich.text import Text
 
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
+    Budget,
     Device,
     Draft,
     ModelOptions,
@@ -82,9 +83,17 @@ def bench(
         str | None,
         typer.Option(
             help="Tasks with figures of their own in place of prompts: jsonschema, or search, "
-            "whether tests find programs that pass hidden ones."
+            "what searches, samples and other methods solve, and what they compute for it."
         ),
     ] = None,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="Sorts of tasks for --suite search, one or several: functions, programs, sums, "
+            "lists, instructions. Without it functions."
+        ),
+    ] = "",
+    budget: Budget = None,
     schemas: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,12 +129,16 @@ def bench(
     check_writable("--json", file)
     check_writable("--html", html_out)
     specs = split_specs(methods, "--methods")
-    for spec in specs:
-        check_method(spec)
     if suite is None and (schemas or limit):
         raise BadConfig("--schemas and --limit: are of a suite; add --suite jsonschema")
+    if suite is None and (tasks or budget):
+        raise BadConfig("--tasks and --budget: are of a suite; add --suite search")
     if suite is not None and (prompts or html_out):
         raise BadConfig("--prompts and --html: --suite has no use for them; leave them out")
+    own = () if suite is None else _ways(suite)
+    for spec in specs:
+        if spec.partition(":")[0] not in own:
+            check_method(spec)
     import torch
 
     from foretell.measure import bench as runner
@@ -144,14 +157,16 @@ def bench(
         requests=numbers("--requests", requests, int),
         contexts=numbers("--contexts", contexts, int),
         device=device,
+        tasks=several(tasks),
+        budget=budget or "",
     )
     if threads:
         torch.set_num_threads(threads)
     if suite is not None:
         of = suites.suite(suite)
-        tasks = of.prepare(schemas or [], settings, limit)
-        document = of.begin(settings, tasks, file)
-        _run(partial(of.run, settings, tasks), ModelOptions("", draft, device), document, file)
+        items = of.prepare(schemas or [], settings, limit)
+        document = of.begin(settings, items, file)
+        _run(partial(of.run, settings, items), ModelOptions("", draft, device), document, file)
         if to_stdout:
             emit_json(document)
         else:
@@ -170,6 +185,14 @@ def bench(
             head, *rows = measured.text()
             _print_table(measured.title, head, rows)
     return _told(report.failures(document))
+
+
+def _ways(suite: str) -> tuple[str, ...]:
+    """What a suite can compare beside the methods."""
+    from foretell.measure import suites
+
+    found: tuple[str, ...] = getattr(suites.suite(suite), "WAYS", ())
+    return found
 
 
 def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:

@@ -15,7 +15,8 @@ class Settings:
 
     `draft`: None, or a smaller relative of every model; `peers`: as foretell.measure.peers names
     them; `contexts`: lengths in tokens of the prompts that are made besides, of all sets together;
-    `device`: the one asked for, kept so that a run is not continued on another one.
+    `device`: the one asked for, kept so that a run is not continued on another one; `tasks`: sorts
+    of a suite's tasks, `budget`: what each answer of a suite may take, as policy.spending reads it.
     """
 
     models: tuple[str, ...] = ("demo",)
@@ -30,6 +31,8 @@ class Settings:
     requests: tuple[int, ...] = (1,)
     contexts: tuple[int, ...] = ()
     device: str | None = None
+    tasks: tuple[str, ...] = ()
+    budget: str = ""
 
     def __post_init__(self) -> None:
         for name in ("models", "dtypes", "methods", "temperatures", "requests"):
@@ -41,6 +44,8 @@ class Settings:
             raise BadConfig.field("max_new_tokens", self.max_new_tokens, allowed)
         if self.rounds < 1:
             raise BadConfig.field("rounds", self.rounds, "at least 1")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise BadConfig.field("tasks", self.tasks, "each named once")
         for name in ("requests", "contexts"):
             least = min(getattr(self, name), default=1)
             if least < 1:

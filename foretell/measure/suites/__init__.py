@@ -3,7 +3,8 @@ package a suite.
 
 A suite is found by its name. It has `prepare(given, settings, limit)`, what it is run on;
 `begin(settings, tasks, path)`, its document; `run(settings, tasks, load, document, tell, save)`;
-`tables(document)` and `failures(document)`, what is shown of it.
+`tables(document)` and `failures(document)`, what is shown of it. It may have `WAYS`, names that it
+compares beside those of methods.
 """
 
 from __future__ import annotations

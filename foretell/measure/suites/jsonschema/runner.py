@@ -35,8 +35,9 @@ def begin(settings: Settings, items: Sequence[Item], path: Path | None = None) -
     Unsupported without the package that judges answers.
     """
     Checker()
-    for name, usual in (("peers", ()), ("requests", (1,)), ("contexts", ())):
-        if getattr(settings, name) != usual:
+    usual = Settings()
+    for name in ("peers", "requests", "contexts", "tasks", "budget"):
+        if getattr(settings, name) != getattr(usual, name):
             raise BadConfig(f"--{name}: --suite jsonschema has no use for it; leave it out")
     sets: dict[str, list[Any]] = {}
     for item in items:
