@@ -81,8 +81,10 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Tasks with figures of their own in place of prompts: jsonschema, or search, "
-            "whether tests find programs that pass hidden ones."
+            help="Tasks with figures of their own in place of prompts: jsonschema; search, whether "
+            "tests find programs that pass hidden ones; repetition, whether texts go in circles; "
+            "monitor, whether names behind dots exist; rewards, what rewards and choices by them "
+            "are worth."
         ),
     ] = None,
     schemas: Annotated[
@@ -92,11 +94,23 @@ def bench(
             help="Schemas for --suite jsonschema. Repeatable; without it some are generated.",
         ),
     ] = None,
+    warp: Annotated[
+        str,
+        typer.Option(
+            help="Warpers that --suite repetition compares, several with commas: momentum, "
+            "rpg:decay=0.8, a+b; or options of sampling, as in repetition_penalty=1.2."
+        ),
+    ] = "",
+    reward: Annotated[
+        str,
+        typer.Option(help="Rewards that --suite rewards asks about pairs of answers."),
+    ] = "",
     limit: Annotated[
         int,
         typer.Option(
             min=0,
-            help="So many tasks of a suite, of jsonschema so many of each set; 0: all.",
+            help="So many tasks of a suite, of jsonschema and repetition so many of each set; "
+            "0: all.",
         ),
     ] = 0,
     threads: Threads = None,
@@ -124,8 +138,9 @@ def bench(
         check_method(spec)
     if suite is None and (schemas or limit):
         raise BadConfig("--schemas and --limit: are of a suite; add --suite jsonschema")
-    if suite is not None and (prompts or html_out):
-        raise BadConfig("--prompts and --html: --suite has no use for them; leave them out")
+    if suite is None and (warp or reward):
+        raise BadConfig("--warp and --reward: are of a suite; add --suite repetition or rewards")
+    given = _given(suite, prompts, schemas, html_out)
     import torch
 
     from foretell.measure import bench as runner
@@ -144,12 +159,14 @@ def bench(
         requests=numbers("--requests", requests, int),
         contexts=numbers("--contexts", contexts, int),
         device=device,
+        warps=tuple(split_specs(warp, "--warp")) if warp else (),
+        rewards=tuple(split_specs(reward, "--reward")) if reward else (),
     )
     if threads:
         torch.set_num_threads(threads)
     if suite is not None:
         of = suites.suite(suite)
-        tasks = of.prepare(schemas or [], settings, limit)
+        tasks = of.prepare(given, settings, limit)
         document = of.begin(settings, tasks, file)
         _run(partial(of.run, settings, tasks), ModelOptions("", draft, device), document, file)
         if to_stdout:
@@ -170,6 +187,28 @@ def bench(
             head, *rows = measured.text()
             _print_table(measured.title, head, rows)
     return _told(report.failures(document))
+
+
+def _given(
+    suite: str | None,
+    prompts: list[str] | None,
+    schemas: list[str] | None,
+    html_out: Path | None,
+) -> list[str]:
+    """What the suite is given to run on. Raises BadConfig for what it has no use for."""
+    if suite is None:
+        return []
+    from foretell.measure import suites
+
+    if getattr(suites.suite(suite), "OPTION", "--schemas") == "--prompts":
+        if schemas or html_out:
+            raise BadConfig(
+                f"--schemas and --html: --suite {suite} has no use for them; leave them out"
+            )
+        return prompts or []
+    if prompts or html_out:
+        raise BadConfig("--prompts and --html: --suite has no use for them; leave them out")
+    return schemas or []
 
 
 def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:

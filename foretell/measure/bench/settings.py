@@ -15,7 +15,8 @@ class Settings:
 
     `draft`: None, or a smaller relative of every model; `peers`: as foretell.measure.peers names
     them; `contexts`: lengths in tokens of the prompts that are made besides, of all sets together;
-    `device`: the one asked for, kept so that a run is not continued on another one.
+    `device`: the one asked for, kept so that a run is not continued on another one; `warps` and
+    `rewards`: specs, which some suites take.
     """
 
     models: tuple[str, ...] = ("demo",)
@@ -30,6 +31,8 @@ class Settings:
     requests: tuple[int, ...] = (1,)
     contexts: tuple[int, ...] = ()
     device: str | None = None
+    warps: tuple[str, ...] = ()
+    rewards: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("models", "dtypes", "methods", "temperatures", "requests"):

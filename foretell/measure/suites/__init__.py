@@ -3,7 +3,8 @@ package a suite.
 
 A suite is found by its name. It has `prepare(given, settings, limit)`, what it is run on;
 `begin(settings, tasks, path)`, its document; `run(settings, tasks, load, document, tell, save)`;
-`tables(document)` and `failures(document)`, what is shown of it.
+`tables(document)` and `failures(document)`, what is shown of it. `given` is what was named by
+`--schemas`, or by another option that the suite calls its `OPTION`.
 """
 
 from __future__ import annotations
