@@ -55,7 +55,7 @@ def bench(
         typer.Option(
             metavar="FILE.jsonl",
             help="A file, or one of chat, summarisation, retrieval, translation, mathematics, "
-            "code, edits. Repeatable; without it these seven.",
+            "code, edits. Repeatable; without it these seven. --suite repetition takes files.",
         ),
     ] = None,
     peers: Annotated[
@@ -136,11 +136,9 @@ def bench(
     specs = split_specs(methods, "--methods")
     for spec in specs:
         check_method(spec)
-    if suite is None and (schemas or limit):
+    if suite is None and limit:
         raise BadConfig("--schemas and --limit: are of a suite; add --suite jsonschema")
-    if suite is None and (warp or reward):
-        raise BadConfig("--warp and --reward: are of a suite; add --suite repetition or rewards")
-    given = _given(suite, prompts, schemas, html_out)
+    given = _given(suite, prompts, schemas, warp, reward, html_out is not None)
     import torch
 
     from foretell.measure import bench as runner
@@ -193,22 +191,25 @@ def _given(
     suite: str | None,
     prompts: list[str] | None,
     schemas: list[str] | None,
-    html_out: Path | None,
+    warp: str,
+    reward: str,
+    html: bool,
 ) -> list[str]:
-    """What the suite is given to run on. Raises BadConfig for what it has no use for."""
+    """The files that a suite is run on. Raises BadConfig for options that it has no use for."""
     if suite is None:
+        if schemas:
+            raise BadConfig("--schemas and --limit: are of a suite; add --suite jsonschema")
+        if warp or reward:
+            raise BadConfig("--warp and --reward: are of a suite; add --suite repetition")
         return []
     from foretell.measure import suites
 
-    if getattr(suites.suite(suite), "OPTION", "--schemas") == "--prompts":
-        if schemas or html_out:
-            raise BadConfig(
-                f"--schemas and --html: --suite {suite} has no use for them; leave them out"
-            )
-        return prompts or []
-    if prompts or html_out:
-        raise BadConfig("--prompts and --html: --suite has no use for them; leave them out")
-    return schemas or []
+    taken = getattr(suites.suite(suite), "TAKES", ("schemas",))
+    options = {"prompts": prompts, "schemas": schemas, "warp": warp, "reward": reward, "html": html}
+    for name, value in options.items():
+        if value and name not in taken:
+            raise BadConfig(f"--{name}: --suite {suite} has no use for it; leave it out")
+    return (prompts if "prompts" in taken else schemas) or []
 
 
 def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:

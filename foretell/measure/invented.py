@@ -7,6 +7,7 @@ prompts for each that use their objects and end behind a dot or shortly before o
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def invent(count: int, seed: int) -> list[Module]:
     return modules
 
 
-def put(modules: list[Module], root: Path) -> None:
+def put(modules: Sequence[Module], root: Path) -> None:
     """Writes the modules into a folder, as the package `kit`."""
     (root / "kit").mkdir()
     (root / "kit" / "__init__.py").touch()

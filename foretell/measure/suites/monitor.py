@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.constraints.monitor import Monitor
-from foretell.errors import BadConfig
 from foretell.measure import tasks as shared
 from foretell.measure.bench.runner import Load, Tell
 from foretell.measure.bench.settings import Settings
@@ -29,6 +28,7 @@ from foretell.ops.completing import Documents
 if TYPE_CHECKING:
     from foretell.api import LM
 
+TAKES: tuple[str, ...] = ()
 MODULES = 20  # unless a number is given
 PATIENCE = 60.0  # seconds that the judge waits for an answer
 FILE = "kit/use.py"  # what the programs are taken for
@@ -37,10 +37,8 @@ HEAD = ["", "", "names", "exist", "programs", "without unknown names", "more"]
 failures = shared.failures
 
 
-def prepare(given: Sequence[str], settings: Settings, limit: int = 0) -> list[Module]:
-    """The modules. Raises BadConfig."""
-    if given:
-        raise BadConfig("--schemas: --suite monitor makes its own tasks; leave it out")
+def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Module]:
+    """The modules."""
     return invent(limit or MODULES, settings.seed)
 
 

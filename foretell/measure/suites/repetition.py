@@ -35,7 +35,7 @@ from foretell.spec import warpers_of
 if TYPE_CHECKING:
     from foretell.api import LM
 
-OPTION = "--prompts"
+TAKES = ("prompts", "warp")
 TEXTS = ASSETS / "texts"
 SHIPPED = ("openings", "programs")
 WARPS = ("momentum", "rpg", "repetition_penalty:1.2")  # unless methods or warpers are named

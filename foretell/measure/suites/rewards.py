@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.errors import BadConfig
 from foretell.loading import ASSETS
 from foretell.measure import tasks as shared
 from foretell.measure.bench.runner import Load, Tell
@@ -33,6 +32,7 @@ from foretell.spec import reward_of
 if TYPE_CHECKING:
     from foretell.api import LM
 
+TAKES = ("reward",)
 TEXTS = ASSETS / "texts"
 WORDS = 4  # keywords of a sentence
 SENTENCES = 24  # of part `words`, and
@@ -66,10 +66,8 @@ class Task:
     words: str = ""  # as the reward `keywords` takes them
 
 
-def prepare(given: Sequence[str], settings: Settings, limit: int = 0) -> list[Task]:
-    """The tasks, `limit` of each part. Raises BadConfig."""
-    if given:
-        raise BadConfig("--schemas: --suite rewards makes its own tasks; leave it out")
+def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Task]:
+    """The tasks, `limit` of each part."""
     rows = [json.loads(line) for line in _lines("questions")]
     passages = [json.loads(line)["text"] for line in _lines("passages")]
     rows = rows[: limit or QUESTIONS]
