@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wordy(*_: str) -> Any:
     """A model that writes names behind dots and ends lines often."""
-    lm = tiny.lm(draft=False)
+    lm: Any = tiny.lm(draft=False)
     real = lm.generate
 
     def generate(prompt: Any, method: Any, **options: Any) -> Any:
@@ -37,7 +37,7 @@ def wordy(*_: str) -> Any:
         cut = [lm.encode(one)[-30:] for one in prompt]
         return real(cut, method, logit_bias=bias, ignore_eos=True, **options)
 
-    lm.generate = generate  # type: ignore[method-assign]
+    lm.generate = generate
     return lm
 
 
