@@ -1,12 +1,12 @@
 """The suite `repetition`: do texts go in circles, and what do warpers and methods change in that?
 
 Every method goes on with every prompt, alone and with each of the warpers that are named. Of each
-answer these count: the share of its 4-grams of tokens, of its lines that are not blank, that stood
-in it before; the share of its tokens that are different ones; whether it ended by itself; of code,
-whether prompt and answer together compile as Python, and whether both: a program that repeats one
-line without end compiles wherever it is cut. Where a method returns several texts, such as
-beams, the share of different 4-grams among all of them counts too. Differences to the first
-contender are taken prompt by prompt, with a 95 % interval.
+answer these count: the share of its 4-grams of tokens, and of its lines that are not blank, that
+stood in it before; the share of its tokens that are different ones; whether it ended by itself; of
+code, whether prompt and answer together parse as Python, and whether both: a program that repeats
+one line without end parses wherever it is cut. Where a method returns several texts, such as beams,
+the share of different 4-grams among all of them counts too. Differences to the first contender are
+taken prompt by prompt, with a 95 % interval.
 
 Source: the measures of Lan et al., arXiv:2212.02175 (repetition, diversity), and Dong et al.,
 arXiv:2505.10402 (repeated n-grams and lines, programs that compile, answers that end).
@@ -14,6 +14,7 @@ arXiv:2505.10402 (repeated n-grams and lines, programs that compile, answers tha
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -58,8 +59,8 @@ MEASURES = {  # by name in documents: head of its column
     "lines": "repeated lines",
     "distinct": "distinct tokens",
     "ended": "ended",
-    "compiles": "compile",
-    "whole": "ended and compile",
+    "parses": "parse",
+    "whole": "ended and parse",
     "among": "distinct 4-grams among texts",
 }
 failures = shared.failures
@@ -198,8 +199,8 @@ def measured(out: Any, head: str | None) -> dict[str, Any]:
         "ended": float(out.finish_reason == "stop"),
     }
     if head is not None:
-        found["compiles"] = float(compiles(head + out.text))
-        found["whole"] = found["ended"] * found["compiles"]
+        found["parses"] = float(parses(head + out.text))
+        found["whole"] = found["ended"] * found["parses"]
     if len(out.samples) > 1:
         all_of_them = [gram for one in out.samples for gram in grams(one.tokens)]
         found["among"] = 1 - repeated(all_of_them)
@@ -216,12 +217,12 @@ def repeated(things: Sequence[Any]) -> float:
     return 1 - len(set(things)) / len(things) if things else 0.0
 
 
-def compiles(program: str) -> bool:
-    """Whether a text is a program of Python."""
+def parses(program: str) -> bool:
+    """Whether a text has the syntax of Python. It is read only, never compiled or run."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a program's own escapes and comparisons
-            compile(program, "<answer>", "exec", dont_inherit=True)
+            warnings.simplefilter("ignore")  # of a program's own escapes
+            ast.parse(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         return False
     return True

@@ -14,7 +14,7 @@ from foretell import cli
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.measure.bench.settings import Settings
 from foretell.measure.suites import repetition
-from foretell.measure.suites.repetition import Item, compiles, measured, prepare, repeated
+from foretell.measure.suites.repetition import Item, measured, parses, prepare, repeated
 from tests import tiny
 
 
@@ -37,7 +37,7 @@ def test_measures_are_those_of_plain_loops() -> None:
         assert found["repeated"] == pytest.approx(looped(grams))
         assert found["lines"] == pytest.approx(looped([line for line in lines if line]))
         assert found["distinct"] == pytest.approx(len(set(tokens)) / len(tokens))
-        assert found["ended"] == 0 and "compiles" not in found and "among" not in found
+        assert found["ended"] == 0 and "parses" not in found and "among" not in found
     assert repeated([]) == 0 and measured(out([1], ""), None)["repeated"] == 0
 
 
@@ -48,7 +48,7 @@ def test_several_texts_are_compared_with_each_other() -> None:
     assert measured(out([1, 2, 3, 4, 5], "", samples=other), None)["among"] == 1
 
 
-def test_programs_compile_or_do_not() -> None:
+def test_programs_parse_or_do_not() -> None:
     for text, want in (
         ("def f():\n    return 1\n", True),
         ("def f():\n    retur", True),  # a name
@@ -56,12 +56,13 @@ def test_programs_compile_or_do_not() -> None:
         ("x = '\0'", False),
         ("'\\d' is 1", True),  # with warnings
         ("(" * 5000, False),
-        ("return 1", False),
+        ("-" * 100_000 + "1", False),
+        ("for x in y\n    pass", False),
     ):
-        assert compiles(text) == want, text[:20]
+        assert parses(text) == want, text[:20]
     head = "def f(x):\n"
     ended, cut = (measured(out([1], "    return x", why), head) for why in ("stop", "length"))
-    assert ended["whole"] == 1 and cut["compiles"] == 1 and cut["whole"] == 0
+    assert ended["whole"] == 1 and cut["parses"] == 1 and cut["whole"] == 0
     assert measured(out([1], "return x", "stop"), head)["whole"] == 0
 
 
@@ -119,7 +120,7 @@ def test_it_runs_on_a_model_and_tables_show_pairs() -> None:
     for answer in document["answers"]:
         assert list(answer["texts"]) == list(repetition.contenders(settings))
         for name, one in answer["texts"].items():
-            assert ("compiles" in one) == (answer["set"] == "code")
+            assert ("parses" in one) == (answer["set"] == "code")
             assert ("among" in one) == name.startswith("beam")
             if name.endswith(":1"):
                 assert one["distinct"] == 1
