@@ -95,13 +95,13 @@ def put(modules: Sequence[Module], root: Path) -> None:
 def names_in(prompt: str, text: str, judge: Documents) -> list[tuple[str, bool]]:
     """The names behind dots in the whole lines of an answer, where the server has any there."""
     whole, start = (prompt + text).encode(), len(prompt.encode())
-    whole = whole[: max(whole.rfind(b"\n"), start)]
+    whole = whole[: max(whole.rfind(b"\n") + 1, start)]
     found = []
     for dot in read(whole)[1]:
         end = dot + 1
         while end < len(whole) and whole[end] in NAME_BYTES:
             end += 1
-        known = judge.names(whole[: dot + 1]) if start < end < len(whole) else frozenset()
+        known = judge.names(whole[: dot + 1]) if end > max(dot + 1, start) else frozenset()
         if known:
             name = whole[dot + 1 : end]
             found.append((name.decode("utf-8", "replace"), name in known))

@@ -39,15 +39,17 @@ def test_names_behind_dots_of_whole_lines_are_judged(tmp_path: Path) -> None:
         found = []
         for number in range(12):
             prompt = f"x{number}.skipped = y{number}."
-            text = "abc + z.b\nw.cc.ab(1)\n'no. name' # q.a\nlast.a"
+            text = "abc + z.b\nw.cc.ab(1)\n'no. name' # q.a\nu.\nv.ba\nlast.a"
             for name, exists in names_in(prompt, text, judge):
                 found.append((number, name, exists))
             whole = prompt + text
-            for own, name in ((f"y{number}.", "abc"), ("z.", "b"), ("w.cc.", "ab")):
+            for own, name in ((f"y{number}.", "abc"), ("z.", "b"), ("w.cc.", "ab"), ("v.", "ba")):
                 said = drawn(whole[: whole.index(own) + len(own)])
                 assert ((number, name, name in said) in found) == bool(said), own
         names = {name for _, name, _ in found}
-        assert names == {"abc", "b", "cc", "ab"}, "none of the prompt, a text or the last line"
+        assert names == {"abc", "b", "cc", "ab", "ba"}, (
+            "none of the prompt, a text or the last line"
+        )
         assert {exists for _, _, exists in found} == {True, False}
     finally:
         server.close()
