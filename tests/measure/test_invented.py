@@ -47,9 +47,7 @@ def test_names_behind_dots_of_whole_lines_are_judged(tmp_path: Path) -> None:
                 said = drawn(whole[: whole.index(own) + len(own)])
                 assert ((number, name, name in said) in found) == bool(said), own
         names = {name for _, name, _ in found}
-        assert names == {"abc", "b", "cc", "ab", "ba"}, (
-            "none of the prompt, a text or the last line"
-        )
+        assert names == {"abc", "b", "cc", "ab", "ba"}, "of whole lines of code alone"
         assert {exists for _, _, exists in found} == {True, False}
     finally:
         server.close()

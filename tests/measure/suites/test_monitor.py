@@ -1,10 +1,14 @@
-"""The suite `monitor`: a tiny model and a small server, with and without the constraint."""
+"""The suite `monitor`: what becomes of names, by a small server, and a run on a tiny model."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from foretell.measure.bench.settings import Settings
 from foretell.measure.suites import monitor
 from tests import tiny
 from tests.ops import lsp_server
+from tests.ops.lsp_server import drawn
 
 SETTINGS = Settings(models=("tiny",), methods=("plain",), max_new_tokens=12)
 
@@ -25,50 +30,61 @@ def served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "Monitor", partial(Monitor, server=command, limit=20.0))
 
 
-def wordy(*_: str) -> Any:
-    """A model that writes names behind dots and ends lines often."""
-    lm: Any = tiny.lm(draft=False)
-    real = lm.generate
+class Scripted:
+    """Writes a name that no server has said, or one that it has where it has the constraint."""
 
-    def generate(prompt: Any, method: Any, **options: Any) -> Any:
-        ids = [tiny.tokenizer()(text)["input_ids"][0] for text in (".", "\n", "a", "b")]
-        bias = dict(zip(ids, (5.0, 4.0, 4.0, 4.0), strict=True))
-        # The prompts are cut, since the tiny model holds few tokens.
-        cut = [lm.encode(one)[-30:] for one in prompt]
-        return real(cut, method, logit_bias=bias, ignore_eos=True, **options)
+    def __init__(self) -> None:
+        self.modules: list[str] = []
 
-    lm.generate = generate
-    return lm
+    def generate(self, prompts: Sequence[str], method: str, **options: Any) -> list[Any]:
+        constraint = options["constraint"]
+        outs = []
+        for prompt in prompts:
+            head = "" if prompt.endswith(".") else "."
+            name = "zz"
+            if constraint is not None:
+                self.modules += [path.name for path in Path(constraint.root).rglob("mod_*.py")]
+                name = next(iter(drawn(prompt + head)), "zz")
+            stats = SimpleNamespace(outside={"answered": 1} if constraint else {})
+            text = f"{head}{name}(1)\nlast.zz"
+            outs.append(SimpleNamespace(text=text, error=None, stats=stats))
+        return outs
 
 
 @pytest.mark.usefixtures("served")
 def test_names_and_clean_programs_are_counted_on_both_sides() -> None:
-    modules = monitor.prepare([], SETTINGS, 2)
+    modules = monitor.prepare([], SETTINGS, 4)
+    known = sum(
+        bool(drawn(prompt if prompt.endswith(".") else f"{prompt}."))
+        for module in modules
+        for prompt in module.prompts
+    )
+    assert 3 <= known < 12
     document = monitor.begin(SETTINGS, modules)
-    monitor.run(SETTINGS, modules, wordy, document)
-    assert not monitor.failures(document)
+    lm = Scripted()
+    monitor.run(SETTINGS, modules, lambda *_: lm, document)  # type: ignore[arg-type, return-value]
+    assert not monitor.failures(document) and set(lm.modules) == {f"mod_{n}.py" for n in range(4)}
     (cell,) = document["cells"]
-    assert cell["questions"]["answered"] > 0
     way = cell["ways"]["plain"]
-    for side in monitor.SIDES:
-        programs = [one for answer in document["answers"] for one in answer["ways"]["plain"][side]]
-        names = [known for one in programs for _, known in one["names"]]
-        clean = sum(all(known for _, known in one["names"]) for one in programs)
-        assert way[side] == {
-            "names": len(names),
-            "exist": sum(names),
-            "programs": 6,
-            "clean": clean,
-        }
-    assert way["without"]["names"] and way["without"]["exist"] < way["without"]["names"]
-    share = (way["with"]["clean"] - way["without"]["clean"]) / 6
-    assert way["more"]["mean"] == pytest.approx(share)
+    counts = {"names": known, "programs": 12}
+    assert way["without"] == {**counts, "exist": 0, "clean": 12 - known}
+    assert way["with"] == {**counts, "exist": known, "clean": 12}
+    assert way["more"]["mean"] == pytest.approx(known / 12)
+    assert cell["questions"] == {"answered": 12}
     (title, rows), (_, questions) = monitor.tables(document)
-    assert "2 modules" in title and [row[1] for row in rows[1:]] == [
+    assert "4 modules" in title and [row[1] for row in rows[1:]] == [
         "without monitor",
         "with monitor",
     ]
-    assert ["answered", str(cell["questions"]["answered"])] in questions
+    assert questions[1:] == [["answered", "12"]]
+
+
+@pytest.mark.usefixtures("served")
+def test_it_runs_on_a_model() -> None:
+    modules = [replace(one, prompts=("a.", "b = a")) for one in monitor.prepare([], SETTINGS, 1)]
+    document = monitor.begin(SETTINGS, modules)
+    monitor.run(SETTINGS, modules, lambda *_: tiny.lm(draft=False), document)
+    assert not monitor.failures(document) and document["cells"][0]["questions"]["answered"] >= 1
 
 
 def test_a_program_with_an_unknown_name_is_not_clean() -> None:
