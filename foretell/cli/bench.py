@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,13 @@ from foretell.errors import BadConfig
 if TYPE_CHECKING:
     from foretell.api import LM
 
+# Options that only suites take, and one of those that do.
+OF_SUITES = {
+    ("schemas", "limit"): "jsonschema",
+    ("tasks", "budget"): "search",
+    ("warp", "reward"): "repetition",
+}
+
 
 def bench(
     model: Annotated[
@@ -56,7 +64,7 @@ def bench(
         typer.Option(
             metavar="FILE.jsonl",
             help="A file, or one of chat, summarisation, retrieval, translation, mathematics, "
-            "code, edits. Repeatable; without it these seven.",
+            "code, edits. Repeatable; without it these seven. --suite repetition takes files.",
         ),
     ] = None,
     peers: Annotated[
@@ -82,8 +90,10 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Tasks with figures of their own in place of prompts: jsonschema, or search, "
-            "what searches, samples and other methods solve, and what they compute for it."
+            help="Tasks with figures of their own in place of prompts: jsonschema; search, what "
+            "searches, samples and other methods solve, and what they compute for it; repetition, "
+            "whether texts go in circles; monitor, whether names behind dots exist; rewards, what "
+            "rewards and choices by them are worth."
         ),
     ] = None,
     tasks: Annotated[
@@ -101,11 +111,23 @@ def bench(
             help="Schemas for --suite jsonschema. Repeatable; without it some are generated.",
         ),
     ] = None,
+    warp: Annotated[
+        str,
+        typer.Option(
+            help="Warpers that --suite repetition compares, several with commas: momentum, "
+            "rpg:decay=0.8, a+b; or options of sampling, as in repetition_penalty=1.2."
+        ),
+    ] = "",
+    reward: Annotated[
+        str,
+        typer.Option(help="Rewards that --suite rewards asks about pairs of answers."),
+    ] = "",
     limit: Annotated[
         int,
         typer.Option(
             min=0,
-            help="So many tasks of a suite, of jsonschema so many of each set; 0: all.",
+            help="So many tasks of a suite, of jsonschema and repetition so many of each set; "
+            "0: all.",
         ),
     ] = 0,
     threads: Threads = None,
@@ -129,16 +151,13 @@ def bench(
     check_writable("--json", file)
     check_writable("--html", html_out)
     specs = split_specs(methods, "--methods")
-    if suite is None and (schemas or limit):
-        raise BadConfig("--schemas and --limit: are of a suite; add --suite jsonschema")
-    if suite is None and (tasks or budget):
-        raise BadConfig("--tasks and --budget: are of a suite; add --suite search")
-    if suite is not None and (prompts or html_out):
-        raise BadConfig("--prompts and --html: --suite has no use for them; leave them out")
     own = () if suite is None else _ways(suite)
     for spec in specs:
         if spec.partition(":")[0] not in own:
             check_method(spec)
+    options: dict[str, Any] = {"prompts": prompts, "schemas": schemas, "limit": limit}
+    options |= {"warp": warp, "reward": reward, "tasks": tasks, "budget": budget}
+    given = _given(suite, options | {"html": html_out is not None})
     import torch
 
     from foretell.measure import bench as runner
@@ -159,12 +178,14 @@ def bench(
         device=device,
         tasks=several(tasks),
         budget=budget or "",
+        warps=tuple(split_specs(warp, "--warp")) if warp else (),
+        rewards=tuple(split_specs(reward, "--reward")) if reward else (),
     )
     if threads:
         torch.set_num_threads(threads)
     if suite is not None:
         of = suites.suite(suite)
-        items = of.prepare(schemas or [], settings, limit)
+        items = of.prepare(given, settings, limit)
         document = of.begin(settings, items, file)
         _run(partial(of.run, settings, items), ModelOptions("", draft, device), document, file)
         if to_stdout:
@@ -193,6 +214,23 @@ def _ways(suite: str) -> tuple[str, ...]:
 
     found: tuple[str, ...] = getattr(suites.suite(suite), "WAYS", ())
     return found
+
+
+def _given(suite: str | None, options: Mapping[str, Any]) -> list[str]:
+    """The files that a suite is run on. Raises BadConfig for options that it has no use for."""
+    if suite is None:
+        for names, of in OF_SUITES.items():
+            if any(options[name] for name in names):
+                options_named = " and ".join(f"--{name}" for name in names)
+                raise BadConfig(f"{options_named}: are of a suite; add --suite {of}")
+        return []
+    from foretell.measure import suites
+
+    taken = getattr(suites.suite(suite), "TAKES", ("schemas",))
+    for name, value in options.items():
+        if value and name not in (*taken, "limit"):
+            raise BadConfig(f"--{name}: --suite {suite} has no use for it; leave it out")
+    return (options["prompts"] if "prompts" in taken else options["schemas"]) or []
 
 
 def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,36 @@ def test_ranks_among_references_decide_as_rewards_do_and_softly_by_chance() -> N
         assert soft.ctx.branches[soft.result].output == texts[place]
         chosen.add(place == ranks.index(max(ranks)))
     assert chosen == {True, False}, "a soft choice is not always the best, and not never"
+
+
+@pytest.mark.parametrize(("t", "one", "four"), [(2.0, 0.6565, 0.6872), (5.0, 0.8068, 0.8284)])
+def test_soft_choices_among_many_win_as_the_tilted_law_does(
+    t: float, one: float, four: float
+) -> None:
+    """Source: InfAlign, arXiv:2412.19792: the law that best-of-n serves best is exp(t rank) times
+    the model's own. Its answer, and the best of four, against as many of the model's own.
+    """
+    count = 2_000
+    seen: list[torch.Tensor] = []
+
+    def sample(law: torch.Tensor, purpose: str, place: int) -> int:
+        seen.append(law)
+        return 0
+
+    ctx: Any = SimpleNamespace(rng=SimpleNamespace(sample=sample))
+    rewards = [math.exp(0.01 * place) for place in range(count)]  # of any range
+    BestOf(4, Count(), references=1, soft=True, t=t).chosen(
+        ctx, [rank(r, rewards) for r in rewards]
+    )
+    (law,) = seen
+
+    def wins(n: int) -> float:
+        """The chance that the best of n of this law is above that of n of the even one."""
+        ours = torch.cat([law.new_zeros(1), law.cumsum(0)]) ** n
+        theirs = torch.linspace(0, 1, count + 1, dtype=torch.float64) ** n
+        return float((ours.diff() * (theirs[1:] + theirs[:-1]) / 2).sum())
+
+    assert wins(1) == pytest.approx(one, abs=1e-4) and wins(4) == pytest.approx(four, abs=1e-4)
 
 
 def test_a_rank_counts_ties_by_half() -> None:

@@ -16,7 +16,8 @@ class Settings:
     `draft`: None, or a smaller relative of every model; `peers`: as foretell.measure.peers names
     them; `contexts`: lengths in tokens of the prompts that are made besides, of all sets together;
     `device`: the one asked for, kept so that a run is not continued on another one; `tasks`: sorts
-    of a suite's tasks, `budget`: what each answer of a suite may take, as policy.spending reads it.
+    of a suite's tasks, `budget`: what each answer of a suite may take, as policy.spending reads it;
+    `warps` and `rewards`: specs, which some suites take.
     """
 
     models: tuple[str, ...] = ("demo",)
@@ -33,6 +34,8 @@ class Settings:
     device: str | None = None
     tasks: tuple[str, ...] = ()
     budget: str = ""
+    warps: tuple[str, ...] = ()
+    rewards: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("models", "dtypes", "methods", "temperatures", "requests"):

@@ -11,4 +11,5 @@ from foretell.measure.suites.search.figures import failures, tables
 from foretell.measure.suites.search.methods import WAYS
 from foretell.measure.suites.search.runner import SCHEMA, SORTS, begin, prepare, run
 
-__all__ = ["SCHEMA", "SORTS", "WAYS", "begin", "failures", "prepare", "run", "tables"]
+TAKES = ("tasks", "budget")
+__all__ = ["SCHEMA", "SORTS", "TAKES", "WAYS", "begin", "failures", "prepare", "run", "tables"]

@@ -157,7 +157,7 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert err.count("\n") == 1
     assert json.loads((tmp_path / "o.json").read_text("utf-8"))["schema"] == suite.SCHEMA
     for more, said in (
-        (["--prompts", "chat"], "--prompts and --html"),
+        (["--prompts", "chat"], "--prompts: --suite jsonschema"),
         (["--peers", "transformers"], "--peers: --suite"),
         (["--contexts", "16"], "--contexts: --suite"),
     ):
