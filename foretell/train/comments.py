@@ -90,12 +90,18 @@ def commented(sources: list[str]) -> Iterator[Commented]:
     Python's own library (`stdlib`), of a folder or of a file. Raises BadConfig.
     """
     for source in sources:
-        if source.endswith(".jsonl"):
-            yield from _rows(Path(source))
+        path = Path(source)
+        if source == "stdlib":
+            for _, text in documents(source):
+                yield from functions(text)
+        elif not path.exists():
+            cure = "give stdlib, a folder, a file of Python or a .jsonl file"
+            raise BadConfig(f"--code {source}: no such file or folder; {cure}")
+        elif path.suffix == ".jsonl":
+            yield from _rows(path)
         else:
-            for name, text in documents(source):
-                if name.endswith(".py"):
-                    yield from functions(text)
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                yield from functions(file.read_text("utf-8", errors="replace"))
 
 
 def _rows(path: Path) -> Iterator[Commented]:

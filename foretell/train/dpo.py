@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from foretell.train import recipes
 from foretell.train.pairs import read_pairs
-from foretell.train.preferences import Reader, TrainPairs, finish
+from foretell.train.preferences import Reader, TrainPairs, check, finish
 from foretell.train.preferences import train as train_pairs
 
 if TYPE_CHECKING:
@@ -108,11 +108,10 @@ def train(
     `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for the files or
     the settings, Unsupported for a model that torch cannot train.
     """
+    check(lm, merged)
     reader = read(lm, files, config)
     place = ", ".join(map(str, files))
-    run, held_out, report = train_pairs(
-        lm, reader, place, out, config, save_every, quiet, merged, recipe
-    )
+    run, held_out, report = train_pairs(lm, reader, place, out, config, save_every, quiet, recipe)
     now, before, counts = run.told(held_out)
     report["before"] = numbers(config, before, before, counts)
     report["after"] = numbers(config, now, before, counts)

@@ -23,7 +23,7 @@ import torch
 
 from foretell.train import recipes
 from foretell.train.comments import UNREADABLE, bare, commented
-from foretell.train.preferences import Reader, TrainPairs, finish, switched_off
+from foretell.train.preferences import Reader, TrainPairs, check, finish, switched_off
 from foretell.train.preferences import train as train_pairs
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def train(
     `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for the sources or
     the settings, Unsupported for a model that torch cannot train.
     """
+    check(lm, merged)
     reader = read(lm, sources, config)
     run, held_out, report = train_pairs(
-        lm, reader, ", ".join(sources), out, config, save_every, quiet, merged, recipe
+        lm, reader, ", ".join(sources), out, config, save_every, quiet, recipe
     )
     with switched_off(run.layers.values()):
         before, _, counts = run.told(held_out)

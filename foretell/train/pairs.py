@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, PromptTooLong
 from foretell.measure.prompts import Prompt, read_prompts
 from foretell.ops.files import write_text
+from foretell.outputs import Output
+from foretell.stats import Stats
 
 if TYPE_CHECKING:
     from foretell.api import LM
-    from foretell.outputs import Output
     from foretell.train.preferences import Reader
 
 Row = dict[str, Any]  # a line of the file
@@ -85,18 +86,30 @@ def write_pairs(
     tell("searching", len(rows), len(prompts))
     while len(rows) < len(prompts):
         part = list(prompts[len(rows) : len(rows) + AT_ONCE])
-        outputs = lm.generate(
-            part,
-            search.method,
-            max_new_tokens=search.max_new_tokens,
-            temperature=search.temperature,
-            seed=[search.seed + len(rows) + number for number in range(len(part))],
-        )
+        outputs = searched(lm, part, search, search.seed + len(rows))
         found = zip(part, outputs, strict=True)
         rows += [row_of(prompt, output, search.above) for prompt, output in found]
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         tell("searching", len(rows), len(prompts))
     return rows
+
+
+def searched(lm: LM, prompts: list[Prompt], search: Search, seed: int) -> list[Output]:
+    """An answer a prompt, with all that was found beside it; of one that is too long, the error."""
+    try:
+        found: list[Output] = lm.generate(
+            prompts,
+            search.method,
+            max_new_tokens=search.max_new_tokens,
+            temperature=search.temperature,
+            seed=[seed + number for number in range(len(prompts))],
+        )
+    except PromptTooLong as error:  # is raised for all that were asked with it
+        if len(prompts) == 1:
+            return [Output("", [], "error", Stats(), error=error)]
+        alone = [searched(lm, [one], search, seed + n) for n, one in enumerate(prompts)]
+        return [output for outputs in alone for output in outputs]
+    return found
 
 
 def known(path: Path, prompts: Sequence[Prompt]) -> list[Row]:

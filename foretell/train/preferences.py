@@ -296,16 +296,14 @@ def train(
     config: TrainPairs,
     save_every: float = 300.0,
     quiet: bool = False,
-    merged: str = "bfloat16",
     recipe: Mapping[str, Any] | None = None,
 ) -> tuple[PairRun, list[Pair], dict[str, Any]]:
     """Trains on the pairs that were read; returns the run, the pairs that were held out, and what
     any report has. The model of `lm` stays as it is. The caller measures and exports.
 
     `place`: where the pairs are from. `recipe`: all that the run was started with, which is kept
-    in its folder. Raises BadConfig and Unsupported.
+    in its folder. Raises BadConfig.
     """
-    check(lm, merged)
     learnt, held_out = reader.parts(place)
     hf = copied(lm.models["target"])
     layers = with_lora(hf, config.lora)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import BadConfig
-
 from foretell.train.comments import UNREADABLE, bare, commented, functions, uncommented
 
 REMARK = st.sampled_from(["#", "# why", '# "quoted', "#: it's", "# ''' text '''", "# größer #2"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import foretell
 from foretell.train.dpo import TrainDpo, numbers
 from tests.train.test_preferences import SETTINGS, trained
 
@@ -66,7 +65,3 @@ def test_a_preference_is_learnt_and_nothing_was_preferred_before(tmp_path: Path)
     before, after = report["before"], report["after"]
     assert before["preferred"] == 0 and before["margin"] == 0
     assert after["preferred"] == 1 and after["margin"] > 0.5 and after["loss"] < before["loss"]
-    tuned = foretell.load(tmp_path / "run" / "model", dtype="float32")
-    said = [lm.encode(" The quick fox")[:2] for lm in (tuned,)]
-    out = tuned.generate("Who jumps over 3?", "plain", max_new_tokens=2)
-    assert out.tokens[:2] == said[0]

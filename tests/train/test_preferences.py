@@ -234,7 +234,7 @@ def test_what_cannot_be_done_is_told_before_the_work(tmp_path: Path) -> None:
         trained(tmp_path, merged="int8")
     with pytest.raises(BadConfig, match="layers='nothing'"):
         trained(tmp_path, config=dataclasses.replace(SETTINGS, layers="nothing"))
-    toy = foretell.wrap(Toy(400), tiny.tokenizer())
+    toy = foretell.LM(Toy(400), tiny.tokenizer())
     with pytest.raises(Unsupported, match="a plain decoder"):
         train(toy, [written(tmp_path)], tmp_path / "run", SETTINGS)
     assert not (tmp_path / "run").exists()
