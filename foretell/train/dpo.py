@@ -8,8 +8,9 @@ run is the target of the next: pairs, training, and pairs again.
 Sources: Rafailov et al., "Direct Preference Optimization: Your Language Model is Secretly a Reward
 Model" (arXiv 2305.18290), equation 7; the term of the better answer's surprise beside it, and the
 settings, are those of Cheng et al., SPaR (arXiv 2412.11605), src/configs/dpo.yaml.
-Differs: LoRA weights learn, at a rate a hundred times theirs; 8 or more GPUs' pairs are one batch
-of 32; what is longer than `length` is left out, and not cut.
+Differs: LoRA weights learn, at a rate a hundred times theirs; a step has 32 pairs, where theirs has
+4 a device; what is longer than `length` is left out, and not cut; the refiner, which theirs trains
+too, stays the model.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def numbers(
 
 def read(lm: LM, files: Sequence[Path], config: TrainDpo) -> Reader:
     """The pairs of these files. Raises BadConfig."""
-    reader = Reader(lm, config.length)
+    reader = Reader(lm, config.length, ", ".join(map(str, files)))
     for path in files:
         read_pairs(path, reader)
     return reader
@@ -94,7 +95,7 @@ def read(lm: LM, files: Sequence[Path], config: TrainDpo) -> Reader:
 
 def train(
     lm: LM,
-    files: Sequence[Path],
+    reader: Reader,
     out: Path,
     config: TrainDpo,
     save_every: float = 300.0,
@@ -102,16 +103,14 @@ def train(
     merged: str = "bfloat16",
     recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Trains on the pairs of these files; writes OUT/lora, OUT/model and OUT/report.json, and
+    """Trains on the pairs of `read`; writes OUT/lora, OUT/model and OUT/report.json, and
     returns the report.
 
-    `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for the files or
-    the settings, Unsupported for a model that torch cannot train.
+    `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for too
+    few pairs, Unsupported for a model that torch cannot train.
     """
     check(lm, merged)
-    reader = read(lm, files, config)
-    place = ", ".join(map(str, files))
-    run, held_out, report = train_pairs(lm, reader, place, out, config, save_every, quiet, recipe)
+    run, held_out, report = train_pairs(lm, reader, out, config, save_every, quiet, recipe)
     now, before, counts = run.told(held_out)
     report["before"] = numbers(config, before, before, counts)
     report["after"] = numbers(config, now, before, counts)

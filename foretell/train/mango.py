@@ -80,7 +80,7 @@ def numbers(config: TrainMango, now: torch.Tensor, counts: torch.Tensor) -> dict
 
 def read(lm: LM, sources: Sequence[str], config: TrainMango) -> Reader:
     """Commented code, with the same without comments. Raises BadConfig."""
-    reader = Reader(lm, config.length)
+    reader = Reader(lm, config.length, ", ".join(sources))
     for prompt, answer in commented(list(sources)):
         try:
             plain = bare(answer)
@@ -96,7 +96,7 @@ def read(lm: LM, sources: Sequence[str], config: TrainMango) -> Reader:
 
 def train(
     lm: LM,
-    sources: Sequence[str],
+    reader: Reader,
     out: Path,
     config: TrainMango,
     save_every: float = 300.0,
@@ -104,17 +104,14 @@ def train(
     merged: str = "bfloat16",
     recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Trains on the commented code of these sources (see comments.py); writes OUT/lora, OUT/model
-    and OUT/report.json, and returns the report.
+    """Trains on the pairs of `read`; writes OUT/lora, OUT/model and OUT/report.json, and
+    returns the report.
 
-    `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for the sources or
-    the settings, Unsupported for a model that torch cannot train.
+    `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for too
+    few pairs, Unsupported for a model that torch cannot train.
     """
     check(lm, merged)
-    reader = read(lm, sources, config)
-    run, held_out, report = train_pairs(
-        lm, reader, ", ".join(sources), out, config, save_every, quiet, recipe
-    )
+    run, held_out, report = train_pairs(lm, reader, out, config, save_every, quiet, recipe)
     with switched_off(run.layers.values()):
         before, _, counts = run.told(held_out)
     report["before"] = numbers(config, before, counts)

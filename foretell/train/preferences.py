@@ -111,10 +111,13 @@ class Plan:
 
 
 class Reader:
-    """Turns answers into tokens, and counts those that it leaves out by the reason."""
+    """Turns answers into tokens, and counts those that it leaves out by the reason.
 
-    def __init__(self, lm: LM, length: int):
-        self.lm = lm
+    `place`: where they are from.
+    """
+
+    def __init__(self, lm: LM, length: int, place: str):
+        self.lm, self.place = lm, place
         self.length = min(length, lm.models["target"].context)
         self.pairs: list[Pair] = []
         self.left_out: dict[str, int] = {}
@@ -136,13 +139,13 @@ class Reader:
             return self.leave_out("too long")
         return self.pairs.append((first, second))
 
-    def parts(self, place: str) -> tuple[list[Pair], list[Pair]]:
+    def parts(self) -> tuple[list[Pair], list[Pair]]:
         """Those to learn from, and every eighth, which is held out. Raises BadConfig."""
         if len(self.pairs) < 2:
             told = "".join(f"; {count:,} {why}" for why, count in self.left_out.items())
             raise BadConfig(
-                f"{place}: {len(self.pairs)} pairs of answers of at most {self.length} tokens with "
-                f"their prompts{told}; one to learn from and one to hold out are needed: give more"
+                f"{self.place}: {len(self.pairs)} pairs of answers of at most {self.length} tokens "
+                f"with their prompts{told}; one to learn from and one to hold out are needed: give more"
             )
         learnt = [pair for number, pair in enumerate(self.pairs) if number % HELD_OUT != 1]
         return learnt, self.pairs[1::HELD_OUT]
@@ -291,7 +294,6 @@ def check(lm: LM, merged: str) -> None:
 def train(
     lm: LM,
     reader: Reader,
-    place: str,
     out: Path,
     config: TrainPairs,
     save_every: float = 300.0,
@@ -301,10 +303,9 @@ def train(
     """Trains on the pairs that were read; returns the run, the pairs that were held out, and what
     any report has. The model of `lm` stays as it is. The caller measures and exports.
 
-    `place`: where the pairs are from. `recipe`: all that the run was started with, which is kept
-    in its folder. Raises BadConfig.
+    `recipe`: all that the run was started with, which is kept in its folder. Raises BadConfig.
     """
-    learnt, held_out = reader.parts(place)
+    learnt, held_out = reader.parts()
     hf = copied(lm.models["target"])
     layers = with_lora(hf, config.lora)
     out.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,9 @@ def code(folder: Path, count: int = 10) -> str:
 
 def test_comments_are_learnt(tmp_path: Path) -> None:
     lm, path = tiny.lm(), code(tmp_path)
-    report = train(lm, [path], tmp_path / "run", SETTINGS, quiet=True, merged="")
+    report = train(
+        lm, read(lm, [path], SETTINGS), tmp_path / "run", SETTINGS, quiet=True, merged=""
+    )
     assert (report["pairs"], report["held_out"]) == (8, 2)
     assert report["left_out"] == {"without comments": 1, "not read by Python": 1}
     before, after = report["before"], report["after"]
@@ -73,5 +75,6 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
         with pytest.raises(BadConfig, match=f"{next(iter(fields))}=-"):
             TrainMango(**fields)
     with pytest.raises(BadConfig, match=r"code.jsonl: 1 pairs .*1 without comments; 1 not read"):
-        train(tiny.lm(), [code(tmp_path, 1)], tmp_path / "run", SETTINGS)
+        lm = tiny.lm()
+        train(lm, read(lm, [code(tmp_path, 1)], SETTINGS), tmp_path / "run", SETTINGS)
     assert not (tmp_path / "run").exists()

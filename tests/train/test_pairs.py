@@ -144,7 +144,7 @@ def test_files_of_pairs_are_read_and_bad_lines_are_named(tmp_path: Path) -> None
 
     def read(*rows: Any) -> Reader:
         path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-        reader = Reader(tiny.lm(), 64)
+        reader = Reader(tiny.lm(), 64, "here")
         read_pairs(path, reader)
         return reader
 

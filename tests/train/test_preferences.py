@@ -16,7 +16,7 @@ import foretell
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.train.amateur import with_lora
-from foretell.train.dpo import TrainDpo, train
+from foretell.train.dpo import TrainDpo, read, train
 from foretell.train.preferences import (
     Example,
     PairRun,
@@ -47,7 +47,13 @@ def written(folder: Path, count: int = 12) -> Path:
 
 
 def trained(folder: Path, out: str = "run", config: TrainDpo = SETTINGS, **more: Any) -> Any:
-    return train(tiny.lm(), [written(folder)], folder / out, config, quiet=True, **more)
+    return started(tiny.lm(), written(folder), folder / out, config, **more)
+
+
+def started(
+    lm: foretell.LM, path: Path, out: Path, config: TrainDpo = SETTINGS, **more: Any
+) -> Any:
+    return train(lm, read(lm, [path], config), out, config, quiet=True, **more)
 
 
 def moved(hf: Any) -> Any:
@@ -116,7 +122,7 @@ def test_a_step_s_gradient_does_not_depend_on_the_forwards(tmp_path: Path) -> No
 
 
 def test_of_what_is_read_the_unfit_is_left_out_and_counted() -> None:
-    reader = Reader(tiny.lm(), 24)
+    reader = Reader(tiny.lm(), 24, "here")
     reader.add("The dog", " is", " was")
     reader.add("The dog", " is", " is")
     reader.add("The dog", " is" * 40, " was")
@@ -126,9 +132,9 @@ def test_of_what_is_read_the_unfit_is_left_out_and_counted() -> None:
     assert reader.lm.encode(" is", special=False) == better[0][better[1] : -1]
     assert better[0][-1] == other[0][-1] == end
     with pytest.raises(BadConfig, match=r"here: 1 pairs .* 24 tokens .*1 of equal answers; 1 too"):
-        reader.parts("here")
+        reader.parts()
     reader.pairs *= 10
-    learnt, held_out = reader.parts("here")
+    learnt, held_out = reader.parts()
     assert (len(learnt), len(held_out)) == (8, 2)
 
 
@@ -153,7 +159,7 @@ def test_what_is_written_is_the_target_with_the_lora(tmp_path: Path) -> None:
     target: Any = lm.models["target"]
     before = copy.deepcopy(target.hf.state_dict())
     path, out = written(tmp_path), tmp_path / "run"
-    report = train(lm, [path], out, SETTINGS, quiet=True, merged="float32", recipe={"a": 1})
+    report = started(lm, path, out, merged="float32", recipe={"a": 1})
     assert json.loads((out / "report.json").read_text()) == report
     assert (out / "recipe.toml").read_text() == "a = 1\n"
     assert target.hf.state_dict().keys() == before.keys()
@@ -163,7 +169,7 @@ def test_what_is_written_is_the_target_with_the_lora(tmp_path: Path) -> None:
     tokens = lm.encode("Who jumps?")
     torch.testing.assert_close(merged.score(tokens), lora.score(tokens), atol=1e-4, rtol=1e-4)
     assert float((merged.score(tokens) - target.score(tokens)).abs().max()) > 0.05
-    train(lm, [path], tmp_path / "other", SETTINGS, quiet=True, merged="")
+    started(lm, path, tmp_path / "other", merged="")
     assert not (tmp_path / "other" / "model").exists()
 
 
@@ -194,7 +200,7 @@ def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(tmp_path: Path) ->
 def test_a_run_does_not_go_on_with_other_pairs_or_settings(tmp_path: Path) -> None:
     trained(tmp_path, merged="")
     with pytest.raises(BadConfig, match="holds a run with other settings"):
-        train(tiny.lm(), [written(tmp_path, 11)], tmp_path / "run", SETTINGS, quiet=True)
+        started(tiny.lm(), written(tmp_path, 11), tmp_path / "run")
     other = dataclasses.replace(SETTINGS, beta=0.2)
     with pytest.raises(BadConfig, match="holds a run with other settings"):
         trained(tmp_path, config=other)
@@ -236,5 +242,5 @@ def test_what_cannot_be_done_is_told_before_the_work(tmp_path: Path) -> None:
         trained(tmp_path, config=dataclasses.replace(SETTINGS, layers="nothing"))
     toy = foretell.LM(Toy(400), tiny.tokenizer())
     with pytest.raises(Unsupported, match="a plain decoder"):
-        train(toy, [written(tmp_path)], tmp_path / "run", SETTINGS)
+        started(toy, written(tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -56,11 +56,11 @@ def dpo(
     with quiet(), refusals(f"--out {out}"):
         lm = foretell.load(target, dtype="float32", executor="torch", device=device)
         check(lm, merged)
-        learnt, _ = read(lm, files, config).parts(", ".join(pairs))
+        reader = read(lm, files, config)
         lm.measure()
-        message(plan(learnt, config, lm.engine.costs_of(lm.models["target"])))
+        message(plan(reader.parts()[0], config, lm.engine.costs_of(lm.models["target"])))
         made_of = in_use(invocation)
-        report = train(lm, files, out, config, save_every, merged=merged, recipe=made_of)
+        report = train(lm, reader, out, config, save_every, merged=merged, recipe=made_of)
     before, after = report["before"], report["after"]
     emit(
         f"{out}: learnt from {report['pairs']:,} pairs; of {report['held_out']:,} others the "

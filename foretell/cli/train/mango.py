@@ -57,11 +57,11 @@ def mango(
     with quiet(), refusals(f"--out {out}"):
         lm = foretell.load(target, dtype="float32", executor="torch", device=device)
         check(lm, merged)
-        learnt, _ = read(lm, code, config).parts(", ".join(code))
+        reader = read(lm, code, config)
         lm.measure()
-        message(plan(learnt, config, lm.engine.costs_of(lm.models["target"])))
+        message(plan(reader.parts()[0], config, lm.engine.costs_of(lm.models["target"])))
         made_of = in_use(invocation)
-        report = train(lm, code, out, config, save_every, merged=merged, recipe=made_of)
+        report = train(lm, reader, out, config, save_every, merged=merged, recipe=made_of)
     before, after = report["before"], report["after"]
     emit(
         f"{out}: learnt from {report['pairs']:,} answers; a token of {report['held_out']:,} others "
