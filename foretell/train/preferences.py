@@ -145,7 +145,7 @@ class Reader:
             told = "".join(f"; {count:,} {why}" for why, count in self.left_out.items())
             raise BadConfig(
                 f"{self.place}: {len(self.pairs)} pairs of answers of at most {self.length} tokens "
-                f"with their prompts{told}; one to learn from and one to hold out are needed: give more"
+                f"with their prompts{told}; give one to learn from and one to hold out at least"
             )
         learnt = [pair for number, pair in enumerate(self.pairs) if number % HELD_OUT != 1]
         return learnt, self.pairs[1::HELD_OUT]
