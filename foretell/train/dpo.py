@@ -15,18 +15,17 @@ too, stays the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from foretell.train import recipes
 from foretell.train.pairs import read_pairs
-from foretell.train.preferences import Reader, TrainPairs, check, finish
-from foretell.train.preferences import train as train_pairs
+from foretell.train.preferences import Reader, TrainPairs
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -62,27 +61,25 @@ class TrainDpo(TrainPairs):
         surprise = -now[:, 0] / counts[:, 0]
         return self.sft * surprise - F.logsigmoid(self.beta * gaps(now, before))
 
+    def numbers(
+        self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The mean loss, the share of which the better answer is the likelier one, the share of
+        which it has become likelier more than the other has, and the mean difference of rewards.
+        """
+        gap = gaps(now, before)
+        return {
+            "loss": self.loss(now, before, counts).mean(),
+            "likelier": (now[:, 0] > now[:, 1]).float().mean(),
+            "preferred": (gap > 0).float().mean(),
+            "margin": self.beta * gap.mean(),
+        }
+
 
 def gaps(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """(n,) by how many nats more the better answer has become likelier than the other."""
     gained = now - before
     return gained[:, 0] - gained[:, 1]
-
-
-def numbers(
-    config: TrainDpo, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
-) -> dict[str, float]:
-    """Of pairs: the mean loss, the share of which the better answer is the likelier one, the share
-    of which it has become likelier more than the other has, and the mean difference of rewards.
-    """
-    gap = gaps(now, before)
-    found = {
-        "loss": config.loss(now, before, counts).mean(),
-        "likelier": (now[:, 0] > now[:, 1]).float().mean(),
-        "preferred": (gap > 0).float().mean(),
-        "margin": config.beta * gap.mean(),
-    }
-    return {name: round(float(value), 4) for name, value in found.items()}
 
 
 def read(lm: LM, files: Sequence[Path], config: TrainDpo) -> Reader:
@@ -91,27 +88,3 @@ def read(lm: LM, files: Sequence[Path], config: TrainDpo) -> Reader:
     for path in files:
         read_pairs(path, reader)
     return reader
-
-
-def train(
-    lm: LM,
-    reader: Reader,
-    out: Path,
-    config: TrainDpo,
-    save_every: float = 300.0,
-    quiet: bool = False,
-    merged: str = "bfloat16",
-    recipe: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Trains on the pairs of `read`; writes OUT/lora, OUT/model and OUT/report.json, and
-    returns the report.
-
-    `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for too
-    few pairs, Unsupported for a model that torch cannot train.
-    """
-    check(lm, merged)
-    run, held_out, report = train_pairs(lm, reader, out, config, save_every, quiet, recipe)
-    now, before, counts = run.told(held_out)
-    report["before"] = numbers(config, before, before, counts)
-    report["after"] = numbers(config, now, before, counts)
-    return finish(lm, run, merged, report)

@@ -14,17 +14,15 @@ is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from foretell.train import recipes
 from foretell.train.comments import UNREADABLE, bare, commented
-from foretell.train.preferences import Reader, TrainPairs, check, finish, switched_off
-from foretell.train.preferences import train as train_pairs
+from foretell.train.preferences import Reader, TrainPairs
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -63,19 +61,19 @@ class TrainMango(TrainPairs):
         lacking = (self.margin - (mean[:, 0] - mean[:, 1])).clamp_min(0)
         return self.hinge * lacking * (counts[:, 1] > LEAST) - mean[:, 0]
 
-
-def numbers(config: TrainMango, now: torch.Tensor, counts: torch.Tensor) -> dict[str, float]:
-    """Of pairs: the mean loss, the mean surprise of a token with comments and without, and the
-    share in which code with comments has the margin.
-    """
-    mean = now / counts
-    found = {
-        "loss": config.loss(now, now, counts).mean(),
-        "commented": -mean[:, 0].mean(),
-        "uncommented": -mean[:, 1].mean(),
-        "above": (mean[:, 0] - mean[:, 1] >= config.margin).float().mean(),
-    }
-    return {name: round(float(value), 4) for name, value in found.items()}
+    def numbers(
+        self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The mean loss, the mean surprise of a token with comments and without, and the share in
+        which code with comments has the margin.
+        """
+        mean = now / counts
+        return {
+            "loss": self.loss(now, before, counts).mean(),
+            "commented": -mean[:, 0].mean(),
+            "uncommented": -mean[:, 1].mean(),
+            "above": (mean[:, 0] - mean[:, 1] >= self.margin).float().mean(),
+        }
 
 
 def read(lm: LM, sources: Sequence[str], config: TrainMango) -> Reader:
@@ -92,28 +90,3 @@ def read(lm: LM, sources: Sequence[str], config: TrainMango) -> Reader:
         else:
             reader.add(prompt, answer, plain)
     return reader
-
-
-def train(
-    lm: LM,
-    reader: Reader,
-    out: Path,
-    config: TrainMango,
-    save_every: float = 300.0,
-    quiet: bool = False,
-    merged: str = "bfloat16",
-    recipe: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Trains on the pairs of `read`; writes OUT/lora, OUT/model and OUT/report.json, and
-    returns the report.
-
-    `merged`: number format of OUT/model; "": it is not written. Raises BadConfig for too
-    few pairs, Unsupported for a model that torch cannot train.
-    """
-    check(lm, merged)
-    run, held_out, report = train_pairs(lm, reader, out, config, save_every, quiet, recipe)
-    with switched_off(run.layers.values()):
-        before, _, counts = run.told(held_out)
-    report["before"] = numbers(config, before, counts)
-    report["after"] = numbers(config, run.told(held_out)[0], counts)
-    return finish(lm, run, merged, report)

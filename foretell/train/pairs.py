@@ -36,10 +36,10 @@ CURE = "; `foretell train pairs` writes such files"
 class Search:
     """How pairs are looked for."""
 
-    method: str = "spar"
+    method: str = "spar"  # the search: spar, with options or without
     above: float = 0.5  # the score that a refinement must exceed
-    max_new_tokens: int = 512
-    temperature: float = 0.7
+    max_new_tokens: int = 512  # of an answer, and of a refinement that takes its place
+    temperature: float = 0.7  # of the first answer
     seed: int = 0  # of the first prompt; each other's is one higher
 
     def __post_init__(self) -> None:

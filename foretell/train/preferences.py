@@ -90,6 +90,12 @@ class TrainPairs:
         """
         raise NotImplementedError
 
+    def numbers(
+        self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """What the report tells of pairs, by the same."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -254,11 +260,21 @@ class PairRun(Run):
         return total
 
     @torch.no_grad()
-    def told(self, pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same of all these pairs, one a forward."""
-        found = [self.of_pairs([pair]) for pair in pairs]
-        now, before, counts = (torch.cat(part).cpu() for part in zip(*found, strict=True))
-        return now, before, counts
+    def told(self, pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
+        """The numbers of these pairs before training and after it, one pair a forward."""
+        found = [logprobs(self.model, pair, self.settings.precision) for pair in pairs]
+        now, counts = (torch.stack(part).cpu() for part in zip(*found, strict=True))
+        with switched_off(self.layers.values()):
+            rows = [logprobs(self.model, pair, self.settings.precision)[0] for pair in pairs]
+        before = torch.stack(rows).cpu()
+        both = {"before": before, "after": now}
+        return {
+            when: {
+                name: round(float(value), 4)
+                for name, value in self.settings.numbers(side, before, counts).items()
+            }
+            for when, side in both.items()
+        }
 
 
 def export(lm: LM, run: PairRun, merged: str) -> None:
@@ -298,13 +314,17 @@ def train(
     config: TrainPairs,
     save_every: float = 300.0,
     quiet: bool = False,
+    merged: str = "bfloat16",
     recipe: Mapping[str, Any] | None = None,
-) -> tuple[PairRun, list[Pair], dict[str, Any]]:
-    """Trains on the pairs that were read; returns the run, the pairs that were held out, and what
-    any report has. The model of `lm` stays as it is. The caller measures and exports.
+) -> dict[str, Any]:
+    """Trains on the pairs that were read; writes OUT/lora, OUT/model and OUT/report.json, and
+    returns the report. The model of `lm` stays as it is.
 
-    `recipe`: all that the run was started with, which is kept in its folder. Raises BadConfig.
+    `merged`: number format of OUT/model; "": it is not written. `recipe`: all that the run was
+    started with, which is kept in its folder. Raises BadConfig for too few pairs, Unsupported for a
+    model that torch cannot train.
     """
+    check(lm, merged)
     learnt, held_out = reader.parts()
     hf = copied(lm.models["target"])
     layers = with_lora(hf, config.lora)
@@ -318,14 +338,10 @@ def train(
         "pairs": len(learnt),
         "held_out": len(held_out),
         "left_out": reader.left_out,
+        **run.told(held_out),
         "settings": asdict(config),
         "recipe": recipe,
     }
-    return run, held_out, report
-
-
-def finish(lm: LM, run: PairRun, merged: str, report: dict[str, Any]) -> dict[str, Any]:
-    """Writes what came of a run, and returns its report."""
     export(lm, run, merged)
-    write_text(run.folder / "report.json", json.dumps(report, indent=1))
+    write_text(out / "report.json", json.dumps(report, indent=1))
     return report

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.train.mango import TrainMango, read, train
+from foretell.train.mango import TrainMango, read
+from foretell.train.preferences import train
 from tests import tiny
 
 SETTINGS = TrainMango(

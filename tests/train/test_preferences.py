@@ -16,7 +16,7 @@ import foretell
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.train.amateur import with_lora
-from foretell.train.dpo import TrainDpo, read, train
+from foretell.train.dpo import TrainDpo, read
 from foretell.train.preferences import (
     Example,
     PairRun,
@@ -25,6 +25,7 @@ from foretell.train.preferences import (
     logprobs,
     plan,
     switched_off,
+    train,
 )
 from tests import tiny
 
