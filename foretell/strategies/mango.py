@@ -10,11 +10,10 @@ Perspective, arXiv:2404.07549
 Guarantee: lossy: the answer is that to another prompt
 Cost: target 1
 Needs: a tokenizer whose tokens are pieces of the text; what the inner drafter needs
-Trains: nothing; the paper also trains the target to prefer commented code to the same without
+Trains: nothing; `foretell train mango` trains a target to prefer commented code to the same without
 Differs:
 - the cue is in words of ours; the paper tries five of its own, behind a prompt of its own
 - the cue is no part of the answer, nor does it count as its tokens
-- the paper's contrastive training is not there
 - an answer is told when it is whole, since it stands on another branch than the request began with
 """
 

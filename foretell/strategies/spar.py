@@ -5,14 +5,15 @@ by one and ends with yes or no; the share of yes among several such judgements i
 score. Where it is not above `gate`, the first judgement of the majority is shown to the model, and
 it writes several refinements, which are judged in turn. The best `keep` of them are refined again,
 down to `depth`. All judgements of a level run side by side, as do its refinements, and those of one
-text share its rows. Statistics count both, as notes `judgements` and `refinements`.
+text share its rows. Statistics count both, as notes `judgements` and `refinements`; where answers
+were refined, the note `first` tells at which place of the samples the first answer is, from 0 on.
 
 Paper: Cheng et al., SPaR: Self-Play with Tree-Search Refinement to Improve Instruction-Following in
 Large Language Models, arXiv:2412.11605
 Guarantee: lossy: a refined answer has another law than a sample, on purpose
 Cost: target 1, and as many forwards as its longest judgement and refinement, level by level
 Needs: a tokenizer; room in the context for a judgement of the answer; what the inner drafter needs
-Trains: nothing
+Trains: nothing; `foretell train pairs` makes pairs of what it finds, for `foretell train dpo`
 Differs:
 - the first answer is judged too, and is the result where it passes; the paper starts the search
 from answers that are known to be bad
@@ -24,7 +25,7 @@ from answers that are known to be bad
 - a refinement that does not have the form of the request (a regex, a schema) is left out; penalties
 and other options of tokens hold for the first answer alone
 - questions are asked in other words, and read the prompt as text: of a chat with its roles' names
-- training on what was found (pairs, critiques) is left to recipes
+- pairs of answers are trained on by `foretell train dpo`; critiques and refinements are not
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ class Spar(Samples):
             branch = ctx.branches[node.branch]
             found.append((list(branch.output), node.score, branch.reason or "stop"))
         best = order[0].branch
+        if len(order) > 1:
+            ctx.stats.notes["first"] = order.index(search.nodes[0])
         for handle in [handle for handle in ctx.branches if handle != best]:
             yield Drop(handle)
         yield Finish(best, found[0][2], found)

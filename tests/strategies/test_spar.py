@@ -185,6 +185,7 @@ def test_it_is_the_search_of_the_paper() -> None:
         assert told[0] == (want.text, want.score)
         assert sorted(told) == sorted((one.text, one.score) for one in twin.tree)
         notes = live.ctx.stats.notes
+        assert told[int(notes.get("first", 0))] == (twin.tree[0].text, twin.tree[0].score)
         assert notes["judgements"] == twin.judgements
         assert notes.get("refinements", 0) == twin.refinements
         assert list(live.ctx.branches) == [0] and not live.caches

@@ -1,0 +1,114 @@
+"""Commented code, and the same without its comments: what `foretell train mango` contrasts.
+
+Comments are found by Python's own tokenizer, so what looks like one inside a string stays. A line
+with nothing but a comment goes as a whole; every other token of the program stays as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import tokenize
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from foretell.errors import BadConfig
+from foretell.measure.prompts import Prompt, read_prompts
+from foretell.train.corpus import documents
+
+FENCED = re.compile(
+    r"(^[ \t]*```(?:python|py)?[ \t]*\n)(.*?)(^[ \t]*```[ \t]*$)", re.S | re.M | re.I
+)
+UNREADABLE = (tokenize.TokenError, SyntaxError)  # what Python's tokenizer says of what is no code
+Commented = tuple[Prompt, str]  # a prompt, and its answer in commented code
+
+
+def uncommented(code: str) -> str:
+    """The program without its comments. Raises TokenError or SyntaxError for what is no Python.
+
+    It may be a part of a program that begins indented, as the body of a function does.
+    """
+    lines = code.split("\n")
+    gone = set()
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT:
+            row, start = token.start
+            line = lines[row - 1]
+            before = line[:start].rstrip(" \t\f")
+            lines[row - 1] = before + line[token.end[1] :]
+            if not lines[row - 1].strip() and row < len(lines):  # the last ends the one before it
+                gone.add(row - 1)
+    return "\n".join(line for place, line in enumerate(lines) if place not in gone)
+
+
+def bare(answer: str) -> str:
+    """An answer without the comments of its code: that in fences, or the whole where there are
+    none. Raises as `uncommented`.
+    """
+    if "```" not in answer:
+        return uncommented(answer)
+    return FENCED.sub(lambda found: found[1] + uncommented(found[2]) + found[3], answer)
+
+
+def functions(source: str) -> Iterator[Commented]:
+    """The functions of a Python file that have a docstring: up to its end they are a prompt, and
+    the rest is the answer. Methods lose their indentation.
+
+    A file that is no Python has none.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what the file says
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a null byte is a ValueError
+        return
+    lines = source.split("\n")
+    left: list[ast.stmt] = tree.body[::-1]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ClassDef):
+            left += node.body[::-1]
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.body) < 2:
+            continue
+        told = node.body[0]
+        if ast.get_docstring(node) is None or told.end_lineno == node.body[1].lineno:
+            continue
+        margin = " " * node.col_offset
+        whole = lines[node.lineno - 1 : node.end_lineno]
+        if any(line.strip() and not line.startswith(margin) for line in whole):
+            continue
+        plain = [line[len(margin) :] for line in whole]
+        head = (told.end_lineno or 0) - node.lineno + 1
+        yield "\n".join(plain[:head]), "\n" + "\n".join(plain[head:]) + "\n"
+
+
+def commented(sources: list[str]) -> Iterator[Commented]:
+    """Of each source: rows of a .jsonl file with `answer` beside their prompt, or the functions of
+    Python's own library (`stdlib`), of a folder or of a file. Raises BadConfig.
+    """
+    for source in sources:
+        path = Path(source)
+        if source == "stdlib":
+            for _, text in documents(source):
+                yield from functions(text)
+        elif not path.exists():
+            cure = "give stdlib, a folder, a file of Python or a .jsonl file"
+            raise BadConfig(f"--code {source}: no such file or folder; {cure}")
+        elif path.suffix == ".jsonl":
+            yield from _rows(path)
+        else:
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                yield from functions(file.read_text("utf-8", errors="replace"))
+
+
+def _rows(path: Path) -> Iterator[Commented]:
+    prompts = read_prompts(path)
+    lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
+    for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):
+        answer = json.loads(line).get("answer")
+        if not isinstance(answer, str) or not answer.strip():
+            raise BadConfig(f"{path}, row {number}: `answer` must be code with comments")
+        yield prompt, answer
