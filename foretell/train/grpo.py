@@ -40,6 +40,7 @@ from torch import nn
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.adapted import LoraLinear, shared
 from foretell.families.decoder import Decoder
+from foretell.families.learning import copied
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, save, with_lora
@@ -404,7 +405,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains for `config.rounds`; writes OUT/lora and OUT/model, and returns the report.
 
-    `lm`: a model in float32 that torch computes, whose layers get the LoRA weights. `options`: of
+    `lm`: the model, which stays as it is; a copy of it learns, in float32. `options`: of
     `foretell.load`, by which the engine that draws answers opens OUT/model; `merged`: the number
     format of that folder. `recipe`: all that the run was started with. Raises BadConfig for the
     settings, Unsupported for a model that torch cannot train.
@@ -420,13 +421,14 @@ def train(
     if not config.rounds:
         chosen = max(1, round(config.hardest * len(learnt)))
         config = replace(config, rounds=math.ceil(chosen / config.per_round))
-    out.mkdir(parents=True, exist_ok=True)
     shape = TrainAmateur(config.rank, config.alpha, config.layers, seed=config.seed)
-    layers = with_lora(target.hf, shape)
-    embeddings = target.hf.get_input_embeddings().weight
+    hf = copied(target)
+    layers = with_lora(hf, shape)
+    embeddings = hf.get_input_embeddings().weight
     if any(lora.base.weight is embeddings for lora in layers.values()):
         raise BadConfig.field("layers", config.layers, "layers that are not the embeddings too")
-    run = GrpoRun(out, config, target.hf, layers)
+    out.mkdir(parents=True, exist_ok=True)
+    run = GrpoRun(out, config, hf, layers)
     run.keep(recipe)
     sampler = Sampler(lm, run, out / "model", merged, options)
     known = before(sampler, learnt, held, out / "before", tell)
