@@ -51,7 +51,11 @@ def read_questions(
     """The prompts of these files that have at most `prompt_tokens` tokens. Raises BadConfig, which
     names the row.
     """
-    room = min(prompt_tokens, lm.models["target"].context - answer_tokens)
+    context = lm.models["target"].context
+    room = min(prompt_tokens, context - answer_tokens)
+    if room < 1:
+        allowed = f"less than the {context} tokens that the model holds with a prompt"
+        raise BadConfig.field("answer_tokens", answer_tokens, allowed)
     found = []
     for path in files:
         prompts = read_prompts(path)

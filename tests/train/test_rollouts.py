@@ -36,10 +36,11 @@ class Letters(Reward):
     """The share of a text's characters that are lower-case letters; none of a text that has a 7."""
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        return [
-            float("nan") if "7" in text else sum("a" <= one <= "z" for one in text) / len(text)
-            for text in texts
-        ]
+        found = []
+        for text in texts:
+            small = sum("a" <= one <= "z" for one in text)
+            found.append(float("nan") if "7" in text else small / max(1, len(text)))
+        return found
 
 
 def written(path: Path, *rows: Any) -> Path:
