@@ -345,8 +345,10 @@ def before(
 
 
 def worth_of(group: Group, references: Sequence[float], config: TrainGrpo) -> torch.Tensor:
-    """The advantages of a group's answers."""
+    """The advantages of a group's answers; 0 where there is nothing to rank them among."""
     counted = group.rewards
+    if config.calibrate and not references:
+        return torch.zeros(len(counted), dtype=torch.float64)
     if config.calibrate:
         counted = transformed(counted, references, config.t)
     return advantages(counted, config.scale)
@@ -452,7 +454,9 @@ def train(
     if config.calibrate:
         ranks = known.references[len(known.chosen) :]
         won = [
-            transformed(group.rewards, some, 0.0) for group, some in zip(last, ranks, strict=True)
+            transformed(group.rewards, some, 0.0)
+            for group, some in zip(last, ranks, strict=True)
+            if some
         ]
         report["win_rate"] = _mean([one for group in won for one in group])
     write_text(out / "report.json", json.dumps(report, indent=1))

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,5 +203,7 @@ def in_parts(
             tell(name, first, len(questions))
         part = questions[first : first + A_FILE]
         path = folder / f"{name.replace(' ', '-')}-{first // A_FILE:05}.json"
-        found += kept(path, lambda part=part, first=first: measure(part, first))  # type: ignore[misc]
+        found += kept(path, partial(measure, part, first))
+    if tell is not None:
+        tell(name, len(questions), len(questions))
     return found

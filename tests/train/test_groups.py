@@ -112,6 +112,33 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(case: tuple[Any, ...])
             assert float(leaf.grad[row, place]) == pytest.approx(slope, rel=1e-4, abs=1e-4)
 
 
+def test_slips_would_be_seen() -> None:
+    """The comparison with loops tells the objective from ones that are nearly it."""
+    torch.manual_seed(2)
+    now, old, held = (-torch.rand(3, 4, dtype=torch.float64) for _ in range(3))
+    worth = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    lengths = [4, 2, 1]
+    mask = (torch.arange(4) < torch.tensor(lengths)[:, None]).double()
+    whole = torch.ones_like(mask)
+    wanted = by_loops(now.tolist(), old.tolist(), held.tolist(), worth.tolist(), lengths, "k3")
+    right = objective(now, old, held, worth, mask, 0.2, 0.04, "k3")
+    assert right.tolist() == pytest.approx(wanted)
+    slips = {
+        "not clipped": objective(now, old, held, worth, mask, 1e9, 0.04, "k3"),
+        "ratio upside down": objective(old, now, held, worth, mask, 0.2, 0.04, "k3"),
+        "without the divergence": objective(now, old, None, worth, mask, 0.2, 0.04, "k3"),
+        "divergence the other way": objective(
+            now, old, 2 * now - held, worth, mask, 0.2, 0.04, "k3"
+        ),
+        "the other estimator": objective(now, old, held, worth, mask, 0.2, 0.04, "k2"),
+        "sign of the reward": objective(now, old, held, -worth, mask, 0.2, 0.04, "k3"),
+        "filled up places count": objective(now, old, held, worth, whole, 0.2, 0.04, "k3"),
+        "mean over all tokens": right * mask.sum(1) / mask.sum() * 3,
+    }
+    for name, found in slips.items():
+        assert found.tolist() != pytest.approx(wanted, rel=1e-4), name
+
+
 def test_equal_rewards_leave_the_divergence_alone_and_no_beta_nothing() -> None:
     now, old = torch.randn(2, 3), torch.randn(2, 3)
     mask, none = torch.ones(2, 3), torch.zeros(2)

@@ -250,6 +250,7 @@ def test_ranks_take_the_place_of_rewards(tmp_path: Path) -> None:
     config = replace(QUICK, calibrate=4, t=0.0)
     by_rank = worth_of(group, [0.0, 1.0, 5.05, 9.0], config)
     torch.testing.assert_close(by_rank, grpo.advantages([0.25, 0.5, 0.75]))
+    assert worth_of(group, [], config).tolist() == [0, 0, 0]  # the untrained model had no reward
     curved = worth_of(group, [0.0, 1.0, 5.05, 9.0], replace(config, t=10.0))
     assert float(curved[2] - curved[1]) > 3 * float(curved[1] - curved[0])
     report = trained(tmp_path, replace(QUICK, rounds=1, calibrate=8))
