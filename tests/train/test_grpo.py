@@ -41,7 +41,7 @@ QUICK = TrainGrpo(
     micro=6,
     precision="float32",
 )
-OPTIONS = {"dtype": "float32", "executor": "torch"}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "executor": "torch"}
 PROMPTS = [Question((number, number + 1), Letters()) for number in range(5, 14)]
 
 
@@ -60,7 +60,7 @@ def trained(out: Path, config: TrainGrpo = QUICK, **more: Any) -> dict[str, Any]
 
 
 def test_the_model_learns_a_reward(tmp_path: Path) -> None:
-    sizes = {"rounds": 6, "per_round": 4, "group": 16, "answer_tokens": 3, "iterations": 2}
+    sizes: dict[str, Any] = {"rounds": 6, "per_round": 4, "group": 16, "answer_tokens": 3, "iterations": 2}
     config = replace(QUICK, beta=0.01, rate=0.04, layers="q_proj lm_head", **sizes)
     report = trained(tmp_path, config, recipe={"rounds": 6})
     assert report["after"]["reward"] > report["before"]["reward"] + 0.25
@@ -228,7 +228,7 @@ def test_the_hardest_prompts_are_learnt_from(tmp_path: Path) -> None:
     for number in range(5, 11):
         said = lm.generate([number], "plain", max_new_tokens=8).text if number % 2 else "never said"
         questions.append(Question((number,), Bleu(said), (said,)))
-    seen = []
+    seen: list[int] = []
     draw = grpo.Sampler.draw
 
     def looked(self: Any, lm: Any, some: Sequence[Question], n: int, seed: int) -> list[Group]:
@@ -265,7 +265,8 @@ def test_written_matrices_have_the_lora_weights_in_them(tmp_path: Path) -> None:
     write_model(tiny.lm(), run.model, run.layers, tmp_path / "model", "bfloat16")
     written = load_file(tmp_path / "model" / "model.safetensors")
     for name, lora in run.layers.items():
-        whole = lora.base.weight + lora.scale * (lora.b @ lora.a)
+        base: Any = lora.base
+        whole = base.weight + lora.scale * (lora.b @ lora.a)
         assert torch.equal(written[f"{name}.weight"], whole.bfloat16())
     assert len(written) == len(tiny.llama().state_dict())
     assert all(torch.equal(p, before[name]) for name, p in run.model.state_dict().items())
