@@ -60,7 +60,13 @@ def trained(out: Path, config: TrainGrpo = QUICK, **more: Any) -> dict[str, Any]
 
 
 def test_the_model_learns_a_reward(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"rounds": 6, "per_round": 4, "group": 16, "answer_tokens": 3, "iterations": 2}
+    sizes: dict[str, Any] = {
+        "rounds": 6,
+        "per_round": 4,
+        "group": 16,
+        "answer_tokens": 3,
+        "iterations": 2,
+    }
     config = replace(QUICK, beta=0.01, rate=0.04, layers="q_proj lm_head", **sizes)
     report = trained(tmp_path, config, recipe={"rounds": 6})
     assert report["after"]["reward"] > report["before"]["reward"] + 0.25
