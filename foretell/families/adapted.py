@@ -81,6 +81,8 @@ def adapted(base: Any, kind: type[Any], folder: str) -> Model:
                 "give some that were trained on this model"
             )
         scale = scale_of(settings, name, a.shape[0])
+        if name in getattr(base.hf, "smoothed", {}):  # its input is not the one they learnt from
+            a = a * base.hf.smoothed[name].to(a)
         lora = LoraLinear(linear, a.to(base.device, wide), b.to(base.device, wide), scale)
         hf.set_submodule(name, lora)
     model: Model = kind(hf, f"{base.name}[{path.name}]")

@@ -59,6 +59,8 @@ def smooth(hf: Any) -> bool:
     finally:
         for hook in hooks:
             hook.remove()
+    names = {module: name for name, module in hf.named_modules()}
+    hf.smoothed = {}  # by name of a layer, what its input was divided by (in,)
     for layer in layers:
         modules = dict(layer.named_modules())
         for norm, readers in READERS.items():
@@ -68,6 +70,7 @@ def smooth(hf: Any) -> bool:
             for reader in readers:
                 weight = modules[reader].weight
                 weight.data = weight.data * factors.to(weight.dtype)
+                hf.smoothed[names[modules[reader]]] = factors
     return True
 
 

@@ -15,6 +15,7 @@ import foretell
 from foretell.errors import BadModel, Unsupported
 from foretell.families.adapted import LoraLinear, scale_of
 from foretell.families.decoder import Decoder
+from foretell.families.smoothing import smooth
 from foretell.families.toy import Toy
 from tests import tiny
 
@@ -50,6 +51,18 @@ def merged(model: Any, folder: Path, scale: float) -> Any:
         with torch.no_grad():
             linear.weight += scale * (b @ a)
     return twin
+
+
+def test_they_read_the_inputs_they_learnt_from_where_those_were_evened_out(tmp_path: Path) -> None:
+    """As inputs are before weights are rounded to 8 bits."""
+    hf = tiny.llama()
+    with torch.no_grad():
+        hf.model.layers[0].input_layernorm.weight[::3] *= 50
+    folder = saved(tmp_path / "amateur", hf)
+    want = Decoder(merged(hf, folder, 3.0), "merged").score(TEXT)
+    assert smooth(hf)
+    assert hf.smoothed[NAMES[0]].max() > 2 and NAMES[1] not in hf.smoothed
+    assert torch.allclose(Decoder(hf, "tiny").adapted(str(folder)).score(TEXT), want, atol=1e-3)
 
 
 @pytest.mark.parametrize("rslora", [False, True])
