@@ -123,8 +123,8 @@ class LM:
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
         shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (a source:
-        "cfg:g=2"), `reward` ("keywords:words=dog"), `budget` ("forwards=2000,seconds=30": the best
-        text by then is the answer) and `pictures` (what a model's processor gives).
+        "cfg:g=2"), `kv` (a cache policy: "snapkv:budget=1024"), `reward` ("keywords:words=dog"),
+        `budget` ("forwards=2000,seconds=30") and `pictures` (what a model's processor gives).
         A failed one of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
@@ -301,7 +301,7 @@ class LM:
         self, prompt: Any, method: Any, options: Mapping[str, Any]
     ) -> list[Request] | ForetellError:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
-        terms, options = split_terms(options, self._text.encode_text)
+        terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced = terms.pop("trace")
         pictures = terms.pop("pictures")
         reward = terms.pop("reward")

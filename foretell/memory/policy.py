@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,23 @@ class CachePolicy:
     # Whether rows change only behind a draft that crosses such a length. A draft model's may: no
     # law depends on its rows.
     waits = False
+    whole_layers = False  # whether a forward of some layers alone would leave out what it needs
+    prompt = 0  # tokens of the text when its cache was made
+
+    def begin(self, prompt: int) -> None:
+        """A new cache is under it, of a text that begins with so many tokens."""
+        self.prompt = prompt
+
+    def fork(self) -> CachePolicy:
+        """The same for a copy of the cache. What it holds is never changed in place."""
+        return copy.copy(self)
+
+    def watches(self, job: Any) -> bool:
+        """Whether `attend` computes the attention of this job's nodes."""
+        return not self.plain
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        """These scratch rows, a path, become the next committed ones; the others are forgotten."""
 
     def room(self, length: int) -> int:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
@@ -44,7 +62,7 @@ class CachePolicy:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of its own where `plain` is False.
+        """Attention of its own for the jobs that it watches.
 
         Arguments are those of ops.attention.attend with `grouped=False`.
         """
