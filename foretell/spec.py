@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.source import Source
     from foretell.core.strategy import Strategy
-    from foretell.ops.rewards import Reward
     from foretell.ops.keeping import KV
+    from foretell.ops.rewards import Reward
     from foretell.policy.constraint import TextConstraint
     from foretell.policy.warping import Warper
 

@@ -106,7 +106,9 @@ class Context:
         if self.request.policy is not None:
             # Drafts end where cached rows change, those of branches that mirror this one included.
             for branch in self.branches.values():
-                depth = min(depth, self.request.policy.room(len(branch.tokens) - 1) - 1)
+                length = len(branch.tokens)
+                room = self.request.policy.room_of(length - 1, length - len(branch.output))
+                depth = min(depth, room - 1)
         return depth
 
     def ends(self, tree: TokenTree, node: int) -> bool:

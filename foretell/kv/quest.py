@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.memory.policy import CachePolicy
 from foretell.ops.attention import attend
-from foretell.ops.keeping import KV, check_budget
+from foretell.ops.keeping import KV, CachePolicy, check_budget
 
 if TYPE_CHECKING:
     from foretell.core.model import Model

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.memory.policy import NEVER
-from foretell.ops.keeping import KV, Attended, best, check_budget
+from foretell.ops.keeping import KV, NEVER, Attended, best, check_budget
 
 if TYPE_CHECKING:
     from foretell.core.model import Model

@@ -91,7 +91,9 @@ class Rows:
         The buffers must be this cache's alone.
         """
         for layer, rows in enumerate(chosen):
-            for buffer in () if rows is None else (self.k[layer], self.v[layer]):
+            if rows is None:
+                continue
+            for buffer in (self.k[layer], self.v[layer]):
                 places = rows[..., None].expand(-1, -1, buffer.shape[-1])
                 buffer[:, : rows.shape[1]] = buffer.gather(1, places)
 

@@ -25,7 +25,7 @@ class EvictedRows(SharedRows):
         self.move(keep, 0)
         self.base = len(keep)
 
-    def choose(self, chosen: Sequence[torch.Tensor | None]) -> None:
+    def keep_rows(self, chosen: Sequence[torch.Tensor | None]) -> None:
         """Keeps of every layer (None: it has no rows) these committed rows of its heads (KV, n),
         each in order, and gives up the others. Rows have no common positions then.
         """

@@ -47,6 +47,14 @@ class CachePolicy:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
         return NEVER
 
+    def room_of(self, length: int, prompt: int) -> int:
+        """`room` of a cache whose text begins with so many tokens."""
+        if prompt == self.prompt:
+            return self.room(length)
+        twin = copy.copy(self)
+        twin.prompt = prompt
+        return twin.room(length)
+
     def change(self, cache: Any) -> None:
         """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
 

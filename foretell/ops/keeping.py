@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig, Unsupported
-from foretell.memory.policy import NEVER, CachePolicy
+from foretell.memory.policy import NEVER as NEVER
+from foretell.memory.policy import CachePolicy as CachePolicy
 from foretell.ops.attention import weights_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ class KV:
     """The base of what `kv=` takes: a frozen dataclass of settings."""
 
     def policy(self, target: Model) -> CachePolicy:
-        """The policy of a request's caches. Raises Unsupported where the target has no such rows."""
+        """The policy of a request's caches. Raises Unsupported where the target has no such
+        rows.
+        """
         raise NotImplementedError
 
     def fits(self, target: Model) -> None:
@@ -185,7 +188,7 @@ class Attended(Evicting):
             rows = self.chosen(cache, layer, self.received[layer]).sort(-1).values
             chosen.append(rows)
             self.received[layer] = self.received[layer].gather(1, rows)
-        cache.choose(chosen)
+        cache.keep_rows(chosen)
 
     def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
         """The rows (KV, budget) that stay of those that received so much (KV, base)."""
