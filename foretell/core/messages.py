@@ -137,8 +137,10 @@ def on_fork(engine: Host, live: Live, task: Task, message: Fork) -> None:
     handles = []
     forked = live.ctx.branches[message.branch]
     held = {key[0]: cache for key, cache in live.caches.items() if key[1] == message.branch}
-    for cache in held.values():  # else each twin would count all of the text as missing
+    for name, cache in held.items():  # else each twin would count all of the text as missing
         cache.settle(forked.tokens)
+        if live.ctx.models[name].reads_segments and not live.ctx.models[name].feeds:
+            cache.lend(forked.tokens)
     for _ in range(message.n):
         twin_branch = forked.fork()
         twin_branch.quiet |= message.quiet
