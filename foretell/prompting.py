@@ -134,7 +134,7 @@ def split_terms(
     rows = options.get("rows")
     terms["source"] = None if rows is None else source_of(rows, encode)
     kv = options.get("kv")
-    terms["policy"] = None if kv is None else kv_of(kv).policy(target)
+    terms["policy"] = None if kv is None else kv_of(kv).named(target)
     return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 

@@ -21,6 +21,7 @@ class CachePolicy:
     decoding has: speculation on a policy's cache equals plain decoding on it.
     """
 
+    name = ""  # as users know it
     plain = True  # its rows are read by ordinary attention; else `attend` computes it
     # Whether rows change only behind a draft that crosses such a length. A draft model's may: no
     # law depends on its rows.

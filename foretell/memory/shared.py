@@ -11,7 +11,6 @@ from foretell.memory.buffers import Rows, row_bytes
 from foretell.memory.policy import NEVER, CachePolicy, Segment, copied
 from foretell.memory.states import TappedStates
 
-
 LENT = 256  # own rows from which on a text's forks read them together
 MOST_LENT = 8  # segments that a text may begin with for that
 LEAST_ROWS = 64  # of the buffers of what follows them

@@ -34,10 +34,21 @@ class KV:
         """
         raise NotImplementedError
 
+    def named(self, target: Model) -> CachePolicy:
+        """The policy, which knows what users call it."""
+        made = self.policy(target)
+        made.name = self.name
+        return made
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
     def fits(self, target: Model) -> None:
         """Raises Unsupported for a target whose rows cannot be given up one by one."""
         loop = getattr(target, "loop", None)
-        name = type(self).__name__.lower()
+        name = self.name
         if not any(target.layout) or not target.layout or None in target.layout:
             need = "cache rows of every layer"
             raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")

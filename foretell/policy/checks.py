@@ -76,7 +76,7 @@ def refuse_policy(name: str, request: Request) -> None:
     wherever it stands: those would have to end where rows change.
     """
     if request.policy is not None:
-        policy = type(request.policy).__name__
+        policy = request.policy.name or type(request.policy).__name__
         raise BadConfig(
             f"{name} cannot run under the cache policy {policy}: what it looks at may cross a "
             "change of the rows; leave the policy out, or take another method"
