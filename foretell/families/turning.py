@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-# Keys (KV, n, D) as they were cached, and by how many positions each moves (n,) -> the same there
+# Keys (KV, n, D) as they were cached, and by how many positions they move, those of all heads
+# alike (n,) or of each by itself (KV, n) -> the same there
 Turn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -31,9 +32,10 @@ def turn_of(decoder: Any) -> Turn:
     def turn(keys: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(keys.dtype, torch.float32)
         exact = keys.to(wide)
-        cosines, sines = loop.rotary(exact, by.to(keys.device)[None])
+        cosines, sines = loop.rotary(exact, by.to(keys.device).reshape(-1, keys.shape[1]))
         angles = (cosines.to(wide) / scaling, sines.to(wide) / scaling)
-        turned: torch.Tensor = rotate(exact[None], exact[None], *angles)[1][0]
+        # A head lies where a text of a batch does, which have positions of their own.
+        turned: torch.Tensor = rotate(exact[:, None], exact[:, None], *angles)[1][:, 0]
         return turned.to(keys.dtype)
 
     _check(turn, decoder)
@@ -49,7 +51,11 @@ def _check(turn: Turn, decoder: Any) -> None:
     try:
         there_and_back = turn(turn(keys, steps), -steps)
         same = turn(keys, torch.zeros(3, dtype=torch.long))
+        alone = turn(keys, torch.stack([steps + head for head in range(heads)]))
+        last = turn(keys, steps + heads - 1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise LookupError("its keys are not rotated one by one") from error
     if not torch.allclose(there_and_back, keys, atol=1e-4) or not torch.allclose(same, keys):
         raise LookupError("its rotations do not add up")
+    if not torch.allclose(alone[-1], last[-1], atol=1e-4):
+        raise LookupError("its heads do not turn alone")

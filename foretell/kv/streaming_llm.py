@@ -17,13 +17,14 @@ Differs:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import BadConfig
 from foretell.ops.keeping import KV, Evicting, check_every
+from foretell.ops.slots import Slots, turning
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -47,41 +48,21 @@ class StreamingLlm(KV):
 
     def policy(self, target: Model) -> Streaming:
         self.fits(target)
-        turning = getattr(target, "turning", None)
-        if turning is None:
-            need = "rotary positions"
-            raise Unsupported.missing("kv=streaming-llm", target.name, need, "leave kv out")
         budget = self.sinks + self.window
-        return Streaming(budget, self.every, sinks=self.sinks, turn=turning("kv=streaming-llm"))
+        slots = Slots(turning("streaming-llm", target), still=self.sinks)
+        return Streaming(budget, self.every, sinks=self.sinks, slots=slots)
 
 
 @dataclass
 class Streaming(Evicting):
-    sinks: int = 0
-    turn: Any = None  # keys (KV, n, D) and positions they move by -> keys there
-    # Of each layer the keys of the rows (KV, kept, D) as they were made, and at what positions.
-    made: dict[int, torch.Tensor] = field(default_factory=dict)
-    places: list[int] = field(default_factory=list)
+    sinks: int
+    slots: Slots
 
     def begin(self, prompt: int) -> None:
         super().begin(prompt)
-        self.made, self.places = {}, []
+        self.slots = self.slots.empty()
 
     def evict(self, cache: Any) -> None:
-        new = range(len(self.places), cache.base)
-        places = [*self.places, *new]  # rows stand at their positions
-        keep = [*range(self.sinks), *range(cache.base - self.budget + self.sinks, cache.base)]
-        self.places = [places[row] for row in keep]
-        made = {}
-        for layer, keys in enumerate(cache.k):
-            fresh = keys[:, new.start : cache.base]
-            whole = torch.cat([self.made[layer], fresh], 1) if self.made else fresh
-            made[layer] = whole[:, keep]
-        self.made = made
-        cache.compact(keep)
-        cache.positions = None
-        cache.offset = cache.length - cache.base
-        moves = torch.arange(cache.base) - torch.tensor(self.places)
-        moved = slice(self.sinks, cache.base)
-        for layer, keys in enumerate(cache.k):
-            keys[:, moved] = self.turn(made[layer][:, moved], moves[moved])
+        last = range(cache.base - self.budget + self.sinks, cache.base)
+        rows = torch.tensor([[*range(self.sinks), *last]], device=cache.device)
+        self.slots = self.slots.keep(cache, [rows] * len(cache.layout))

@@ -98,9 +98,14 @@ class Evicting(CachePolicy):
             return self.first
         return length + Evicting.room(self, length)
 
+    def due(self, length: int) -> bool:
+        """Whether rows are given up at this length. `room` may end pieces elsewhere too."""
+        beyond = length - self.first
+        return beyond % self.every == 0 if self.every and beyond > 0 else beyond == 0
+
     def change(self, cache: Any) -> None:
         """Gives up rows where there are too many of them."""
-        if cache.length >= self.first and cache.base > self.budget:
+        if self.due(cache.length) and cache.base > self.budget:
             self.evict(cache)
 
     def evict(self, cache: Any) -> None:

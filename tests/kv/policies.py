@@ -29,6 +29,7 @@ NAMES = registry.names("kv")
 SMALL = {
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
     "quest": "quest:budget=12,page=4,dense=1",
+    "treekv": "treekv:budget=10,sinks=1,every=3,block=2",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
 }
 LARGE = {"streaming-llm": "streaming-llm:sinks=2,window=400"}
