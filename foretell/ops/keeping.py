@@ -114,16 +114,16 @@ class Evicting(CachePolicy):
 
 
 @dataclass
-class Attended(Evicting):
-    """Evicts by the attention that rows got from certain nodes, those that `counts` names.
+class Watching(CachePolicy):
+    """Knows what attention rows got from certain nodes, those that `counts` names.
 
     The mean over the query heads that share a key head is added up for each row of it, in float32.
     Scratch rows that are rejected leave no trace: theirs counts when they are committed.
     """
 
-    received: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, base)
-    # Of each layer what the scratch rows gave: all pending ones together (KV, rows), and each node
-    # of a tree by its scratch row.
+    received: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (parts, base)
+    # Of each layer what the scratch rows gave: all pending ones together (parts, rows), and each
+    # node of a tree by its scratch row.
     pending: dict[int, torch.Tensor] = field(default_factory=dict)
     nodes: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
 
@@ -131,9 +131,9 @@ class Attended(Evicting):
         super().begin(prompt)
         self.received, self.pending, self.nodes = {}, {}, {}
 
-    def fork(self) -> Attended:
+    def fork(self) -> Watching:
         twin = super().fork()
-        assert isinstance(twin, Attended)
+        assert isinstance(twin, Watching)
         twin.received, twin.pending = dict(self.received), dict(self.pending)
         twin.nodes = {layer: dict(rows) for layer, rows in self.nodes.items()}
         return twin
@@ -146,7 +146,17 @@ class Attended(Evicting):
         raise NotImplementedError
 
     def watches(self, job: Any) -> bool:
-        return self.counts(job.positions[0] + job.cache.offset)
+        return self.counts(self.place(job))
+
+    def place(self, job: Any) -> int:
+        """The place in the text of a job's first new node."""
+        return int(job.positions[0] + job.cache.offset)
+
+    def scored(self, job: Any, given: torch.Tensor) -> torch.Tensor:
+        """What is added up of the attention that new nodes gave (KV, n, rows), in as many parts as
+        a policy likes (parts, n, rows).
+        """
+        return given
 
     def attend(
         self,
@@ -163,12 +173,13 @@ class Attended(Evicting):
         weights = weights_of(q, keys, mask, scale, softcap, sinks)
         heads, new, rows = weights.shape
         grouped = weights.view(len(keys), -1, new, rows)
-        self._write(job, layer, grouped.mean(1, dtype=torch.promote_types(q.dtype, torch.float32)))
+        given = grouped.mean(1, dtype=torch.promote_types(q.dtype, torch.float32))
+        self._write(job, layer, self.scored(job, given))
         mixed = grouped.to(values.dtype).flatten(1, 2) @ values
         return mixed.view(heads, new, -1).transpose(0, 1)
 
     def _write(self, job: Any, layer: int, given: torch.Tensor) -> None:
-        """Takes note of what new nodes gave to all rows (KV, n, rows)."""
+        """Takes note of what new nodes gave to all rows (parts, n, rows)."""
         row = job.start - job.cache.base
         known = self.nodes.get(layer, {}) if row else {}
         before = self.pending.get(layer) if row else None
@@ -197,6 +208,11 @@ class Attended(Evicting):
             if layer not in received:
                 received[layer] = torch.nn.functional.pad(held, (0, len(nodes)))
         self.received, self.pending, self.nodes = received, {}, {}
+
+
+@dataclass
+class Attended(Watching, Evicting):
+    """Evicts by the attention that rows got."""
 
     def evict(self, cache: Any) -> None:
         chosen: Chosen = []

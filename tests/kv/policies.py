@@ -31,8 +31,13 @@ SMALL = {
     "quest": "quest:budget=12,page=4,dense=1",
     "treekv": "treekv:budget=10,sinks=1,every=3,block=2",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
+    "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
+    "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
 }
-LARGE = {"streaming-llm": "streaming-llm:sinks=2,window=400"}
+LARGE = {
+    "streaming-llm": "streaming-llm:sinks=2,window=400",
+    "elastic-cache": "elastic-cache:ratio=0",
+}
 PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 
 
