@@ -1,0 +1,79 @@
+"""Attention of queries that leave rows out: what policies are made of that select at read time.
+
+Nothing is given up. Each query selects by itself, from the rows that it sees: committed ones and
+those of the nodes above it, as if these were committed; so a text is the same with drafts and
+without. Prompts are read as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.ops.attention import attend
+from foretell.ops.keeping import NEVER, CachePolicy
+
+
+def attend_to(
+    read: torch.Tensor,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of each query (H, n) to those rows that it reads, of those that the mask shows it:
+    `read`, bool (H, n, rows). The others are those of ops.attention.attend with `grouped=False`.
+    """
+    hidden = torch.zeros(read.shape, dtype=q.dtype, device=q.device)
+    hidden = hidden.masked_fill(~read, -torch.inf)
+    if mask is not None:
+        hidden = hidden + mask
+    return attend(q, keys, values, hidden, scale, softcap, sinks, grouped=False)
+
+
+@dataclass
+class Selecting(CachePolicy):
+    """Reads a selection behind the prompt, in all layers but the first `dense` ones."""
+
+    dense: int
+
+    plain = False
+
+    def room(self, length: int) -> int:
+        return self.prompt - length if length < self.prompt else NEVER
+
+    def watches(self, job: Any) -> bool:
+        return bool(job.cache.length >= self.prompt)
+
+    def reads(
+        self,
+        job: Any,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Which rows each query (H, n) reads, bool (H, n, rows)."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        job: Any,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if layer < self.dense:
+            return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
+        read = self.reads(job, layer, q, keys, mask)
+        return attend_to(read, q, keys, values, mask, scale, softcap, sinks)
