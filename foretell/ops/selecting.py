@@ -17,7 +17,7 @@ from foretell.ops.keeping import NEVER, CachePolicy
 
 
 def attend_to(
-    read: torch.Tensor,
+    read: torch.Tensor | None,
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -27,8 +27,14 @@ def attend_to(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of each query (H, n) to those rows that it reads, of those that the mask shows it:
-    `read`, bool (H, n, rows). The others are those of ops.attention.attend with `grouped=False`.
+    `read`, bool (H, n, rows); None: all. The others are those of ops.attention.attend with
+    `grouped=False`. Where nothing is left out it is the ordinary attention, bit by bit.
     """
+    if read is None or bool(read.all()):
+        grouped = softcap is None and sinks is None and (mask is None or mask.dim() == 2)
+        if grouped and mask is not None:
+            mask = mask.repeat(len(q) // len(keys), 1)
+        return attend(q, keys, values, mask, scale, softcap, sinks, grouped)
     hidden = torch.zeros(read.shape, dtype=q.dtype, device=q.device)
     hidden = hidden.masked_fill(~read, -torch.inf)
     if mask is not None:
@@ -73,7 +79,5 @@ class Selecting(CachePolicy):
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if layer < self.dense:
-            return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
-        read = self.reads(job, layer, q, keys, mask)
+        read = None if layer < self.dense else self.reads(job, layer, q, keys, mask)
         return attend_to(read, q, keys, values, mask, scale, softcap, sinks)

@@ -19,19 +19,23 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.families.decoder import Decoder
 from foretell.ops.keeping import KV
+from foretell.ops.words import Words
 from foretell.spec import kv_of
 from foretell.strategies.plain import Plain
 from tests import laws
-from tests.families.families import tiny
+from tests.families.families import VOCAB, tiny
 
 NAMES = registry.names("kv")
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
     "quest": "quest:budget=12,page=4,dense=1",
+    "sentence-kv": "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
 }
 LARGE = {"streaming-llm": "streaming-llm:sinks=2,window=400"}
+# Every fourth token ends a sentence.
+WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
 PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 
 
@@ -47,7 +51,9 @@ def large(name: str) -> KV:
 
 @cache
 def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder(tiny(family, dtype=dtype), family)
+    decoder = Decoder(tiny(family, dtype=dtype), family)
+    decoder.tokenizer = WORDS
+    return decoder
 
 
 @dataclass(frozen=True)
