@@ -54,11 +54,14 @@ def drafted(tokens: Sequence[int], whole: Sequence[int], depth: int, wrong: bool
     one of it is another.
     """
     tree, node = TokenTree(tokens[-1]), 0
-    for step in range(min(depth, len(whole) - len(tokens))):
+    depth = min(depth, len(whole) - len(tokens))
+    for step in range(depth):
         token = whole[len(tokens) + step]
         if wrong and step == 1:
             token = (token + 1) % VOCAB
-        tree.add(tree.add(node, (token + 3) % VOCAB), token)
+        other = tree.add(node, (token + 3) % VOCAB)
+        if step + 1 < depth:
+            tree.add(other, token)
         node = tree.add(node, token)
     return tree
 

@@ -29,11 +29,15 @@ NAMES = registry.names("kv")
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
+    "double-sparsity": "double-sparsity:budget=8,channels=8,bits=4,dense=1",
     "quest": "quest:budget=12,page=4,dense=1",
     "sentence-kv": "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
 }
-LARGE = {"streaming-llm": "streaming-llm:sinks=2,window=400"}
+LARGE = {
+    "double-sparsity": "double-sparsity:budget=400,channels=8",
+    "streaming-llm": "streaming-llm:sinks=2,window=400",
+}
 # Every fourth token ends a sentence.
 WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
 PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
