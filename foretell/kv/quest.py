@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.ops.attention import attend
-from foretell.ops.keeping import KV, CachePolicy, check_budget
+from foretell.ops.keeping import KV, check_budget
+from foretell.ops.selecting import Selecting
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -49,28 +49,24 @@ class Quest(KV):
 
     def policy(self, target: Model) -> Pages:
         self.fits(target)
-        return Pages(self.budget // self.page, self.page, self.dense)
+        return Pages(self.dense, self.budget // self.page, self.page)
 
 
 @dataclass
-class Pages(CachePolicy):
+class Pages(Selecting):
     """`bounds`: of each layer the largest and the smallest numbers (2, KV, pages, D)."""
 
     count: int  # pages that a query head reads
     page: int
-    dense: int
     bounds: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    plain = False
 
     def begin(self, prompt: int) -> None:
         super().begin(prompt)
         self.bounds = {}
 
     def room(self, length: int) -> int:
-        if length < self.prompt:
-            return self.prompt - length
-        return self.page - length % self.page
+        in_prompt = length < self.prompt
+        return super().room(length) if in_prompt else self.page - length % self.page
 
     def change(self, cache: Any) -> None:
         """Takes note of the pages that are whole now."""
@@ -85,43 +81,38 @@ class Pages(CachePolicy):
         self.bounds = bounds
 
     def watches(self, job: Any) -> bool:
-        return job.cache.length >= self.prompt and self.whole(job.cache) > self.count
+        return super().watches(job) and self.whole(job.cache) > self.count
 
     def whole(self, cache: Any) -> int:
         """Pages that are whole."""
         return int(cache.base) // self.page
 
-    def attend(
+    def reads(
         self,
         job: Any,
         layer: int,
         q: torch.Tensor,
         keys: torch.Tensor,
-        values: torch.Tensor,
         mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if layer < self.dense:
-            return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
         pages = self.whole(job.cache)
-        unread = self._unread(q, self.bounds[layer][:, :, :pages])
-        hidden = torch.zeros(*q.shape[:2], keys.shape[1], dtype=q.dtype, device=q.device)
-        hidden[..., : pages * self.page] = unread.repeat_interleave(self.page, -1) * -1.0
-        hidden = hidden.masked_fill(hidden < 0, -torch.inf)
-        if mask is not None:
-            hidden = hidden + mask
-        return attend(q, keys, values, hidden, scale, softcap, sinks, grouped=False)
+        bounds = self.bounds[layer][:, :, :pages]
+        read = q.new_ones(*q.shape[:2], keys.shape[1], dtype=torch.bool)
+        read[..., : pages * self.page] = self.chosen(q, bounds).repeat_interleave(self.page, -1)
+        return read
 
-    def _unread(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """Of each query (H, n) the pages that it leaves out (H, n, pages), 1 or 0.
-
-        `bounds` (2, KV, pages, D).
-        """
-        times = len(q) // bounds.shape[1]
-        highest, lowest = bounds.repeat_interleave(times, 1)
-        # Positive numbers of the query meet the largest of the keys, negative ones the smallest.
-        above = q.clamp(min=0) @ highest.transpose(1, 2) + q.clamp(max=0) @ lowest.transpose(1, 2)
+    def chosen(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        """The pages that each query (H, n) reads, bool (H, n, pages); `bounds` (2, KV, pages, D)."""
+        above = upper(q, bounds)
         read = above.topk(self.count, -1).indices
-        return torch.ones_like(above).scatter_(-1, read, 0)
+        return torch.zeros_like(above, dtype=torch.bool).scatter_(-1, read, True)
+
+
+def upper(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """What each query (H, n, D) can give to any key of each page at most, (H, n, pages).
+
+    Positive numbers of the query meet the largest of the keys, negative ones the smallest.
+    """
+    times = len(q) // bounds.shape[1]
+    highest, lowest = bounds.repeat_interleave(times, 1)
+    return q.clamp(min=0) @ highest.transpose(1, 2) + q.clamp(max=0) @ lowest.transpose(1, 2)

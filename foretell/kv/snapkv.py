@@ -16,12 +16,11 @@ rows for every query head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from foretell.errors import BadConfig
-from foretell.ops.keeping import KV, NEVER, Attended, best, check_budget
+from foretell.ops.keeping import KV, check_budget
+from foretell.ops.voting import Voted
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -51,33 +50,3 @@ class Snapkv(KV):
     def policy(self, target: Model) -> Voted:
         self.fits(target)
         return Voted(self.budget, 0, window=self.window, kernel=self.kernel, pool=self.pool)
-
-
-@dataclass
-class Voted(Attended):
-    window: int = 1
-    kernel: int = 1
-    pool: str = "max"
-
-    @property
-    def first(self) -> int:
-        return self.prompt if self.prompt > self.budget else NEVER
-
-    def counts(self, place: int) -> bool:
-        return self.first - self.window <= place < self.first
-
-    def room(self, length: int) -> int:
-        begin = self.first - self.window
-        return begin - length if length < begin else super().room(length)
-
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        heads, rows = received.shape
-        votes = received[:, None, : rows - self.window]
-        half = self.kernel // 2
-        if self.pool == "max":
-            pooled = torch.nn.functional.max_pool1d(votes, self.kernel, 1, half)
-        else:
-            pooled = torch.nn.functional.avg_pool1d(votes, self.kernel, 1, half)
-        chosen = best(pooled[:, 0], self.budget - self.window)
-        last = torch.arange(rows - self.window, rows, device=received.device)
-        return torch.cat([chosen, last.expand(heads, -1)], 1)

@@ -19,25 +19,31 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.families.decoder import Decoder
 from foretell.ops.keeping import KV
+from foretell.ops.words import Words
 from foretell.spec import kv_of
 from foretell.strategies.plain import Plain
 from tests import laws
-from tests.families.families import tiny
+from tests.families.families import VOCAB, tiny
 
 NAMES = registry.names("kv")
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
+    "double-sparsity": "double-sparsity:budget=8,channels=8,bits=4,dense=1",
     "quest": "quest:budget=12,page=4,dense=1",
     "treekv": "treekv:budget=10,sinks=1,every=3,block=2",
+    "sentence-kv": "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
 }
 LARGE = {
+    "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
 }
+# Every fourth token ends a sentence.
+WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
 PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 
 
@@ -53,7 +59,9 @@ def large(name: str) -> KV:
 
 @cache
 def target(family: str = "llama", dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder(tiny(family, dtype=dtype), family)
+    decoder = Decoder(tiny(family, dtype=dtype), family)
+    decoder.tokenizer = WORDS
+    return decoder
 
 
 @dataclass(frozen=True)
