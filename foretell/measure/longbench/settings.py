@@ -100,7 +100,7 @@ def counted(budget: str, length: int) -> int:
         share = math.nan
     if 0 < share < 1 or (text.endswith("%") and share == 1):
         return max(1, round(share * length))
-    if not (share >= 1 and share == int(share)) or text.endswith("%"):
+    if not (share >= 1 and share.is_integer()) or text.endswith("%"):
         allowed = "a number of rows, or a share of the length such as 10% or 0.1"
         raise BadConfig.field("--budgets", budget, allowed)
     return int(share)
