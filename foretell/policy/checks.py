@@ -43,6 +43,7 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
                 cure = "load one: load(..., draft=...), or --draft of a command"
             raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
     check_inputs(request, models)
+    check_prefix(request, models)
     if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
@@ -98,6 +99,23 @@ def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
         looks = getattr(reader, "check_pictures", None)  # views of such a model read the text alone
         if looks is not None and "pictures" in reader.caps and "pictures" in request.inputs:
             looks(request)
+
+
+def check_prefix(request: Request, models: Mapping[str, Model]) -> None:
+    """That rows which were made before are used. Raises BadConfig."""
+    prefix = request.prefix
+    if prefix is None:
+        return
+    if tuple(request.prompt[: prefix.end]) != prefix.tokens or prefix.end >= len(request.prompt):
+        raise BadConfig("prefix: the prompt does not go on behind the tokens of these rows")
+    if request.policy is not None:
+        raise BadConfig("kv: rows that were made before come under no cache policy; leave kv out")
+    asked = {name for part in request.parts for name in part.models}
+    if not {tap for name in asked for tap in models[name].feeds} <= prefix.states.keys():
+        raise BadConfig(
+            f"{request.name} reads hidden states, and the rows that were made before lack them; "
+            "make them for this method"
+        )
 
 
 def check_prompt(request: Request, target: Model) -> None:
