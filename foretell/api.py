@@ -125,7 +125,8 @@ class LM:
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
         shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (a source:
         "cfg:g=2"), `kv` (a cache policy: "snapkv:budget=1024"), `reward` ("keywords:words=dog"),
-        `budget` ("forwards=2000,seconds=30") and `pictures` (what a model's processor gives).
+        `budget` ("forwards=2000,seconds=30"), `pictures` (what a model's processor gives) and
+        `prefix` (rows of the prompt's first tokens, as an Editor makes them).
         A failed one of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)

@@ -253,7 +253,7 @@ class Editor:
     def _request(self, options: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call of the LM."""
         if "method" in options:
-            raise BadConfig("method: a text is completed by its editor's; give it to LM.editor")
+            raise BadConfig("method: an editor completes by its own; give it to `lm.editor`")
         segment = self.segment
         known = len(segment.tokens) - 1
         prefix = part_of(segment, 0, known) if known else None

@@ -45,7 +45,7 @@ def move_of(decoder: Any) -> Move:
 
     Both turns together are one, R(to) R(at)^-1, computed in float64 and rounded once to at least
     float32. A scaling that the tables contain cancels, and layers without positions are left alone.
-    Two tokens are run to check that; raises LookupError where the keys of some layer move otherwise.
+    Two tokens are run to check that. Raises LookupError where keys of some layer move otherwise.
     """
     loop, rotate = _rotation(decoder)
     unturned: set[int] = set()  # layers whose keys know no positions

@@ -58,7 +58,7 @@ def check(held: Edited, tokens: Sequence[Token]) -> None:
 edits = st.tuples(st.integers(0, 12), st.integers(0, 4), st.lists(st.integers(0, 9), max_size=4))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 9), max_size=8), st.lists(edits, max_size=5))
 def test_any_edits_are_those_of_a_list(
     text: list[int], changes: list[tuple[int, int, list[int]]]
