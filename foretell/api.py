@@ -36,7 +36,7 @@ from foretell.ops.words import related
 from foretell.outputs import Output, Piece, Stream, outputs, refused
 from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
-from foretell.policy.checks import models_for
+from foretell.policy.checks import check_prefix, models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan
@@ -331,7 +331,9 @@ class LM:
             models_for(engine, plain)
         except ForetellError as error:
             return error
-        Context(engine, first, models_for(engine, first))
+        models = models_for(engine, first)
+        check_prefix(first, models)
+        Context(engine, first, models)
         return requests
 
     # --- methods and what they cost

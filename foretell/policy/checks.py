@@ -43,7 +43,6 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
                 cure = "load one: load(..., draft=...), or --draft of a command"
             raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
     check_inputs(request, models)
-    check_prefix(request, models)
     if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
             "a cache policy", target.name, "cache rows that it can change", "use another model"
@@ -102,7 +101,9 @@ def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
 
 
 def check_prefix(request: Request, models: Mapping[str, Model]) -> None:
-    """That rows which were made before are used. Raises BadConfig."""
+    """That rows which were made before are used, where they must be: the engine would read the text
+    anew without a word. Raises BadConfig.
+    """
     prefix = request.prefix
     if prefix is None:
         return
