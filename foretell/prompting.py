@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
 from foretell.forms import Grammars
+from foretell.memory.policy import Segment
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
@@ -31,7 +32,10 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
 # Of a request beside its sampling.
-TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"}
+TERMS = {
+    *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
+    "prefix",
+}
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -135,6 +139,9 @@ def split_terms(
     terms["source"] = None if rows is None else source_of(rows, encode)
     kv = options.get("kv")
     terms["policy"] = None if kv is None else kv_of(kv).named(target)
+    terms["prefix"] = options.get("prefix")
+    if not isinstance(terms["prefix"], Segment | None):
+        raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
     return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 

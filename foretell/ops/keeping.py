@@ -49,6 +49,9 @@ class KV:
         """Raises Unsupported for a target whose rows cannot be given up one by one."""
         loop = getattr(target, "loop", None)
         name = self.name
+        if "source" in target.caps:  # its attention tells rows apart by their number
+            need = "a decoder without an encoder"
+            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
         if not any(target.layout) or not target.layout or None in target.layout:
             need = "cache rows of every layer"
             raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")

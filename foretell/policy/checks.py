@@ -100,6 +100,25 @@ def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
             looks(request)
 
 
+def check_prefix(request: Request, models: Mapping[str, Model]) -> None:
+    """That rows which were made before are used, where they must be: the engine would read the text
+    anew without a word. Raises BadConfig.
+    """
+    prefix = request.prefix
+    if prefix is None:
+        return
+    if tuple(request.prompt[: prefix.end]) != prefix.tokens or prefix.end >= len(request.prompt):
+        raise BadConfig("prefix: the prompt does not go on behind the tokens of these rows")
+    if request.policy is not None:
+        raise BadConfig("kv: rows that were made before come under no cache policy; leave kv out")
+    asked = {name for part in request.parts for name in part.models}
+    if not {tap for name in asked for tap in models[name].feeds} <= prefix.states.keys():
+        raise BadConfig(
+            f"{request.name} reads hidden states, and the rows that were made before lack them; "
+            "make them for this method"
+        )
+
+
 def check_prompt(request: Request, target: Model) -> None:
     """Raises PromptTooLong, BadConfig or Unsupported."""
     if "blocks" in target.caps:
