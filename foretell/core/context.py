@@ -12,6 +12,7 @@ from foretell.core.request import Request
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Sampler
 from foretell.ops.tenants import Stores
+from foretell.policy.checks import longest
 from foretell.stats import Stats
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Context:
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
         sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab, request.text)
-        limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
+        limit = min(len(request.prompt) + request.sampling.max_new_tokens, longest(request, target))
         prompt = list(request.prompt)
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
         self.door: Door = request.rng or Rng(request.sampling.seed)

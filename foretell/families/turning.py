@@ -26,6 +26,8 @@ def turn_of(decoder: Any) -> Turn:
     Turned once from where they were cached: rounding grows with every turn.
     """
     loop, rotate = _rotation(decoder)
+    if not all(getattr(getattr(one, "self_attn", one), "use_rope", True) for one in loop.layers):
+        raise LookupError("some of its layers know no positions")
     scaling = float(getattr(loop.rotary, "attention_scaling", 1.0))
 
     def turn(keys: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -86,8 +88,6 @@ def _rotation(decoder: Any) -> tuple[Any, Any]:
     rotate = getattr(module, "apply_rotary_pos_emb", None)
     if rotate is None:
         raise LookupError("its positions are no rotations of its keys")
-    if not all(getattr(getattr(one, "self_attn", one), "use_rope", True) for one in loop.layers):
-        raise LookupError("some of its layers know no positions")
     return loop, rotate
 
 

@@ -50,7 +50,9 @@ class StreamingLlm(KV):
         self.fits(target)
         budget = self.sinks + self.window
         slots = Slots(turning("streaming-llm", target), still=self.sinks)
-        return Streaming(budget, self.every, sinks=self.sinks, slots=slots)
+        policy = Streaming(budget, self.every, sinks=self.sinks, slots=slots)
+        policy.endless = budget + self.every <= target.context
+        return policy
 
 
 @dataclass

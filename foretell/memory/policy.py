@@ -27,6 +27,7 @@ class CachePolicy:
     # law depends on its rows.
     waits = False
     whole_layers = False  # whether a forward of some layers alone would leave out what it needs
+    endless = False  # whether positions stay within the model's context however long a text is
     prompt = 0  # tokens of the text when its cache was made
 
     def begin(self, prompt: int) -> None:
