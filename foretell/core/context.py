@@ -11,8 +11,8 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Sampler
+from foretell.memory.policy import longest
 from foretell.ops.tenants import Stores
-from foretell.policy.checks import longest
 from foretell.stats import Stats
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class Context:
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
         sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab, request.text)
-        limit = min(len(request.prompt) + request.sampling.max_new_tokens, longest(request, target))
         prompt = list(request.prompt)
+        limit = min(len(prompt) + request.sampling.max_new_tokens, longest(request.policy, target))
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
         self.door: Door = request.rng or Rng(request.sampling.seed)
         self.rng = self.door

@@ -14,7 +14,8 @@ from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
 from foretell.errors import PromptTooLong, Unsupported
-from foretell.policy.checks import lacks, longest
+from foretell.memory.policy import longest
+from foretell.policy.checks import lacks
 from foretell.stats import logprobs
 
 CALLS = 8  # outside calls that run at once
@@ -46,7 +47,7 @@ def on_asks(engine: Host, live: Live, task: Task, asks: list[Ask]) -> None:
             name = f"{live.ctx.request.name} ({given})"
             raise Unsupported.missing(name, model.name, what, "use another method or model")
         end = len(tokens) + len(ask.tree)
-        most = longest(live.ctx.request, model) if ask.model == "target" else model.context
+        most = longest(live.ctx.request.policy, model) if ask.model == "target" else model.context
         if end > most and len(tokens) + max(ask.tree.depths) > most:
             raise PromptTooLong(
                 f"branch {ask.branch} has {len(tokens)} tokens and {model.name} holds "

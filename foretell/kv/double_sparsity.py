@@ -75,7 +75,9 @@ class DoubleSparsity(KV):
 
 @dataclass
 class Labelled(Selecting):
-    """Labels are what keys alone decide; so rows get theirs late, and none changes at any length."""
+    """Labels are what keys alone decide; so rows get theirs late, and none changes at any
+    length.
+    """
 
     budget: int
     bits: int

@@ -102,7 +102,10 @@ class Pages(Selecting):
         return read
 
     def chosen(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """The pages that each query (H, n) reads, bool (H, n, pages); `bounds` (2, KV, pages, D)."""
+        """The pages that each query (H, n) reads, bool (H, n, pages).
+
+        `bounds` (2, KV, pages, D).
+        """
         above = upper(q, bounds)
         read = above.topk(self.count, -1).indices
         return torch.zeros_like(above, dtype=torch.bool).scatter_(-1, read, True)

@@ -79,6 +79,12 @@ class CachePolicy:
         raise NotImplementedError
 
 
+def longest(policy: CachePolicy | None, model: Any) -> int:
+    """Tokens that a text under this policy may have for a model, by its positions."""
+    endless = policy is not None and policy.endless
+    return NEVER if endless and "blocks" not in model.caps else int(model.context)
+
+
 @dataclass(eq=False)
 class Segment:
     """Rows of some first tokens of a text, which several caches read and none writes."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.core.source import Direct
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
-from foretell.memory.policy import NEVER
 from foretell.policy.budget import room_for
 
 if TYPE_CHECKING:
@@ -138,12 +137,6 @@ def check_prompt(request: Request, target: Model) -> None:
         )
     if request.sampling.stop and request.text is None:
         raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
-
-
-def longest(request: Request, model: Model) -> int:
-    """Tokens that a text of this request may have for this model, by its positions."""
-    endless = request.policy is not None and request.policy.endless
-    return NEVER if endless and "blocks" not in model.caps else model.context
 
 
 def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
