@@ -26,16 +26,17 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.driver import Driver
+from foretell.editor import Editor
 from foretell.errors import BadConfig, ForetellError
 from foretell.heads.model import shipped
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.threads import threads_here
 from foretell.ops.words import related
-from foretell.outputs import Output, Piece, Stream, outputs
+from foretell.outputs import Output, Piece, Stream, outputs, refused
 from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
-from foretell.policy.checks import models_for
+from foretell.policy.checks import check_prefix, models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan
@@ -123,8 +124,9 @@ class LM:
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
         shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (a source:
-        "cfg:g=2"), `reward` ("keywords:words=dog"), `budget` ("forwards=2000,seconds=30": the best
-        text by then is the answer) and `pictures` (what a model's processor gives).
+        "cfg:g=2"), `kv` (a cache policy: "snapkv:budget=1024"), `reward` ("keywords:words=dog"),
+        `budget` ("forwards=2000,seconds=30"), `pictures` (what a model's processor gives) and
+        `prefix` (rows of the prompt's first tokens, as an Editor makes them).
         A failed one of a list has its `error` set; a single one raises it.
         """
         batch = self._batch(prompt, method, sampling)
@@ -186,7 +188,7 @@ class LM:
         cancelling its task, ends the requests.
         """
         batch, threads = await self._batch_async(prompt, method, sampling)
-        for piece in self._refused(self._streamable(batch)):
+        for piece in refused(self._streamable(batch).prompts):
             yield piece
         if not batch.requests:
             return
@@ -197,7 +199,7 @@ class LM:
                     yield self._piece(streams[event.request], event, batch.many)
 
     def _stream(self, batch: _Batch) -> Generator[Piece, None, None]:
-        yield from self._refused(batch)
+        yield from refused(batch.prompts)
         if not batch.requests:
             return
         with self.driver.following(batch.requests) as (lives, events):
@@ -212,15 +214,6 @@ class LM:
             if isinstance(requests, list) and len(requests) > 1:
                 raise BadConfig("n: streaming gives one sample a prompt; use generate for more")
         return batch
-
-    @staticmethod
-    def _refused(batch: _Batch) -> list[Piece]:
-        """The only pieces of prompts that cannot be used."""
-        pieces = []
-        for i, requests in enumerate(batch.prompts):
-            if isinstance(requests, ForetellError):
-                pieces.append(Piece("", [], [], i, "error", error=requests))
-        return pieces
 
     def _streams(self, batch: _Batch, lives: Sequence[Live]) -> dict[int, Stream]:
         usable = [i for i, requests in enumerate(batch.prompts) if isinstance(requests, list)]
@@ -257,6 +250,10 @@ class LM:
             if sample.error is not None:
                 raise sample.error
         return answers[0]
+
+    def editor(self, text: str, method: Method = "auto") -> Editor:
+        """A text that is edited while its rows are kept, and completed by a method."""
+        return Editor(self, text, method)
 
     # --- requests
 
@@ -301,7 +298,7 @@ class LM:
         self, prompt: Any, method: Any, options: Mapping[str, Any]
     ) -> list[Request] | ForetellError:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
-        terms, options = split_terms(options, self._text.encode_text)
+        terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced = terms.pop("trace")
         pictures = terms.pop("pictures")
         reward = terms.pop("reward")
@@ -334,7 +331,9 @@ class LM:
             models_for(engine, plain)
         except ForetellError as error:
             return error
-        Context(engine, first, models_for(engine, first))
+        models = models_for(engine, first)
+        check_prefix(first, models)
+        Context(engine, first, models)
         return requests
 
     # --- methods and what they cost

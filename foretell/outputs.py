@@ -59,6 +59,15 @@ class Piece:
     step: TraceStep | None = None  # with trace=True: the step that the tokens came from
 
 
+def refused(prompts: Sequence[object]) -> list[Piece]:
+    """The only pieces of those prompts that cannot be used: of each its error."""
+    pieces = []
+    for i, found in enumerate(prompts):
+        if isinstance(found, ForetellError):
+            pieces.append(Piece("", [], [], i, "error", error=found))
+    return pieces
+
+
 class Stream:
     """Turns the events of one request into pieces."""
 

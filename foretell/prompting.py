@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
 from foretell.forms import Grammars
+from foretell.memory.policy import Segment
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
-from foretell.spec import Encode, constraint_of, source_of, warpers_of
+from foretell.spec import Encode, constraint_of, kv_of, source_of, warpers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +32,10 @@ FIELDS = {field.name for field in dataclasses.fields(Sampling)}
 # prompt.
 NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
 # Of a request beside its sampling.
-TERMS = {"tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget"}
+TERMS = {
+    *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
+    "prefix",
+}
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
 
@@ -108,7 +112,7 @@ def check_names(arguments: Iterable[str]) -> None:
 
 
 def split_terms(
-    options: Mapping[str, Any], encode: Encode
+    options: Mapping[str, Any], encode: Encode, target: Model
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a request says of its own treatment, as fields of Request, and the other arguments."""
     tenant = options.get("tenant", "")
@@ -133,6 +137,11 @@ def split_terms(
     terms["budget"] = spending_of(options.get("budget"))
     rows = options.get("rows")
     terms["source"] = None if rows is None else source_of(rows, encode)
+    kv = options.get("kv")
+    terms["policy"] = None if kv is None else kv_of(kv).named(target)
+    terms["prefix"] = options.get("prefix")
+    if not isinstance(terms["prefix"], Segment | None):
+        raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
     return terms, {name: value for name, value in options.items() if name not in TERMS}
 
 

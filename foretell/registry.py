@@ -29,6 +29,7 @@ FOLDERS = {
     "constraint": "constraints",
 }
 BESIDE = (
+    "kv",
     "rule",
     "rows",
     "warp",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from foretell.core.drafter import Drafter
     from foretell.core.source import Source
     from foretell.core.strategy import Strategy
+    from foretell.ops.keeping import KV
     from foretell.ops.rewards import Reward
     from foretell.policy.constraint import TextConstraint
     from foretell.policy.warping import Warper
@@ -279,6 +280,20 @@ def source_of(spec: str | Source, encode: Encode | None = None) -> Source:
         raise BadConfig.field("rows", spec, "a spec like 'cfg:g=1.5', or a config object")
     name, _, fields = spec.partition(":")
     return build(name, "rows", _options(spec, fields), encode)  # type: ignore[no-any-return]
+
+
+def kv_of(spec: str | KV) -> KV:
+    """The cache policy that a spec string or a config object means. Raises UnknownMethod or
+    BadConfig.
+    """
+    from foretell.ops.keeping import KV
+
+    if isinstance(spec, KV):
+        return spec
+    if not isinstance(spec, str) or not spec:
+        raise BadConfig.field("kv", spec, "a spec like 'snapkv:budget=1024', or a config object")
+    name, _, fields = spec.partition(":")
+    return build(name, "kv", _options(spec, fields))  # type: ignore[no-any-return]
 
 
 def warpers_of(

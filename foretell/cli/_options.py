@@ -71,6 +71,12 @@ Rows = Annotated[
         help="Where the model's rows come from: cfg:g=2, dola, lol; with fields, as of a method."
     ),
 ]
+Kv = Annotated[
+    str | None,
+    typer.Option(
+        help="What a cache keeps: snapkv:budget=1024, streaming-llm; with fields, as of a method."
+    ),
+]
 Reward = Annotated[
     str | None,
     typer.Option(

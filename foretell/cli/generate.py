@@ -18,6 +18,7 @@ from foretell.cli._options import (
     Budget,
     ExecutorOptions,
     Json,
+    Kv,
     Method,
     ModelOptions,
     Prompt,
@@ -54,6 +55,7 @@ def generate(
     sampling: SamplingOptions,
     method: Method = "auto",
     rows: Rows = None,
+    kv: Kv = None,
     reward: Reward = None,
     budget: Budget = None,
     as_json: Json = False,
@@ -68,9 +70,11 @@ def generate(
 ) -> int:
     """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
     check_named("rows", rows)
+    check_named("kv", kv)
     check_named("reward", reward)
     spending_of(budget)
     options = {**sampling.arguments(), "rows": rows, "reward": reward, "budget": budget}
+    options["kv"] = kv
     check_method(method)
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")

@@ -16,22 +16,22 @@ things: a shared prefix (`segments`) or a policy that evicts makes the latter sm
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from foretell.core.types import Ask
 from foretell.memory.buffers import Shape
+from foretell.memory.evicted import EvictedRows
 from foretell.memory.job import Job
 from foretell.memory.masks import seen_by
 from foretell.memory.plan import Plan, accepted, plan_part, plan_tree, resumed, reusable
 from foretell.memory.policy import NEVER, CachePolicy
-from foretell.memory.shared import SharedRows
 from foretell.memory.states import NO_STATES, TappedStates, joined
 
 
-class Cache(SharedRows):
+class Cache(EvictedRows):
     """Rows of one branch for one model."""
 
     job_type: type[Job] = Job
@@ -77,7 +77,7 @@ class Cache(SharedRows):
         """A copy that shares the buffers until one of the two writes."""
         self.read_by_one_more()
         twin = copy.copy(self)
-        twin.policy = copy.copy(self.policy)
+        twin.policy = None if self.policy is None else self.policy.fork()
         twin.states = None if self.states is None else self.states.fork()
         return twin
 
@@ -87,39 +87,28 @@ class Cache(SharedRows):
         segments = self.segments
         self.leave_segments()
         self.length, self.base, self.positions, self.synced = 0, 0, None, 0
+        self.offset = 0
         self._clear_scratch()
         if self.states is not None:
             self.states = TappedStates(self.states.taps)
+        if self.policy is not None:
+            self.policy.begin(self.policy.prompt)
         self._plan_change()
         for segment in segments:
             self.adopt(segment)
 
     # --- rows beside its own
 
-    def use(self, policy: CachePolicy) -> None:
-        """Puts a new cache under a policy."""
-        self.policy = copy.copy(policy)
+    def use(self, policy: CachePolicy, prompt: int = 0) -> None:
+        """Puts a new cache under a policy. `prompt`: tokens that its text begins with."""
+        self.policy = policy.fork()
+        self.policy.begin(prompt)
         self._plan_change()
 
     def _plan_change(self) -> None:
         self.changes_at = NEVER
         if self.policy is not None:
             self.changes_at = self.length + max(1, self.policy.room(self.length))
-
-    def compact(self, rows: Iterable[int]) -> None:
-        """Keeps these of the committed rows, in order, and gives up the others."""
-        assert not self.tokens, "rows are evicted between forwards"
-        keep = list(rows)
-        self.positions = [self.row_positions()[row] for row in keep]
-        self.reserve(self.base)
-        self.move(keep, 0)
-        self.base = len(keep)
-
-    def row_positions(self) -> Sequence[int]:
-        """Of the committed rows, their tokens' positions in the text."""
-        if self.positions is not None:
-            return self.positions
-        return range(self.length - self.base, self.length)
 
     @property
     def plain(self) -> bool:
@@ -138,8 +127,11 @@ class Cache(SharedRows):
         kept = self.keep(path)
         if self.states is not None:
             self.states.keep(path[:kept])
+        if self.policy is not None:
+            self.policy.keep(self, path[:kept])
         if self.positions is not None:
-            self.positions = [*self.positions, *range(self.length, self.length + kept)]
+            first = self.length - self.offset
+            self.positions = [*self.positions, *range(first, first + kept)]
         self.length += kept
         self.base += kept
         self._clear_scratch()
@@ -218,7 +210,7 @@ class Cache(SharedRows):
         job = self.job_type(
             cache=self,
             tokens=plan.tokens[shared:],
-            scratch_positions=[self.length + depth for depth in plan.depths],
+            scratch_positions=[self.length - self.offset + depth for depth in plan.depths],
             start=self.base + shared,
             seen=None,
             rows=[],

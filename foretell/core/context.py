@@ -11,6 +11,7 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.rng import Door, Rng
 from foretell.core.sampling import Sampler
+from foretell.memory.policy import longest
 from foretell.ops.tenants import Stores
 from foretell.stats import Stats
 
@@ -72,8 +73,8 @@ class Context:
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
         sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab, request.text)
-        limit = min(len(request.prompt) + request.sampling.max_new_tokens, target.context)
         prompt = list(request.prompt)
+        limit = min(len(prompt) + request.sampling.max_new_tokens, longest(request.policy, target))
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
         self.door: Door = request.rng or Rng(request.sampling.seed)
         self.rng = self.door
@@ -106,7 +107,9 @@ class Context:
         if self.request.policy is not None:
             # Drafts end where cached rows change, those of branches that mirror this one included.
             for branch in self.branches.values():
-                depth = min(depth, self.request.policy.room(len(branch.tokens) - 1) - 1)
+                length = len(branch.tokens)
+                room = self.request.policy.room_of(length - 1, length - len(branch.output))
+                depth = min(depth, room - 1)
         return depth
 
     def ends(self, tree: TokenTree, node: int) -> bool:

@@ -246,13 +246,13 @@ class Engine:
             ctx, model = live.ctx, live.ctx.models[name]
             beside = self.cache_of(live, "target", branch) if model.reads_target else None
             cache = model.cache(ctx.request, beside)
+            text = ctx.branches[branch].tokens
             if name == "target":
                 if ctx.kept_taps:
                     cache.states = TappedStates(ctx.kept_taps)
                 if ctx.request.policy is not None:
-                    cache.use(ctx.request.policy)
+                    cache.use(ctx.request.policy, len(text) - len(ctx.branches[branch].output))
                 prefix = ctx.request.prefix
-                text = ctx.branches[branch].tokens
                 if prefix is not None and tuple(text[: prefix.end]) == prefix.tokens != tuple(text):
                     cache.adopt(prefix)
             live.caches[key] = cache

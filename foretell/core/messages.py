@@ -14,6 +14,7 @@ from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
 from foretell.errors import PromptTooLong, Unsupported
+from foretell.memory.policy import longest
 from foretell.policy.checks import lacks
 from foretell.stats import logprobs
 
@@ -46,7 +47,8 @@ def on_asks(engine: Host, live: Live, task: Task, asks: list[Ask]) -> None:
             name = f"{live.ctx.request.name} ({given})"
             raise Unsupported.missing(name, model.name, what, "use another method or model")
         end = len(tokens) + len(ask.tree)
-        if end > model.context and len(tokens) + max(ask.tree.depths) > model.context:
+        most = longest(live.ctx.request.policy, model) if ask.model == "target" else model.context
+        if end > most and len(tokens) + max(ask.tree.depths) > most:
             raise PromptTooLong(
                 f"branch {ask.branch} has {len(tokens)} tokens and {model.name} holds "
                 f"{model.context}, drafts included; shorten its prompt"
@@ -137,8 +139,10 @@ def on_fork(engine: Host, live: Live, task: Task, message: Fork) -> None:
     handles = []
     forked = live.ctx.branches[message.branch]
     held = {key[0]: cache for key, cache in live.caches.items() if key[1] == message.branch}
-    for cache in held.values():  # else each twin would count all of the text as missing
+    for name, cache in held.items():  # else each twin would count all of the text as missing
         cache.settle(forked.tokens)
+        if live.ctx.models[name].reads_segments and not live.ctx.models[name].feeds:
+            cache.lend(forked.tokens)
     for _ in range(message.n):
         twin_branch = forked.fork()
         twin_branch.quiet |= message.quiet

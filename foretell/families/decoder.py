@@ -33,6 +33,7 @@ from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrou
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
 from foretell.families.retrieving import Retrieving
+from foretell.families.turning import Move, Turn, move_of, turn_of
 from foretell.heads.anchored import Rows
 from foretell.heads.model import HeadModel, head_model
 from foretell.memory.buffers import Layout
@@ -441,6 +442,22 @@ class Decoder(Model):
     def retrieving(self, budget: int, chunk: int) -> Retrieving:
         """This decoder over `budget` retrieved rows, see retrieving.py. Raises Unsupported."""
         return Retrieving(self, budget, chunk)
+
+    def turning(self, method: str) -> Turn:
+        """How its keys are moved to other positions, see turning.py. Raises Unsupported."""
+        try:
+            return turn_of(self)
+        except LookupError as error:
+            need = f"positions that are rotations ({error})"
+            raise Unsupported.missing(method, self.name, need, "leave kv out") from error
+
+    def moving(self, method: str) -> Move:
+        """How its keys are moved from one position to another. Raises Unsupported."""
+        try:
+            return move_of(self)
+        except LookupError as error:
+            need = f"positions that are rotations ({error})"
+            raise Unsupported.missing(method, self.name, need, "use generate") from error
 
     def learning(self, kept: torch.Tensor | None = None) -> Learning:
         """It as a draft model that learns, see learning.py; `kept`: the tokens that its rows are

@@ -116,11 +116,14 @@ def _tried(lm: LM, numbers: Sequence[int], work: Work) -> list[Answer]:
 
 def failures(document: dict[str, Any]) -> list[str]:
     """A line for each task that could not be answered."""
-    return [
-        f"{one['model']}, {one['dtype']}, task {one['number']}: {one['error']}"
-        for one in document["answers"]
-        if "error" in one
-    ]
+    return failures_of(
+        document, lambda one: f"{one['model']}, {one['dtype']}, task {one['number']}"
+    )
+
+
+def failures_of(document: dict[str, Any], where: Callable[[Answer], str]) -> list[str]:
+    """The same for answers that are named by `where`."""
+    return [f"{where(one)}: {one['error']}" for one in document["answers"] if "error" in one]
 
 
 def more(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:

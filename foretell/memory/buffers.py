@@ -86,6 +86,17 @@ class Rows:
         for buffer in (*self.keys, *self.values):
             buffer[:, :, place] = buffer[:, :, rows]
 
+    def gather(self, chosen: Sequence[torch.Tensor | None]) -> None:
+        """Keeps of each layer these rows of its heads (KV, n), in their order, as its first n.
+        The buffers must be this cache's alone.
+        """
+        for layer, rows in enumerate(chosen):
+            if rows is None:
+                continue
+            for buffer in (self.k[layer], self.v[layer]):
+                places = rows[..., None].expand(-1, -1, buffer.shape[-1])
+                buffer[:, : rows.shape[1]] = buffer.gather(1, places)
+
     def drop(self) -> None:
         """Lets go of the buffers: the others that share them need not copy on its account."""
         self.sharers[0] -= 1

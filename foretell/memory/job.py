@@ -69,7 +69,7 @@ class Job:
         cache = self.cache
         whole = self.layers is None and self.states is None
         layers = layers and all(isinstance(layer, int) for layer in self.layers or ())
-        ordinary = self.features is None and (cache.policy is None or cache.policy.plain)
+        ordinary = self.features is None and not (cache.policy and cache.policy.watches(self))
         return ordinary and (whole or layers) and (segments or not cache.segments)
 
     def write(
@@ -97,7 +97,7 @@ class Job:
         """Of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n, H, D)."""
         keys, values = self.write(layer, k, v)
         policy, segments = self.cache.policy, self.cache.segments
-        if policy is not None and not policy.plain:
+        if policy is not None and policy.watches(self):
             mask = self.biased_mask(window, q.dtype, bias)
             return policy.attend(self, layer, q, keys, values, mask, scale, softcap, sinks)
         if segments:

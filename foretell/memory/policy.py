@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,41 @@ class CachePolicy:
     decoding has: speculation on a policy's cache equals plain decoding on it.
     """
 
+    name = ""  # as users know it
     plain = True  # its rows are read by ordinary attention; else `attend` computes it
     # Whether rows change only behind a draft that crosses such a length. A draft model's may: no
     # law depends on its rows.
     waits = False
+    whole_layers = False  # whether a forward of some layers alone would leave out what it needs
+    endless = False  # whether positions stay within the model's context however long a text is
+    prompt = 0  # tokens of the text when its cache was made
+
+    def begin(self, prompt: int) -> None:
+        """A new cache is under it, of a text that begins with so many tokens."""
+        self.prompt = prompt
+
+    def fork(self) -> CachePolicy:
+        """The same for a copy of the cache. What it holds is never changed in place."""
+        return copy.copy(self)
+
+    def watches(self, job: Any) -> bool:
+        """Whether `attend` computes the attention of this job's nodes."""
+        return not self.plain
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        """These scratch rows, a path, become the next committed ones; the others are forgotten."""
 
     def room(self, length: int) -> int:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
         return NEVER
+
+    def room_of(self, length: int, prompt: int) -> int:
+        """`room` of a cache whose text begins with so many tokens."""
+        if prompt == self.prompt:
+            return self.room(length)
+        twin = copy.copy(self)
+        twin.prompt = prompt
+        return twin.room(length)
 
     def change(self, cache: Any) -> None:
         """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
@@ -44,11 +72,17 @@ class CachePolicy:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention of its own where `plain` is False.
+        """Attention of its own for the jobs that it watches.
 
         Arguments are those of ops.attention.attend with `grouped=False`.
         """
         raise NotImplementedError
+
+
+def longest(policy: CachePolicy | None, model: Any) -> int:
+    """Tokens that a text under this policy may have for a model, by its positions."""
+    endless = policy is not None and policy.endless
+    return NEVER if endless and "blocks" not in model.caps else int(model.context)
 
 
 @dataclass(eq=False)

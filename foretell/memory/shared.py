@@ -11,6 +11,10 @@ from foretell.memory.buffers import Rows, row_bytes
 from foretell.memory.policy import NEVER, CachePolicy, Segment, copied
 from foretell.memory.states import TappedStates
 
+LENT = 256  # own rows from which on a text's forks read them together
+MOST_LENT = 8  # segments that a text may begin with for that
+LEAST_ROWS = 64  # of the buffers of what follows them
+
 
 class SharedRows(Rows):
     """The part of a cache that concerns segments. `core.cache.Cache` is the whole."""
@@ -59,6 +63,25 @@ class SharedRows(Rows):
         segment.readers += 1
         self.length = segment.end
         return True
+
+    def lend(self, tokens: Sequence[int]) -> None:
+        """Before forks of the branch `tokens`: its own committed rows become a segment that all of
+        them read, where they are many. Else each fork would copy them as soon as it writes.
+        """
+        ordinary = self.policy is None and self.positions is None and self.sharable
+        whole = bool(self.layout) and None not in self.layout and not self.tokens
+        many = self.base >= LENT and len(self.segments) < MOST_LENT
+        if not (ordinary and whole and many):
+            return
+        start = self.length - self.base
+        k, v = (copied(layers, slice(0, self.base)) for layers in (self.k, self.v))
+        segment = Segment(tuple(tokens[start : self.length]), start, k, v, {})
+        segment.readers += 1
+        self.segments = (*self.segments, segment)
+        self.base = 0
+        super().drop()  # forks that were made before go on with the old buffers
+        self.sharers = [1]
+        self.begin(LEAST_ROWS)
 
     def take(self, segments: Sequence[Segment]) -> None:
         """Begins an empty cache with copies of shared rows, for who reads no segments."""

@@ -33,15 +33,25 @@ def attend(
         queries = q.reshape(1, len(k), -1, width)
         out = F.scaled_dot_product_attention(queries, k[None], v[None], mask, scale=scale)
         return out.view(heads, new, -1).transpose(0, 1)
+    p = weights_of(q, k, mask, scale, softcap, sinks).to(q.dtype)
+    return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
+
+
+def weights_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What each query gives to each key (H, n, L), in float32 or wider."""
     scores = _scores(q, k, mask, scale, softcap)
     wide = torch.promote_types(q.dtype, torch.float32)
-    if sinks is not None:
-        sink = sinks.reshape(-1, 1, 1).expand(-1, new, 1)
-        with_sink = torch.cat([scores, sink], -1)
-        p = with_sink.softmax(-1, dtype=wide)[..., :-1].to(q.dtype)
-    else:
-        p = scores.softmax(-1, dtype=wide).to(q.dtype)
-    return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
+    if sinks is None:
+        return scores.softmax(-1, dtype=wide)
+    sink = sinks.reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, sink], -1).softmax(-1, dtype=wide)[..., :-1]
 
 
 def _scores(

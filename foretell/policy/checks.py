@@ -76,7 +76,7 @@ def refuse_policy(name: str, request: Request) -> None:
     wherever it stands: those would have to end where rows change.
     """
     if request.policy is not None:
-        policy = type(request.policy).__name__
+        policy = request.policy.name or type(request.policy).__name__
         raise BadConfig(
             f"{name} cannot run under the cache policy {policy}: what it looks at may cross a "
             "change of the rows; leave the policy out, or take another method"
@@ -98,6 +98,25 @@ def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
         looks = getattr(reader, "check_pictures", None)  # views of such a model read the text alone
         if looks is not None and "pictures" in reader.caps and "pictures" in request.inputs:
             looks(request)
+
+
+def check_prefix(request: Request, models: Mapping[str, Model]) -> None:
+    """That rows which were made before are used, where they must be: the engine would read the text
+    anew without a word. Raises BadConfig.
+    """
+    prefix = request.prefix
+    if prefix is None:
+        return
+    if tuple(request.prompt[: prefix.end]) != prefix.tokens or prefix.end >= len(request.prompt):
+        raise BadConfig("prefix: the prompt does not go on behind the tokens of these rows")
+    if request.policy is not None:
+        raise BadConfig("kv: rows that were made before come under no cache policy; leave kv out")
+    asked = {name for part in request.parts for name in part.models}
+    if not {tap for name in asked for tap in models[name].feeds} <= prefix.states.keys():
+        raise BadConfig(
+            f"{request.name} reads hidden states, and the rows that were made before lack them; "
+            "make them for this method"
+        )
 
 
 def check_prompt(request: Request, target: Model) -> None:

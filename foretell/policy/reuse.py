@@ -69,7 +69,8 @@ class Reuse:
         whole = bool(cache.layout) and None not in cache.layout and cache.recomputable
         whole = whole and cache.sharable
         ordinary = cache.policy is None and cache.positions is None and cache.states is None
-        return whole and ordinary and not cache.inputs
+        given = live.ctx.request.prefix is not None  # rows that may be an edited text's
+        return whole and ordinary and not cache.inputs and not given
 
     def _begin(self, entry: OpenAsk) -> bool:
         """Gives a new text the rows there are. False: it had better wait for more."""

@@ -49,6 +49,7 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
     "method": "method",
     "unknown method": "method",
     "rows": "rows",
+    "kv": "kv",
     "reward": "reward",
     "budget": "budget",
     "timeout": "timeout",

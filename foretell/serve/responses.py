@@ -77,7 +77,8 @@ class Answer:
         self.call = call
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.method, self.guarantee = served.about(call.method, call.arguments.get("reward"))
+        beside = (call.arguments.get("reward"), request.kv)
+        self.method, self.guarantee = served.about(call.method, *beside)
         ends = () if request.ignore_eos else served.lm.engine.eos
         self.ends = frozenset((*ends, *(request.stop_token_ids or ())))
         self._spellings: dict[int, Spelling] = {}

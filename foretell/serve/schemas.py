@@ -126,6 +126,7 @@ class Request(Fields):
     bad_words: Annotated[list[Words], Field(max_length=256)] | None = None
     structured_outputs: StructuredOutputs | None = None
     rows: Words | None = None
+    kv: Words | None = None
     reward: Words | None = None
     budget: Words | None = None
     warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None

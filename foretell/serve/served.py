@@ -29,12 +29,15 @@ class Served:
         """Who computes the target's forwards."""
         return self.lm.models["target"].usual_executor
 
-    def about(self, method: str, reward: Any = None) -> tuple[str, str]:
-        """The name of a method, `auto` resolved, and what it guarantees. `reward`: what it chooses
-        by, which some methods cannot be made without.
+    def about(self, method: str, reward: Any = None, kv: str | None = None) -> tuple[str, str]:
+        """The name of a method, `auto` resolved, and what it guarantees under a cache policy.
+        `reward`: what it chooses by, which some methods cannot be made without.
         """
         name, strategy = self.lm.resolve(method, reward)
-        return name, strategy_guarantee(name, strategy)
+        claim = strategy_guarantee(name, strategy)
+        if kv is None:
+            return name, claim
+        return name, weaker(claim, card(kv.partition(":")[0], "kv").guarantee)
 
     @cached_property
     def methods(self) -> list[dict[str, str]]:
@@ -84,6 +87,10 @@ def _claim(name: str, rule: str | None) -> str:
     claim = guarantee(name)
     if rule is None:
         return claim
-    of_rule = card(rule.replace("_", "-"), "rule").guarantee
+    return weaker(claim, card(rule.replace("_", "-"), "rule").guarantee)
+
+
+def weaker(first: str, second: str) -> str:
+    """The one of two guarantees that promises less, of equal ones the first."""
     order = ("exact", "greedy", "bounded", "lossy")
-    return max((claim, of_rule), key=lambda one: order.index(one.split(":")[0]))
+    return max((first, second), key=lambda one: order.index(one.split(":")[0]))

@@ -19,7 +19,16 @@ from foretell.serve.schemas import (
     Request,
     StructuredOutputs,
 )
-from foretell.spec import build, constraint_of, given, reward_of, source_of, unwrapped, warpers_of
+from foretell.spec import (
+    build,
+    constraint_of,
+    given,
+    kv_of,
+    reward_of,
+    source_of,
+    unwrapped,
+    warpers_of,
+)
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -311,6 +320,7 @@ def _beside(request: Request, tests: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field, made in (
         ("rows", source_of),
+        ("kv", kv_of),
         ("warp", warpers_of),
         ("reward", reward_of),
         ("budget", spending_of),

@@ -61,7 +61,7 @@ from foretell.ops.superposing import (
     superpose,
 )
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
-from foretell.policy.checks import refuse_options, refuse_source
+from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 from foretell.policy.spending import REASON, Spent
 from foretell.text import TokenIds
 
@@ -115,6 +115,7 @@ class Superposed(Strategy):
         """Raises BadConfig, before anything runs, for what cannot be honoured."""
         refuse_options("superposed", ctx.request.sampling, REFUSED)
         refuse_source("superposed", ctx.request)
+        refuse_policy("superposed", ctx.request)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:

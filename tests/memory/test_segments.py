@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 import torch
 
 from foretell.core.cache import Cache
+from foretell.core.context import Context
+from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.request import Request
+from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Sampling
+from foretell.core.types import Ask, Fork, Sampling, Steps, Together
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.toy import Toy, ToyRecurrent
+from foretell.memory import shared
 from foretell.memory.policy import Segment
 from foretell.memory.states import TappedStates
 from foretell.runtimes.graphs import GraphsExecutor
@@ -221,3 +226,70 @@ def test_a_cache_with_a_policy_computes_its_own_rows() -> None:
 def test_a_model_without_rows_shares_none() -> None:
     with pytest.raises(AssertionError, match="no rows"):
         segment_of(ToyRecurrent(VOCAB), [1, 2, 3])
+
+
+@dataclass(frozen=True)
+class Forked(Strategy):
+    """Four texts that go on from the prompt, and again four from each of them."""
+
+    def run(self, ctx: Context) -> Steps:
+        yield Ask(TokenTree(ctx.tokens[-1]))
+        texts = [0, *(yield Fork(0, 3))]
+        yield Together([few(ctx.on(text)) for text in texts])
+        for text in list(texts):
+            texts += yield Fork(text, 3)
+        yield Together([Plain().run(ctx.on(text)) for text in texts])
+
+
+def few(ctx: Context) -> Steps:
+    for _ in range(8):
+        tree = TokenTree(ctx.tokens[-1])
+        reply = yield Ask(tree, branch=ctx.branch)
+        yield from settle(ctx, tree, reply)
+
+
+@pytest.mark.parametrize("family", ["toy", "llama", "gemma2"])
+def test_forks_of_a_long_text_hold_it_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = Toy(VOCAB) if family == "toy" else llamas(family)["target"]
+    prompt = [(3 * i + i * i) % VOCAB for i in range(40)]
+    texts = []
+    for lent in (1 << 30, 8):
+        monkeypatch.setattr(shared, "LENT", lent)
+        engine = Engine({"target": model})
+        sampling = Sampling(max_new_tokens=24, temperature=1.0, seed=3)
+        live = engine.add(Request(prompt, Forked(), sampling))
+        held: list[tuple[tuple[Segment, ...], int]] = []
+        while engine.live:
+            engine.step()
+            if len(live.caches) == 16 and not held:
+                held = [(cache.segments, cache.base) for cache in live.caches.values()]
+        texts.append([branch.output for branch in live.ctx.branches.values()])
+        assert [len(segments) for segments, _ in held] == [0 if lent > 40 else 2] * 16
+        if lent == 8:
+            assert len({segments[0] for segments, _ in held}) == 1
+            assert len({segments[1] for segments, _ in held}) == 4
+            assert max(rows for _, rows in held) < 8
+    assert texts[0] == texts[1]
+
+
+def test_what_a_text_lends_is_given_back_with_its_last_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "LENT", 8)
+    toy = Toy(VOCAB)
+    text = [i % VOCAB for i in range(30)]
+    first = toy.cache()
+    job, _ = first.prepare(Ask(TokenTree(text[-1])), text, 99)
+    toy.forward([job])
+    early = first.fork()
+    first.settle(text)
+    first.lend(text)
+    (segment,) = first.segments
+    assert first.base == 0 and first.length == 29 and segment.readers == 1
+    twin = first.fork()
+    assert segment.readers == 2 and twin.segments == first.segments
+    early.settle(text)
+    assert early.base == 29 and not early.segments, "it went on with rows of its own"
+    first.drop()
+    twin.drop()
+    assert segment.readers == 0

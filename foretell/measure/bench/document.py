@@ -10,16 +10,18 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 import foretell
 from foretell.errors import BadFile
-from foretell.measure.bench.settings import Settings
 from foretell.measure.profiling import processor
 from foretell.ops.files import write_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SCHEMA = "foretell.measure.bench/1"
 # What a document must share to be continued.
@@ -27,15 +29,15 @@ SAME = ("schema", "version", "settings", "machine", "versions")
 
 
 def begin(
-    settings: Settings,
+    settings: DataclassInstance,
     sets: Mapping[str, Sequence[Any]],
     path: Path | None = None,
     schema: str = SCHEMA,
 ) -> dict[str, Any]:
     """A document without cells, or that of `path` if it was begun the same way.
 
-    `sets`: prompts, or what a suite is run on; `schema`: the suite's. Raises BadFile where it was
-    not.
+    `settings`: a dataclass; `sets`: prompts, or what a suite is run on; `schema`: the suite's.
+    Raises BadFile where it was not.
     """
     document = _new(settings, sets, schema)
     earlier = opened(path, schema) if path else None
@@ -57,7 +59,9 @@ def begin(
     return earlier
 
 
-def _new(settings: Settings, sets: Mapping[str, Sequence[Any]], schema: str) -> dict[str, Any]:
+def _new(
+    settings: DataclassInstance, sets: Mapping[str, Sequence[Any]], schema: str
+) -> dict[str, Any]:
     digests = {}
     for name, prompts in sets.items():
         digests[name] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

@@ -1,0 +1,5 @@
+"""Cache policies, one a file."""
+
+from foretell.lazy import submodules
+
+__getattr__ = submodules(__name__)

@@ -1,0 +1,149 @@
+"""Finds the rows that matter by a few channels in a few bits, and reads these alone.
+
+Of each key head those `channels` of the largest products with queries are known from texts. A
+row's label is what its key has there, in `bits`; queries are cut down the same way, and each query
+head reads the `budget` rows of the largest products. The first layers read everything.
+
+Paper: Yang et al., Post-Training Sparse Attention with Double Sparsity, arXiv:2408.07092
+Guarantee: lossy: queries leave rows out; with drafts the text is the one without them
+Cost: target 1
+Needs: cache rows of every layer, of all of the text, and a table of the model's channels
+Trains: a table of channels, by `foretell train channels`; one ships for smollm2
+Differs:
+- heads that share a key head share its channels, and their products count by their mean
+- products are of rotated queries and keys, which the published code calls qk; its `q` and `k` are
+left out
+- the first row and the newest are always among those read; `sinks` and `recent` 0: they are not
+- rows that tie with the last one read are read too
+- a prompt is read as a whole
+- labels are rounded to `bits` and kept as wide as keys; torch reads all keys: no time is saved yet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.ops.channels import table_for
+from foretell.ops.keeping import KV, check_budget
+from foretell.ops.selecting import Selecting
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+BITS = (2, 4, 8, 16)
+AT_ONCE = 64  # committed rows that are labelled together
+
+
+@dataclass(frozen=True)
+class DoubleSparsity(KV):
+    """Counts of rows, channels and layers."""
+
+    budget: int = 128  # rows that a query head reads
+    channels: int = 16  # of a key head that rows are found by; as many as it has: no table is read
+    bits: int = 4  # of a label's numbers: 2, 4, 8, or 16: they are as keys are
+    dense: int = 2  # first layers, which read everything
+    sinks: int = 1  # first rows, which are always read
+    recent: int = 1  # last rows, the same
+    calibration: str = ""  # table of channels, a file or a folder; else the one that ships
+
+    def __post_init__(self) -> None:
+        ranges = (("channels", 1), ("dense", 0), ("sinks", 0), ("recent", 0))
+        for name, least in ranges:
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise BadConfig.field(f"double-sparsity:{name}", value, f"at least {least}")
+        if self.bits not in BITS:
+            raise BadConfig.field("double-sparsity:bits", self.bits, "2, 4, 8 or 16")
+        what = f"{self.sinks} first rows, {self.recent} last ones and one more"
+        check_budget("double-sparsity", self.budget, self.sinks + self.recent + 1, what)
+
+    def policy(self, target: Model) -> Labelled:
+        self.fits(target)
+        chosen = None
+        if any(shape is not None and shape[1] > self.channels for shape in target.layout):
+            table = table_for(target, self.calibration, "kv=double-sparsity")
+            chosen = table[..., : self.channels].to(target.device)
+        return Labelled(
+            self.dense, self.budget, self.bits, chosen, sinks=self.sinks, recent=self.recent
+        )
+
+
+@dataclass
+class Labelled(Selecting):
+    """Labels are what keys alone decide; so rows get theirs late, and none changes at any
+    length.
+    """
+
+    budget: int
+    bits: int
+    channels: torch.Tensor | None  # (L, KV, r); None: all of them
+    sinks: int = 1
+    recent: int = 1
+    labels: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, rows, r)
+    labelled: int = 0  # first rows that have labels
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.labels, self.labelled = {}, 0
+
+    def change(self, cache: Any) -> None:
+        self._label(cache.k, cache.base)
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        end = cache.base + len(nodes)
+        if cache.length >= self.prompt and end >= self.labelled + AT_ONCE:
+            self._label(cache.k, end)
+
+    def _label(self, keys: Sequence[torch.Tensor], end: int) -> None:
+        layers = range(self.dense, len(keys))
+        self.labels = {layer: self._all_labels(layer, keys[layer][:, :end]) for layer in layers}
+        self.labelled = end
+
+    def _all_labels(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
+        """Of all these rows (KV, n, D), (KV, n, r)."""
+        fresh = self.label(layer, keys[:, self.labelled :])
+        known = self.labels.get(layer)
+        return fresh if known is None else torch.cat([known, fresh], 1)
+
+    def label(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
+        """Of queries or keys (KV, n, D) what stands in the chosen channels (KV, n, r)."""
+        if self.channels is not None:
+            places = self.channels[layer][:, None].expand(-1, numbers.shape[1], -1)
+            numbers = numbers.gather(-1, places)
+        return numbers if self.bits == 16 else rounded(numbers, self.bits)
+
+    def reads(
+        self,
+        job: Any,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        rows = keys.shape[1]
+        seen = q.new_ones(*q.shape[:2], rows, dtype=torch.bool)
+        if rows <= self.budget:
+            return seen
+        if mask is not None:
+            seen = seen & (mask > -torch.inf)
+        labels = self._all_labels(layer, keys)
+        asked = self.label(layer, q.unflatten(0, (len(keys), -1)).flatten(1, 2))
+        products = (asked @ labels.transpose(1, 2)).view(seen.shape)
+        # Along a path rows stand in the order of its tokens, so counts of rows are those of tokens.
+        first = seen.cumsum(-1) <= self.sinks
+        last = seen.flip(-1).cumsum(-1).flip(-1) <= self.recent
+        products = products.masked_fill(first | last, torch.inf).masked_fill(~seen, -torch.inf)
+        return products >= products.topk(self.budget, -1).values[..., -1:]
+
+
+def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """The nearest of 2 ** bits numbers, from the least to the largest of each row (..., r)."""
+    low, high = numbers.aminmax(dim=-1, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    codes = ((numbers - low) / step.clamp(min=torch.finfo(numbers.dtype).tiny)).round()
+    return low + codes * step

@@ -1,0 +1,43 @@
+"""Rows that were given up, and where in the text those stand that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from foretell.memory.shared import SharedRows
+
+
+class EvictedRows(SharedRows):
+    """The part of a cache that concerns rows given up. `core.cache.Cache` is the whole."""
+
+    commit: Callable[[Sequence[int]], None]
+    reserve: Callable[[int], None]
+    offset = 0  # by which positions are less than places in the text
+
+    def compact(self, rows: Iterable[int]) -> None:
+        """Keeps these of the committed rows, in order, and gives up the others."""
+        assert not self.tokens, "rows are evicted between forwards"
+        keep = list(rows)
+        self.positions = [self.row_positions()[row] for row in keep]
+        self.reserve(self.base)
+        self.move(keep, 0)
+        self.base = len(keep)
+
+    def keep_rows(self, chosen: Sequence[torch.Tensor | None]) -> None:
+        """Keeps of every layer (None: it has no rows) these committed rows of its heads (KV, n),
+        each in order, and gives up the others. Rows have no common positions then.
+        """
+        assert not self.tokens, "rows are evicted between forwards"
+        counts = {rows.shape[1] for rows in chosen if rows is not None}
+        assert len(counts) == 1, "all heads keep as many rows"
+        self.reserve(self.base)
+        self.gather(chosen)
+        self.base = counts.pop()
+
+    def row_positions(self) -> Sequence[int]:
+        """Of the committed rows, their tokens' positions in the text."""
+        if self.positions is not None:
+            return self.positions
+        return range(self.length - self.offset - self.base, self.length - self.offset)

@@ -1,0 +1,236 @@
+"""What cache policies are made of: rows given up at certain lengths, and the attention they got.
+
+A policy that evicts decides which rows of a cache stay. Rows change at lengths that committed
+tokens alone decide, and drafts end there; so a text is the same with drafts and without. Between
+two changes the rows are ordinary ones: any executor reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig, Unsupported
+from foretell.memory.policy import NEVER as NEVER
+from foretell.memory.policy import CachePolicy as CachePolicy
+from foretell.ops.attention import weights_of
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+Chosen = list[torch.Tensor | None]  # of each layer, the rows (KV, n) of its heads that stay
+
+
+@dataclass(frozen=True)
+class KV:
+    """The base of what `kv=` takes: a frozen dataclass of settings."""
+
+    def policy(self, target: Model) -> CachePolicy:
+        """The policy of a request's caches. Raises Unsupported where the target has no such
+        rows.
+        """
+        raise NotImplementedError
+
+    def named(self, target: Model) -> CachePolicy:
+        """The policy, which knows what users call it."""
+        made = self.policy(target)
+        made.name = self.name
+        return made
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    def fits(self, target: Model) -> None:
+        """Raises Unsupported for a target whose rows cannot be given up one by one."""
+        loop = getattr(target, "loop", None)
+        name = self.name
+        if "source" in target.caps:  # its attention tells rows apart by their number
+            need = "a decoder without an encoder"
+            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
+        if not any(target.layout) or not target.layout or None in target.layout:
+            need = "cache rows of every layer"
+            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
+        if loop is not None and any(loop.windows):
+            need = "layers that see all of a text: some see a window of it"
+            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
+
+
+def check_budget(name: str, budget: int, least: int, what: str) -> None:
+    """Raises BadConfig for a budget of rows that does not hold what always stays."""
+    if budget < least:
+        raise BadConfig.field(f"{name}:budget", budget, f"at least {least}, for {what}")
+
+
+def check_every(name: str, every: int) -> None:
+    """Raises BadConfig."""
+    if every < 1:
+        raise BadConfig.field(f"{name}:every", every, "at least 1 token between two evictions")
+
+
+@dataclass
+class Evicting(CachePolicy):
+    """Holds at most `budget` rows of a text behind its prompt, and `every` - 1 more in between.
+
+    A prompt is read as a whole, and what it has too much is given up behind it. `every` 0: what
+    follows the prompt stays.
+    """
+
+    budget: int
+    every: int
+
+    @property
+    def first(self) -> int:
+        """The length at which rows are given up for the first time."""
+        if self.prompt > self.budget:
+            return self.prompt
+        return self.budget + self.every if self.every else NEVER
+
+    def room(self, length: int) -> int:
+        if length < self.first:
+            return self.first - length
+        return self.every - (length - self.first) % self.every if self.every else NEVER
+
+    def next_change(self, length: int) -> int:
+        """The length at which rows are given up next, of a cache this long before it."""
+        if length < self.first:
+            return self.first
+        return length + Evicting.room(self, length)
+
+    def due(self, length: int) -> bool:
+        """Whether rows are given up at this length. `room` may end pieces elsewhere too."""
+        beyond = length - self.first
+        return beyond % self.every == 0 if self.every and beyond > 0 else beyond == 0
+
+    def change(self, cache: Any) -> None:
+        """Gives up rows where there are too many of them."""
+        if self.due(cache.length) and cache.base > self.budget:
+            self.evict(cache)
+
+    def evict(self, cache: Any) -> None:
+        """Leaves `budget` rows of a cache that has more."""
+        raise NotImplementedError
+
+
+@dataclass
+class Watching(CachePolicy):
+    """Knows what attention rows got from certain nodes, those that `counts` names.
+
+    The mean over the query heads that share a key head is added up for each row of it, in float32.
+    Scratch rows that are rejected leave no trace: theirs counts when they are committed.
+    """
+
+    received: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (parts, base)
+    # Of each layer what the scratch rows gave: all pending ones together (parts, rows), and each
+    # node of a tree by its scratch row.
+    pending: dict[int, torch.Tensor] = field(default_factory=dict)
+    nodes: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.received, self.pending, self.nodes = {}, {}, {}
+
+    def fork(self) -> Watching:
+        twin = super().fork()
+        assert isinstance(twin, Watching)
+        twin.received, twin.pending = dict(self.received), dict(self.pending)
+        twin.nodes = {layer: dict(rows) for layer, rows in self.nodes.items()}
+        return twin
+
+    def counts(self, place: int) -> bool:
+        """Whether the token at this place of the text is one that rows are judged by.
+
+        `room` ends there and where such tokens end, so that all nodes of a forward count or none.
+        """
+        raise NotImplementedError
+
+    def watches(self, job: Any) -> bool:
+        return self.counts(self.place(job))
+
+    def place(self, job: Any) -> int:
+        """The place in the text of a job's first new node."""
+        return int(job.positions[0] + job.cache.offset)
+
+    def scored(self, job: Any, given: torch.Tensor) -> torch.Tensor:
+        """What is added up of the attention that new nodes gave (KV, n, rows), in as many parts as
+        a policy likes (parts, n, rows).
+        """
+        return given
+
+    def attend(
+        self,
+        job: Any,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        weights = weights_of(q, keys, mask, scale, softcap, sinks)
+        heads, new, rows = weights.shape
+        grouped = weights.view(len(keys), -1, new, rows)
+        given = grouped.mean(1, dtype=torch.promote_types(q.dtype, torch.float32))
+        self._write(job, layer, self.scored(job, given))
+        mixed = grouped.to(values.dtype).flatten(1, 2) @ values
+        return mixed.view(heads, new, -1).transpose(0, 1)
+
+    def _write(self, job: Any, layer: int, given: torch.Tensor) -> None:
+        """Takes note of what new nodes gave to all rows (parts, n, rows)."""
+        row = job.start - job.cache.base
+        known = self.nodes.get(layer, {}) if row else {}
+        before = self.pending.get(layer) if row else None
+        certain = max(0, -job.first)
+        total = given[:, :certain].sum(1)
+        if before is not None:
+            total[:, : before.shape[1]] += before
+        self.pending = {**self.pending, layer: total}
+        kept = {node: rows for node, rows in known.items() if node < row}
+        kept |= {row + i: given[:, i] for i in range(certain, given.shape[1])}
+        self.nodes = {**self.nodes, layer: kept}
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        received = {}
+        for layer, total in self.pending.items() if nodes else ():
+            given = [total, *(self.nodes[layer][n] for n in nodes if n in self.nodes[layer])]
+            rows = [*range(cache.base), *(cache.base + node for node in nodes)]
+            longest = max(rows) + 1
+            wide = [torch.nn.functional.pad(part, (0, longest - part.shape[1])) for part in given]
+            summed = torch.stack([part[:, :longest] for part in wide]).sum(0)[:, rows]
+            held = self.received.get(layer)
+            if held is not None:
+                summed[:, : held.shape[1]] += held
+            received[layer] = summed
+        for layer, held in self.received.items():
+            if layer not in received:
+                received[layer] = torch.nn.functional.pad(held, (0, len(nodes)))
+        self.received, self.pending, self.nodes = received, {}, {}
+
+
+@dataclass
+class Attended(Watching, Evicting):
+    """Evicts by the attention that rows got."""
+
+    def evict(self, cache: Any) -> None:
+        chosen: Chosen = []
+        for layer in range(len(cache.layout)):
+            rows = self.chosen(cache, layer, self.received[layer]).sort(-1).values
+            chosen.append(rows)
+            self.received[layer] = self.received[layer].gather(1, rows)
+        cache.keep_rows(chosen)
+
+    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        """The rows (KV, budget) that stay of those that received so much (KV, base)."""
+        raise NotImplementedError
+
+
+def best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` rows of the highest scores (..., rows), of equal ones the later."""
+    order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)
+    return scores.shape[-1] - 1 - order[..., :count]

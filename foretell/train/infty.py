@@ -1,0 +1,139 @@
+"""Texts of long thoughts cut into rounds, for a model that is to reason as `infty-think` does.
+
+A line of the source has a prompt and an `answer` of the form <think> thoughts </think> conclusion.
+The thoughts are cut into segments at blank lines before a capital letter, and the model that is
+given summarises: after each segment, what all segments up to it have achieved. Each round becomes a
+line with `prompt` (or `messages`), `history`, which stands behind it, and `target`, to be learnt.
+
+Source: Yan et al., InftyThink, arXiv:2503.06692, section 3.2; of its repository
+data_preprocess/segmentation.py and generate_data.py. No segment is longer than the limit unless one
+paragraph is; the released code lets each exceed it by a paragraph.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig, ForetellError
+from foretell.measure.prompts import Prompt, read_prompts
+from foretell.ops.files import write_text
+from foretell.ops.segments import CLOSE, HISTORY, KNOWN, LIST, OPEN_BEHIND, THINK, THOUGHT
+from foretell.train import recipes
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+
+Row = dict[str, Any]  # a line of the file
+Tell = Callable[[str, int, int | None], None]  # (what is being done, how much of it, of how much)
+ANSWER = re.compile(rf"\s*{THINK}\n?(.+?)\n?{THOUGHT}(.*)", re.S)
+START = re.compile(r"\n\n+(?=[^\W\d_a-z])")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How long texts are cut."""
+
+    segment: int = 4096  # tokens of a segment's thoughts
+    summary: int = 2048  # tokens of a summary
+    tries: int = 4  # at a summary that comes to an end
+    temperature: float = 0.5  # of summaries
+    seed: int = 0  # of the first try; each other's is one higher
+
+    def __post_init__(self) -> None:
+        sizes = {"segment": (16, 1 << 20), "summary": (8, 1 << 20), "tries": (1, 64)}
+        recipes.check(self, {**sizes, "temperature": (0, 100), "seed": (0, 1 << 31)})
+
+
+def steps_of(thoughts: str) -> list[str]:
+    """Paragraphs; one that does not begin with a capital letter belongs to the one before."""
+    starts = [0, *(m.end() for m in START.finditer(thoughts) if thoughts[m.end()].isupper())]
+    return [thoughts[a:b] for a, b in zip(starts, [*starts[1:], len(thoughts)], strict=True)]
+
+
+def packed(steps: Sequence[str], size: Callable[[str], int], most: int) -> list[str]:
+    """Joins as many paragraphs each time as fit."""
+    segments: list[str] = []
+    held = 0
+    for step in steps:
+        tokens = size(step)
+        if segments and held + tokens <= most:
+            segments[-1] += step
+            held += tokens
+        else:
+            segments.append(step)
+            held = tokens
+    return [segment.strip() for segment in segments]
+
+
+def rounds_of(
+    prompt: Prompt, segments: Sequence[str], summaries: Sequence[str], conclusion: str
+) -> list[Row]:
+    """The lines of one text; of each segment but the last there is a summary."""
+    field = "prompt" if isinstance(prompt, str) else "messages"
+    rows = []
+    for place, segment in enumerate(segments):
+        history = f"{HISTORY}{summaries[place - 1]}{KNOWN}" if place else ""
+        target = f"{THINK}\n{segment}"
+        if place < len(summaries):
+            target += f"{OPEN_BEHIND}{summaries[place]}{CLOSE.rstrip()}"
+        else:
+            target += f"\n{THOUGHT}{conclusion}"
+        rows.append({field: prompt, "history": history, "target": target})
+    return rows
+
+
+def summarised(lm: LM, prompt: Prompt, segments: Sequence[str], cut: Cut) -> list[str] | None:
+    """After each segment but the last what was achieved; None: one came to no end."""
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    found = []
+    for count in range(1, len(segments)):
+        said = {"role": "assistant", "content": "\n\n".join(segments[:count])}
+        asked = [*turns, said, {"role": "user", "content": LIST}]
+        for number in range(cut.tries):
+            output = lm.generate(
+                asked, max_new_tokens=cut.summary, temperature=cut.temperature,
+                seed=cut.seed + number,
+            )  # fmt: skip
+            if output.finish_reason == "stop" and output.text.strip():
+                found.append(output.text.strip())
+                break
+        else:
+            return None
+    return found
+
+
+def write_rounds(lm: LM, source: Path, out: Path, cut: Cut, tell: Tell) -> dict[str, int]:
+    """Writes the rounds of a file; returns how many `rows` of how many `texts`, and how many texts
+    were left out: `without_thoughts`, or `unfinished` (too long, or no summary came to an end).
+
+    Raises BadConfig.
+    """
+    prompts = read_prompts(source)
+    lines = [json.loads(line) for line in source.read_text("utf-8").split("\n") if line.strip()]
+    rows: list[Row] = []
+    counts = {"texts": len(prompts), "rows": 0, "without_thoughts": 0, "unfinished": 0}
+    for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):
+        if not isinstance(line.get("answer"), str):
+            raise BadConfig(f"{source}, row {number}: `answer` must be a text with its thoughts")
+        found = ANSWER.fullmatch(line["answer"])
+        if found is None:
+            counts["without_thoughts"] += 1
+        else:
+            steps = steps_of(found[1])
+            segments = packed(steps, lambda text: len(lm.prompt_ids(text)), cut.segment)
+            try:
+                summaries = summarised(lm, prompt, segments, cut)
+            except ForetellError:
+                summaries = None
+            if summaries is None:
+                counts["unfinished"] += 1
+            else:
+                rows += rounds_of(prompt, segments, summaries, found[2])
+        tell("cutting", number, len(prompts))
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return {**counts, "rows": len(rows)}

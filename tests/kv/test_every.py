@@ -1,0 +1,113 @@
+"""What every cache policy is held to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from foretell.core.engine import Engine
+from foretell.core.request import Request
+from foretell.core.types import Sampling
+from foretell.strategies.plain import Plain
+from tests.kv.policies import NAMES, PROMPT, drafted, large, run, small, target
+from tests.memory.users import by_chunks
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+@every
+def test_with_room_for_everything_it_changes_nothing(name: str) -> None:
+    (want,) = run(target(), [PROMPT], None)
+    (live,) = run(target(), [PROMPT], large(name))
+    assert live.ctx.output == want.ctx.output
+
+
+@every
+def test_it_changes_something(name: str) -> None:
+    """Else none of these tests would say anything."""
+    texts = []
+    for kv in (None, small(name)):
+        lives = run(target(), [PROMPT, PROMPT[3:], PROMPT[:-2]], kv)
+        texts.append([live.ctx.output for live in lives])
+    assert texts[0] != texts[1]
+
+
+@every
+@pytest.mark.parametrize("wrong", [0, 3, 10])
+def test_drafts_leave_the_text_as_it_is(name: str, wrong: int) -> None:
+    kv = small(name)
+    (want,) = run(target(), [PROMPT], kv)
+    (live,) = run(target(), [PROMPT], kv, drafted(want.ctx.output, wrong))
+    assert live.ctx.output == want.ctx.output
+    if wrong == 0:
+        assert live.ctx.stats.calls["target"] < want.ctx.stats.calls["target"]
+
+
+@every
+def test_a_text_in_company_is_the_text_alone(name: str) -> None:
+    kv = small(name)
+    prompts = [PROMPT, PROMPT[4:], PROMPT[:8], PROMPT[:3]]
+    together = run(target(), prompts, kv)
+    for prompt, live in zip(prompts, together, strict=True):
+        (alone,) = run(target(), [prompt], kv)
+        assert live.ctx.output == alone.ctx.output
+
+
+@every
+def test_a_prompt_in_pieces_keeps_the_rows_of_a_whole_one(name: str) -> None:
+    kv = small(name)
+    held = []
+    for chunk in (1000, 7, 1):
+        engine = Engine({"target": target()}, plan=by_chunks(chunk))
+        sampling = Sampling(temperature=0.0, max_new_tokens=9)
+        policy = kv.policy(target())
+        live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=policy))
+        rows: Any = None
+        while engine.live:
+            engine.step()
+            if ("target", 0) in live.caches and len(live.ctx.output) == 8:
+                cache = live.caches["target", 0]
+                rows = [part[:, : cache.base].clone() for part in (*cache.k, *cache.v)]
+        held.append((live.ctx.output, rows))
+    for output, rows in held[1:]:
+        assert output == held[0][0]
+        for ours, whole in zip(rows, held[0][1], strict=True):
+            assert torch.allclose(ours, whole, atol=1e-5)
+
+
+@every
+def test_it_holds_no_more_rows_than_it_declares(name: str) -> None:
+    kv = small(name)
+    budget = getattr(kv, "budget", 0) or getattr(kv, "sinks", 0) + getattr(kv, "window", 0)
+    if not budget:
+        pytest.skip("its rows are a share of the text: see its own tests")
+    if not hasattr(kv, "every") and name != "snapkv":
+        pytest.skip("it gives up no rows")
+    most = budget + getattr(kv, "every", 1) - 1
+    engine = Engine({"target": target()})
+    sampling = Sampling(temperature=0.0, max_new_tokens=24)
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(target())))
+    seen = []
+    while engine.live:
+        engine.step()
+        if ("target", 0) in live.caches and len(live.ctx.output) > 1:
+            cache = live.caches["target", 0]
+            grown = cache.length - len(PROMPT) if name == "snapkv" else 0
+            seen.append(cache.base - grown)
+    assert len(seen) > 10 and max(seen) <= most and max(seen) >= budget
+
+
+@every
+def test_rows_are_given_up_again_where_a_cache_is_computed_anew(name: str) -> None:
+    kv = small(name)
+    (want,) = run(target(), [PROMPT], kv)
+    engine = Engine({"target": target()})
+    sampling = Sampling(temperature=0.0, max_new_tokens=24)
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(target())))
+    while engine.live:
+        engine.step()
+        if engine.live and len(live.ctx.output) in (5, 14):
+            live.caches["target", 0].forget()
+    assert live.ctx.output == want.ctx.output
