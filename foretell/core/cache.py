@@ -94,8 +94,7 @@ class Cache(EvictedRows):
         if self.policy is not None:
             self.policy.begin(self.policy.prompt)
         self._plan_change()
-        for segment in segments:
-            self.adopt(segment)
+        all(map(self.adopt, segments))  # up to the first that lacks states which it keeps
 
     # --- rows beside its own
 

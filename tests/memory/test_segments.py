@@ -272,6 +272,37 @@ def test_forks_of_a_long_text_hold_it_once(family: str, monkeypatch: pytest.Monk
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("taps", [(), (1, 3)])
+@torch.inference_mode()
+def test_who_forgets_rows_that_were_lent_has_them_again(
+    taps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with states are computed again, as segments that are lent have none."""
+    monkeypatch.setattr(shared, "LENT", 4)
+    model: Any = llamas()["target"]
+    text = [(3 * i + i * i) % VOCAB for i in range(20)]
+    held = model.cache()
+    if taps:
+        held.states = TappedStates(taps)
+    for end in (8, 16):
+        part = text[: end + 1]
+        job, _ = held.prepare(Ask(TokenTree(part[-1])), part, 99)
+        model.forward([job])
+        held.settle(part)
+        held.lend(part)
+    assert len(held.segments) == 2 and held.length == 16
+    twin = held.fork()
+    held.forget()
+    assert held.length == (0 if taps else 16)
+    rows = []
+    for one in (held, twin):
+        job, _ = one.prepare(Ask(TokenTree(text[-1])), text, 99)
+        rows.append(model.forward([job])[0].logits)
+    assert torch.allclose(rows[0], rows[1], atol=1e-9)
+    if taps:
+        assert held.states is not None and held.states.reach == 20
+
+
 def test_what_a_text_lends_is_given_back_with_its_last_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
