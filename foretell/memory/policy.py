@@ -26,7 +26,6 @@ class CachePolicy:
     # Whether rows change only behind a draft that crosses such a length. A draft model's may: no
     # law depends on its rows.
     waits = False
-    whole_layers = False  # whether a forward of some layers alone would leave out what it needs
     endless = False  # whether positions stay within the model's context however long a text is
     prompt = 0  # tokens of the text when its cache was made
 
