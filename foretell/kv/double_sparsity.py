@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.ops.attention import Attention
 from foretell.ops.channels import table_for
 from foretell.ops.keeping import KV, check_budget
 from foretell.ops.selecting import Selecting
@@ -117,23 +118,17 @@ class Labelled(Selecting):
             numbers = numbers.gather(-1, places)
         return numbers if self.bits == 16 else rounded(numbers, self.bits)
 
-    def reads(
-        self,
-        job: Any,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def reads(self, job: Any, asked: Attention) -> torch.Tensor:
+        q, keys, mask = asked.q, asked.keys, asked.mask
         rows = keys.shape[1]
         seen = q.new_ones(*q.shape[:2], rows, dtype=torch.bool)
         if rows <= self.budget:
             return seen
         if mask is not None:
             seen = seen & (mask > -torch.inf)
-        labels = self._all_labels(layer, keys)
-        asked = self.label(layer, q.unflatten(0, (len(keys), -1)).flatten(1, 2))
-        products = (asked @ labels.transpose(1, 2)).view(seen.shape)
+        labels = self._all_labels(asked.layer, keys)
+        queries = self.label(asked.layer, q.unflatten(0, (len(keys), -1)).flatten(1, 2))
+        products = (queries @ labels.transpose(1, 2)).view(seen.shape)
         # Along a path rows stand in the order of its tokens, so counts of rows are those of tokens.
         first = seen.cumsum(-1) <= self.sinks
         last = seen.flip(-1).cumsum(-1).flip(-1) <= self.recent

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
 from foretell.ops.selecting import Selecting
 
@@ -87,18 +88,13 @@ class Pages(Selecting):
         """Pages that are whole."""
         return int(cache.base) // self.page
 
-    def reads(
-        self,
-        job: Any,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def reads(self, job: Any, asked: Attention) -> torch.Tensor:
         pages = self.whole(job.cache)
-        bounds = self.bounds[layer][:, :, :pages]
-        read = q.new_ones(*q.shape[:2], keys.shape[1], dtype=torch.bool)
-        read[..., : pages * self.page] = self.chosen(q, bounds).repeat_interleave(self.page, -1)
+        bounds = self.bounds[asked.layer][:, :, :pages]
+        read = asked.q.new_ones(*asked.q.shape[:2], asked.keys.shape[1], dtype=torch.bool)
+        read[..., : pages * self.page] = self.chosen(asked.q, bounds).repeat_interleave(
+            self.page, -1
+        )
         return read
 
     def chosen(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:

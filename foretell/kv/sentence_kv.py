@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
 from foretell.ops.selecting import attend_to
 from foretell.ops.sentences import Index, Path, Share, paths, sentence_ends
@@ -162,22 +163,12 @@ class Sentences(Voted):
 
     # --- what is read
 
-    def attend(
-        self,
-        job: Any,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
         if job.cache.length < self.prompt:
-            return super().attend(job, layer, q, keys, values, mask, scale, softcap, sinks)
-        read = self._reads(job, layer, q, keys).repeat_interleave(len(q) // len(keys), 0)
-        return attend_to(read, q, keys, values, mask, scale, softcap, sinks)
+            return super().attend(job, asked)
+        q, keys = asked.q, asked.keys
+        read = self._reads(job, asked.layer, q, keys).repeat_interleave(len(q) // len(keys), 0)
+        return attend_to(read, asked)
 
     def _reads(self, job: Any, layer: int, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """The rows that each new node reads, bool (KV, n, rows)."""

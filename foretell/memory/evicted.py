@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
+from foretell.memory.policy import copied
 from foretell.memory.shared import SharedRows
 
 
@@ -35,6 +37,14 @@ class EvictedRows(SharedRows):
         self.reserve(self.base)
         self.gather(chosen)
         self.base = counts.pop()
+
+    def give(self, count: int, first: int = 0) -> tuple[list[Any], list[Any]]:
+        """Copies of keys and of values of every layer (KV, count, D; None: it has no rows) of
+        `count` committed rows behind the `first` ones, which leave the cache: who asks keeps them.
+        """
+        k, v = (copied(layers, slice(first, first + count)) for layers in (self.k, self.v))
+        self.compact([*range(first), *range(first + count, self.base)])
+        return k, v
 
     def row_positions(self) -> Sequence[int]:
         """Of the committed rows, their tokens' positions in the text."""

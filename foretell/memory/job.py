@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foretell.ops.attention import Bias, attend, merge, own_part, partial_attention
+from foretell.ops.attention import Attention, Bias, attend, merge, own_part, partial_attention
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,8 @@ class Job:
         policy, segments = self.cache.policy, self.cache.segments
         if policy is not None and policy.watches(self):
             mask = self.biased_mask(window, q.dtype, bias)
-            return policy.attend(self, layer, q, keys, values, mask, scale, softcap, sinks)
+            asked = Attention(layer, q, keys, values, mask, scale, softcap, sinks)
+            return policy.attend(self, asked)
         if segments:
             parts = self._parts(layer, q, keys, values, scale, window, softcap, sinks, bias)
             return merge(parts).to(q.dtype)

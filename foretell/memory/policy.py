@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from foretell.ops.attention import Attention
+
 NEVER = 1 << 62  # more tokens than any text has
 EVERY = slice(None)
 
@@ -59,22 +61,8 @@ class CachePolicy:
     def change(self, cache: Any) -> None:
         """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
 
-    def attend(
-        self,
-        job: Any,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attention of its own for the jobs that it watches.
-
-        Arguments are those of ops.attention.attend with `grouped=False`.
-        """
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        """Attention of its own for the jobs that it watches -> (n, H, D)."""
         raise NotImplementedError
 
 

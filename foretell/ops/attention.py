@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 # (query positions (n,), key positions (rows,)) -> added to the scores, (heads or 1, n, rows)
 Bias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(slots=True, frozen=True)
+class Attention:
+    """What new nodes ask of one layer: q (H, n, D) over rows `keys` and `values` (KV, rows, D).
+
+    `mask`: additive, (n, rows) or (H or 1, n, rows); None: every node sees all rows.
+    """
+
+    layer: int
+    q: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    scale: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def whole(self) -> torch.Tensor:
+        """The ordinary attention -> (n, H, D)."""
+        mask = self.mask
+        grouped = self.softcap is None and self.sinks is None and (mask is None or mask.dim() == 2)
+        if grouped and mask is not None:
+            mask = mask.repeat(len(self.q) // len(self.keys), 1)
+        rows = (self.keys, self.values, mask)
+        return attend(self.q, *rows, self.scale, self.softcap, self.sinks, grouped)
+
+    def weights(self) -> torch.Tensor:
+        """What each query gives to each key (H, n, rows), in float32 or wider."""
+        return weights_of(self.q, self.keys, self.mask, self.scale, self.softcap, self.sinks)
+
+    def part(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """It as one of the parts that `merge` takes. Sinks belong to this one."""
+        rows = (self.keys, self.values, self.mask)
+        return partial_attention(self.q, *rows, self.scale, self.softcap, self.sinks)
+
+    def over(
+        self, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same part over rows that stand elsewhere."""
+        return partial_attention(self.q, keys, values, mask, self.scale, self.softcap)
 
 
 def attend(

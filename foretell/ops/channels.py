@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadFile, Unsupported, first_line
+from foretell.ops.attention import Attention
 from foretell.ops.files import whole
 from foretell.ops.fingerprint import norm_mark
 from foretell.ops.keeping import CachePolicy
-from foretell.ops.selecting import attend_to
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -43,23 +43,13 @@ class Observed(CachePolicy):
 
     plain = False
 
-    def attend(
-        self,
-        job: Any,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        q, keys = asked.q, asked.keys[:, job.start :]
         wide = torch.promote_types(q.dtype, torch.float32)
-        products = q.unflatten(0, (len(keys), -1)).to(wide) * keys[:, None, job.start :].to(wide)
+        products = q.unflatten(0, (len(keys), -1)).to(wide) * keys[:, None].to(wide)
         given = products.abs().mean(1).sum(1).cpu().double()
-        self.sums[layer] = self.sums.get(layer, 0) + given
-        return attend_to(None, q, keys, values, mask, scale, softcap, sinks)
+        self.sums[asked.layer] = self.sums.get(asked.layer, 0) + given
+        return asked.whole()
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ import torch
 from foretell.errors import BadConfig, Unsupported
 from foretell.memory.policy import NEVER as NEVER
 from foretell.memory.policy import CachePolicy as CachePolicy
-from foretell.ops.attention import weights_of
+from foretell.ops.attention import Attention
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -161,24 +161,13 @@ class Watching(CachePolicy):
         """
         return given
 
-    def attend(
-        self,
-        job: Any,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        weights = weights_of(q, keys, mask, scale, softcap, sinks)
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        weights = asked.weights()
         heads, new, rows = weights.shape
-        grouped = weights.view(len(keys), -1, new, rows)
-        given = grouped.mean(1, dtype=torch.promote_types(q.dtype, torch.float32))
-        self._write(job, layer, self.scored(job, given))
-        mixed = grouped.to(values.dtype).flatten(1, 2) @ values
+        grouped = weights.view(len(asked.keys), -1, new, rows)
+        given = grouped.mean(1, dtype=torch.promote_types(asked.q.dtype, torch.float32))
+        self._write(job, asked.layer, self.scored(job, given))
+        mixed = grouped.to(asked.values.dtype).flatten(1, 2) @ asked.values
         return mixed.view(heads, new, -1).transpose(0, 1)
 
     def _write(self, job: Any, layer: int, given: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ What is expected comes from the rule that a token sees, never from a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from foretell.core.tree import TokenTree
 from foretell.families.toy import Toy
 from foretell.memory.job import Job
 from foretell.memory.policy import CachePolicy
-from foretell.ops.attention import attend
+from foretell.ops.attention import Attention
 from foretell.policy.schedule import FairPlan, Planned
 from tests import laws
 
@@ -57,24 +57,13 @@ class Sparse(CachePolicy):
 
     plain = False
 
-    def attend(
-        self,
-        job: Job,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, job: Job, asked: Attention) -> torch.Tensor:
         here = torch.tensor(job.positions)[:, None]
         there = torch.tensor([*job.cache.row_positions(), *job.scratch_positions])[None, :]
         hidden = (here - there >= NEAR) & (there % 2 == 1)
-        added = torch.where(hidden, -torch.inf, 0.0).to(q.dtype)
-        mask = added if mask is None else added + mask
-        return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
+        added = torch.where(hidden, -torch.inf, 0.0).to(asked.q.dtype)
+        mask = added if asked.mask is None else added + asked.mask
+        return replace(asked, mask=mask).whole()
 
 
 class Rounded(CachePolicy):
@@ -82,20 +71,9 @@ class Rounded(CachePolicy):
 
     plain = False
 
-    def attend(
-        self,
-        job: Job,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        keys, values = (keys * 8).round() / 8, (values * 8).round() / 8
-        return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
+    def attend(self, job: Job, asked: Attention) -> torch.Tensor:
+        keys, values = (asked.keys * 8).round() / 8, (asked.values * 8).round() / 8
+        return replace(asked, keys=keys, values=values).whole()
 
 
 # --- what a token sees, (number of tokens) -> for each of them the positions it sees
