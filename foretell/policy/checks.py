@@ -24,6 +24,11 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
     target: Model = engine.models["target"]
     check_prompt(request, target)
     models = dict(engine.models)
+    fills = "canvas" in target.caps
+    if fills and "canvas" not in request.strategy.needs:
+        need = "a model that writes from left to right: it fills canvases"
+        cure = "choose a method of the kind diffusion, for example 'threshold'"
+        raise Unsupported.missing(request.name, target.name, need, cure)
     for part in request.parts:
         for need in {*part.needs} - target.caps:
             raise Unsupported.missing(

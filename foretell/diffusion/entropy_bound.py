@@ -1,0 +1,48 @@
+"""Commits positions while what they may know of each other is little.
+
+In order of entropy, positions are committed while the sum of their entropies less the largest one
+is at most `gamma`: that bounds what is lost by drawing them apart from each other.
+
+Paper: Ben-Hamu et al., Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
+Unmasking, arXiv:2505.24857
+Guarantee: lossy: tokens that are committed together are drawn apart from each other
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Differs:
+- entropies are those of the model's own rows, before temperature and filters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.errors import BadConfig
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Denoising, Proposals, ranked
+
+
+@dataclass(frozen=True)
+class EntropyBound(Denoising):
+    """With `gamma` 0 it commits one token a step, and others without any entropy."""
+
+    gamma: float = 0.1  # nats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma < 0:
+            raise BadConfig.field("entropy-bound:gamma", self.gamma, "at least 0 nats")
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        entropies = found.entropies()
+        order = ranked(-entropies)
+        before = 0.0  # of those that are committed already, all of them at most as large
+        count = 1
+        while count < len(order):
+            before += float(entropies[order[count - 1]])
+            if before > self.gamma:
+                break
+            count += 1
+        return order[:count]

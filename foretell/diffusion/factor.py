@@ -1,0 +1,45 @@
+"""Commits as many sure tokens together as their chances bear.
+
+Of the proposals in order of their chances, the n surest are committed where the n-th has at least
+1 - f / (n + 1): then the likeliest tokens one by one would be the likeliest ones together.
+
+Paper: Wu et al., Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
+Parallel Decoding, arXiv:2505.22618, section 3.3
+Guarantee: lossy: tokens that are committed together are drawn apart from each other
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Differs:
+- the published code commits the last masked token of a block even where it fails by itself; here
+only the surest is committed in any case
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.errors import BadConfig
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Denoising, Proposals, ranked
+
+
+@dataclass(frozen=True)
+class Factor(Denoising):
+    """With `f` 0 it commits one token a step, and others of chance 1."""
+
+    f: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.f < 0:
+            raise BadConfig.field("factor:f", self.f, "at least 0")
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        chances = found.chances()
+        order = ranked(chances)
+        count = 1
+        while count < len(order) and chances[order[count]] >= 1 - self.f / (count + 2):
+            count += 1
+        return order[:count]

@@ -1,0 +1,81 @@
+"""Commits each position by itself, by a clock that runs from 1 to 0.
+
+At step i of N a masked position is committed with probability 1 - s/t, where t and s are the times
+of this step and the next: the reverse process of masked diffusion as it was trained.
+
+Paper: Ye et al., Dream 7B: Diffusion Large Language Models, arXiv:2508.15487, section 3.4
+Guarantee: lossy: tokens of one step are drawn apart from each other
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Differs:
+- a step whose coins commit nothing makes no forward: the coins are thrown before, which changes no
+law
+- the clock is that of each block, where there are blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Denoising, Proposals
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+
+class Clock:
+    """Steps of the current block that are over."""
+
+    def __init__(self) -> None:
+        self.block: tuple[int, int] | None = None
+        self.step = 0
+
+
+@dataclass(frozen=True)
+class Origin(Denoising):
+    """Times are evenly spaced from 1 to `eps`."""
+
+    block: int = 0  # positions that are filled before later ones; 0: all together
+    steps: int = 0  # of a block; 0: one for each of its tokens
+    eps: float = 1e-3  # time of the last step
+
+    ahead = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 0:
+            raise BadConfig.field("origin:steps", self.steps, "a number of steps, or 0")
+        if not 0 < self.eps < 1:
+            raise BadConfig.field("origin:eps", self.eps, "between 0 and 1")
+
+    def start(self, ctx: Context, sheet: Sheet) -> Any:
+        return Clock()
+
+    def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
+        block = sheet.block(self.block)
+        if block != state.block:
+            state.block, state.step = block, 0
+        steps = self.steps or block[1] - block[0]
+        masked = super().eligible(ctx, sheet, state)
+        while True:
+            now, then = (1 - (1 - self.eps) * (state.step + i) / steps for i in (0, 1))
+            state.step += 1
+            if state.step >= steps:
+                return masked
+            chance = 1 - then / now
+            # No other draw of a request has these keys: a block's positions are its own.
+            accepted = [
+                place
+                for place in masked
+                if ctx.rng.accept(chance, "accept", place - sheet.first, state.step)
+            ]
+            if accepted:
+                return accepted
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        return range(len(found))

@@ -1,0 +1,45 @@
+"""Fills positions in random order.
+
+Which masked positions of the block are next is drawn before the forward; only their rows are read.
+
+Paper: Nie et al., Large Language Diffusion Models, arXiv:2502.09992, section 2.4
+Guarantee: lossy: with one token a step, of a model whose conditionals are exact, it is exact
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Differs:
+- the order is drawn before the rows are known, which changes no law and lets caches compute less
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Ordered, Proposals
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+
+@dataclass(frozen=True)
+class Random(Ordered):
+    """A block of 0 is the whole canvas."""
+
+    ahead = True
+
+    def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
+        left = list(super().eligible(ctx, sheet, state))
+        count = state.next(sheet.block(self.block), len(left))
+        chosen = []
+        for number in range(count):
+            even = torch.full((len(left),), 1 / len(left), dtype=torch.float64)
+            chosen.append(left.pop(ctx.rng.sample(even, "draft", sheet.committed, number)))
+        return sorted(chosen)
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        return range(len(found))

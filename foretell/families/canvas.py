@@ -1,0 +1,173 @@
+"""Decoders that fill canvases: every position sees every other, or its block and those before it.
+
+The layers are those of an ordinary decoder; what differs is who sees whom. A canvas's cache has a
+row for each position, which holds what was computed there last. A Look (ops/canvas.py) says which
+positions are computed anew and which rows they read. Packed beside other jobs, it is a job like
+any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.cache import Cache
+from foretell.errors import Unsupported
+from foretell.families.decoder import Decoder
+from foretell.memory.job import Job
+from foretell.memory.states import NO_STATES
+from foretell.ops.attention import Bias, attend
+from foretell.ops.canvas import MASKED, Look
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedModel
+
+    from foretell.core.request import Request
+    from foretell.core.types import Ask
+    from foretell.families.decoder import Accelerate
+
+
+@dataclass(slots=True, eq=False)
+class CanvasJob(Job):
+    """Positions of a canvas that are computed; `attended`: the rows that they read, None: all."""
+
+    attended: torch.Tensor | None = None
+    length: int = 0  # of the canvas
+    block: int = 0  # positions that see each other and those before; 0: all positions do
+
+    def suits(self, layers: bool, segments: bool) -> bool:
+        return False
+
+    def write(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores k, v (KV, n, D) at their positions; returns the rows that are read."""
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        places = torch.tensor(self.positions, device=k.device)
+        keys[:, places] = k.to(keys)
+        values[:, places] = v.to(values)
+        if self.attended is None:
+            return keys[:, : self.length], values[:, : self.length]
+        return keys[:, self.attended], values[:, self.attended]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
+    ) -> torch.Tensor:
+        keys, values = self.write(layer, k, v)
+        grouped = softcap is None and sinks is None
+        mask = self._blocks(q.dtype, len(q) // len(k) if grouped else 1)
+        return attend(q, keys, values, mask, scale, softcap, sinks)
+
+    def _blocks(self, dtype: torch.dtype, times: int) -> torch.Tensor | None:
+        """Additive (times * n, rows): later blocks are hidden."""
+        if not self.block:
+            return None
+        key = (None, times)
+        if key not in self.masks:
+            rows = torch.arange(self.length) if self.attended is None else self.attended.cpu()
+            here = torch.tensor(self.positions) // self.block
+            hidden = rows[None, :] // self.block > here[:, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)
+            self.masks[key] = mask.repeat(times, 1).to(self.cache.device)
+        return self.masks[key]
+
+
+class CanvasCache(Cache):
+    """Rows of one canvas, a row a position. It takes in no text by itself: a Look brings all."""
+
+    mask_id = 0
+    shift = 0
+    block = 0
+    sharable = False
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        self.synced = len(tokens)
+        return 0
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Rows stay what they were: which are computed again is the denoiser's matter."""
+
+    settle = commit
+
+    def use(self, policy: Any, prompt: int = 0) -> None:
+        super().use(policy, prompt)
+        self.recomputable = False  # rows that are not computed in every round
+
+    def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
+        if not isinstance(ask, Look):
+            raise Unsupported(
+                "a model that fills canvases writes no text from left to right; choose a method "
+                "of the kind 'diffusion', for example method='threshold'"
+            )
+        length = len(ask.canvas)
+        computed = range(length) if ask.computed is None else ask.computed
+        node_at = {place: node for node, place in enumerate(computed)}
+        self.reserve(length)
+        self.base = max(self.base, length)
+        self.synced = len(tokens)
+        attended = None
+        if ask.attended is not None:
+            attended = torch.tensor(list(ask.attended), device=self.device)
+        job = CanvasJob(
+            cache=self,
+            tokens=[self.mask_id if ask.canvas[p] == MASKED else ask.canvas[p] for p in computed],
+            scratch_positions=list(computed),
+            start=0,
+            seen=None,
+            rows=[node_at[max(0, place - self.shift)] for place in ask.wanted],
+            first=0,
+            attended=attended,
+            length=length,
+            block=self.block,
+        )
+        return job, True
+
+    def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
+        """Rows hold what was computed at their positions last."""
+
+    def forget(self) -> None:
+        self.base = 0
+
+
+class Denoiser(Decoder):
+    """A decoder that fills canvases.
+
+    `mask_id`: what stands at a masked position. `shift`: its row j says what token stands at
+    j + shift. `block`: positions of a block, which sees itself and the blocks before it; 0: every
+    position sees all.
+    """
+
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        name: str,
+        mask_id: int,
+        shift: int = 0,
+        block: int = 0,
+        accelerate: Accelerate | None = None,
+    ):
+        super().__init__(hf, name, accelerate)
+        self.mask_id, self.shift, self.block = mask_id, shift, block
+        self.caps = frozenset({"canvas"})
+        self.known_ids = self.vocab
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        if "canvas" not in self.caps:  # while its layers are tested, as those of any decoder
+            return super().cache(request, beside)
+        cache = CanvasCache(self.layout, self.dtype, self.device)
+        cache.mask_id, cache.shift, cache.block = self.mask_id, self.shift, self.block
+        return self.prepared(cache, request, beside)

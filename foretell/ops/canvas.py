@@ -1,0 +1,95 @@
+"""A canvas: a text some of whose positions are masked, and what denoisers ask of it.
+
+    position   0 ....... first-1 | first ..................... end-1
+               the prompt        | tokens that are committed, and masks
+
+A masked position has MASKED in place of a token; what its model reads there is the model's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask
+
+MASKED = -1
+
+
+@dataclass(slots=True)
+class Look(Ask):
+    """One forward over a canvas. Answered with the rows of the `wanted` positions, in their order:
+    what the model says of the tokens there.
+
+    The `computed` positions are computed anew, None: all; each attends to the `attended` ones,
+    computed or not, None: to all. Others keep the cache rows that they were given last.
+    """
+
+    canvas: Sequence[int] = ()
+    wanted: Sequence[int] = ()
+    computed: Sequence[int] | None = None
+    attended: Sequence[int] | None = None
+
+
+def look(
+    last: int,
+    canvas: Sequence[int],
+    wanted: Sequence[int],
+    computed: Sequence[int] | None = None,
+    attended: Sequence[int] | None = None,
+    branch: int = 0,
+) -> Look:
+    """A Look on a branch whose text ends with the token `last`."""
+    view = (list(canvas), list(wanted), computed, attended)
+    return Look(TokenTree(last), "target", branch, None, (), None, False, 0, None, None, *view)
+
+
+@dataclass
+class Sheet:
+    """A canvas while it is filled.
+
+    `known`: of each position behind the prompt that was committed, in what round and with what
+    chance of its token (the model's own, before temperature and filters).
+    """
+
+    canvas: list[int]
+    first: int
+    rounds: int = 0
+    known: dict[int, tuple[int, float]] = field(default_factory=dict)
+    given: frozenset[int] = frozenset()  # positions behind the prompt whose token was given
+
+    @property
+    def end(self) -> int:
+        return len(self.canvas)
+
+    @property
+    def masked(self) -> list[int]:
+        """Masked positions, ascending."""
+        return [place for place in range(self.first, self.end) if self.canvas[place] == MASKED]
+
+    @property
+    def committed(self) -> int:
+        """How many tokens were committed."""
+        return len(self.known)
+
+    def block(self, size: int) -> tuple[int, int]:
+        """The block, from where to where, of the first masked position; `size` 0: the canvas."""
+        masked = self.masked
+        if not size or not masked:
+            return self.first, self.end
+        start = self.first + (masked[0] - self.first) // size * size
+        return start, min(start + size, self.end)
+
+    def commit(self, place: int, token: int, chance: float) -> None:
+        assert self.canvas[place] == MASKED, "a committed token is not changed"
+        self.canvas[place] = token
+        self.known[place] = self.rounds, chance
+
+    def mask(self, place: int) -> None:
+        """Takes a committed token back."""
+        del self.known[place]
+        self.canvas[place] = MASKED
+
+    def copy(self) -> Sheet:
+        return Sheet(list(self.canvas), self.first, self.rounds, dict(self.known), self.given)

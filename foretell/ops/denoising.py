@@ -1,0 +1,282 @@
+"""The denoising loop: look at the canvas, propose tokens, commit some of them, again.
+
+What a method decides is small: which positions may be filled now (`eligible`), and which proposals
+are committed (`choose`). Draws are keyed by position and by how many tokens were committed before,
+so that a canvas is the same in any company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.strategy import Strategy
+from foretell.core.types import Commit, Kept, Message, Reply, Steps
+from foretell.errors import BadConfig, Unsupported
+from foretell.ops.canvas import MASKED, Look, Sheet, look
+from foretell.ops.planning import Planner, View, planner_of
+from foretell.policy.checks import refuse_options, refuse_source
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+OF_A_PATH = "it is a function of the tokens before, and a canvas is not filled from left to right"
+REFUSED = dict.fromkeys(
+    (
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "no_repeat_ngram_size",
+        "bad_words",
+        "logits_processors",
+        "warp",
+        "json_schema",
+        "regex",
+        "grammar",
+        "constraint",
+    ),
+    OF_A_PATH,
+)
+CANVAS = "canvas"  # of a request's inputs: the tokens behind its prompt, MASKED where to be filled
+
+
+class Proposals:
+    """What the model says of the positions `places`, by its rows (n, V)."""
+
+    def __init__(self, ctx: Context, sheet: Sheet, places: Sequence[int], rows: torch.Tensor):
+        self.ctx, self.sheet = ctx, sheet
+        self.places = list(places)
+        self.rows = rows.double()
+        mask_id = getattr(ctx.models["target"], "mask_id", None)
+        if mask_id is not None:
+            self.rows[:, mask_id] = -torch.inf  # a mask is no token
+        self.p = self.rows.softmax(-1)
+        self.drawn: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def _scores(self) -> torch.Tensor:
+        sampler = self.ctx.sampler
+        sampling = sampler.sampling
+        scores = self.rows
+        held = [place - self.sheet.first < sampling.min_new_tokens for place in self.places]
+        if sampling.logit_bias or (any(held) and sampler.stops):
+            scores = scores.clone()
+        for token, bias in sampling.logit_bias.items():
+            scores[:, token] += bias
+        for number, early in enumerate(held):
+            if early and sampler.stops:
+                scores[number, list(sampler.stops)] = -torch.inf
+        return scores
+
+    @property
+    def laws(self) -> torch.Tensor:
+        """Of each position the law (n, V) that its token is drawn from."""
+        if not hasattr(self, "_laws"):
+            scores = self._scores()
+            if self.ctx.sampler.greedy:
+                best = scores.argmax(-1, keepdim=True)
+                self._laws = torch.zeros_like(scores).scatter_(1, best, 1)
+            else:
+                self._laws = self.ctx.sampler.laws(scores)
+            if not bool(self._laws.sum(-1).isfinite().all()):
+                raise self.ctx.sampler.fault(scores[0], self.rows[0])
+        return self._laws
+
+    def token(self, number: int) -> int:
+        """The token that is proposed for places[number], drawn when it is first asked for."""
+        if number not in self.drawn:
+            law = self.laws[number]
+            if self.ctx.sampler.greedy:
+                self.drawn[number] = int(law.argmax())
+            else:
+                place = self.places[number] - self.sheet.first
+                index = self.sheet.committed
+                self.drawn[number] = self.ctx.rng.sample(law, "target", place, index)
+        return self.drawn[number]
+
+    def tokens(self) -> torch.Tensor:
+        """Of all positions (n,)."""
+        return torch.tensor([self.token(n) for n in range(len(self))], device=self.p.device)
+
+    def chances(self) -> torch.Tensor:
+        """Of the proposed tokens (n,), by the model's own rows."""
+        return self.p.gather(1, self.tokens()[:, None])[:, 0]
+
+    def entropies(self) -> torch.Tensor:
+        """Of the model's own laws (n,), in nats."""
+        return -torch.special.xlogy(self.p, self.p).sum(-1)
+
+    def margins(self) -> torch.Tensor:
+        """Chance of the likeliest token less that of the next one (n,)."""
+        best = self.p.topk(2, -1).values
+        return best[:, 0] - best[:, 1]
+
+
+def ranked(scores: torch.Tensor) -> list[int]:
+    """Numbers of positions, the highest score first, of equal ones the earlier position."""
+    order: list[int] = scores.argsort(descending=True, stable=True).tolist()
+    return order
+
+
+@dataclass(frozen=True)
+class Denoising(Strategy):
+    """The base of methods that fill a canvas of max_new_tokens masks behind the prompt."""
+
+    block: int = 32  # positions that are filled before later ones; 0: all together
+
+    kind = "diffusion"
+    needs = ("canvas",)
+    one_text = True
+    ahead = False  # whether it knows the next positions before it looks
+    remasks = False  # whether committed tokens of the current block may be taken back
+
+    def __post_init__(self) -> None:
+        if self.block < 0:
+            raise BadConfig.field("block", self.block, "a number of positions, or 0 for all")
+
+    def run(self, ctx: Context) -> Steps:
+        sheet = begun(ctx)
+        planner = planner_of(ctx)
+        planner.start(sheet)
+        state = self.start(ctx, sheet)
+        reason = yield from committed_prefix(ctx, sheet, sheet.end)
+        while reason is None:
+            found = yield from self.looked(ctx, sheet, planner, state)
+            self.fill(sheet, found, state)
+            sheet.rounds += 1
+            reason = yield from committed_prefix(ctx, sheet, self.settled(sheet))
+
+    def looked(
+        self, ctx: Context, sheet: Sheet, planner: Planner, state: Any
+    ) -> Generator[Message, Any, Proposals]:
+        """One forward, and what it proposes."""
+        block = sheet.block(self.block)
+        view = planner.plan(sheet, block, self.eligible(ctx, sheet, state))
+        reply: Reply = yield asked(ctx, sheet, view)
+        return Proposals(ctx, sheet, view.wanted, reply.logits)
+
+    # --- what a method decides
+
+    def start(self, ctx: Context, sheet: Sheet) -> Any:
+        """What it remembers of this canvas."""
+        return None
+
+    def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
+        """The masked positions that may be filled now."""
+        start, end = sheet.block(self.block)
+        return [place for place in sheet.masked if start <= place < end]
+
+    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
+        """Commits what it chooses, at least one token."""
+        chances = found.p
+        for number in self.choose(sheet, found, state):
+            token = found.token(number)
+            sheet.commit(found.places[number], token, float(chances[number, token]))
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        """Numbers of the proposals that are committed now."""
+        raise NotImplementedError
+
+    def settled(self, sheet: Sheet) -> int:
+        """The position before which no committed token changes any more."""
+        return sheet.block(self.block)[0] if self.remasks and sheet.masked else sheet.end
+
+
+@dataclass(frozen=True)
+class Ordered(Denoising):
+    """Commits the proposals of highest rank, a number of them that the steps decide."""
+
+    steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 0:
+            raise BadConfig.field("steps", self.steps, "a number of forwards, or 0: one a token")
+
+    def start(self, ctx: Context, sheet: Sheet) -> Any:
+        return Quotas(self.steps, len(sheet.masked))
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        count = state.next(sheet.block(self.block), len(found))
+        return ranked(self.rank(found))[:count]
+
+    def rank(self, found: Proposals) -> torch.Tensor:
+        """A score of each proposal (n,)."""
+        raise NotImplementedError
+
+
+class Quotas:
+    """How many tokens each step of a block commits (LLaDA, generate.py: what does not divide goes
+    to the first steps).
+    """
+
+    def __init__(self, steps: int, masks: int):
+        self.steps, self.masks = steps, masks
+        self.block: tuple[int, int] | None = None
+        self.left: list[int] = []
+
+    def next(self, block: tuple[int, int], masked: int) -> int:
+        """Of a block with so many masks left."""
+        if not self.steps:
+            return 1
+        if block != self.block or not self.left:
+            self.block = block
+            steps = min(masked, max(1, round(self.steps * masked / self.masks)))
+            share, more = divmod(masked, steps)
+            self.left = [share + (number < more) for number in range(steps)]
+        return self.left.pop(0)
+
+
+def begun(ctx: Context) -> Sheet:
+    """The canvas of a request. Raises BadConfig or Unsupported for what denoisers cannot honour."""
+    name = ctx.request.name
+    refuse_options(name, ctx.request.sampling, REFUSED)
+    refuse_source(name, ctx.request)
+    mask_id = getattr(ctx.models["target"], "mask_id", None)
+    if mask_id in ctx.tokens:
+        raise BadConfig(
+            f"the prompt has the mask token ({mask_id}): only LM.fill takes texts with gaps"
+        )
+    room = ctx.limit - len(ctx.tokens)
+    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * room))
+    if len(behind) > room:
+        raise Unsupported(
+            f"{name}: the canvas has {len(behind)} positions behind its prompt, and there is room "
+            f"for {room}; shorten it, or raise max_new_tokens"
+        )
+    first = len(ctx.tokens)
+    given = frozenset(first + i for i, token in enumerate(behind) if token != MASKED)
+    return Sheet([*ctx.tokens, *behind], first, given=given)
+
+
+def asked(ctx: Context, sheet: Sheet, view: View, branch: int = 0) -> Look:
+    """The forward over a canvas that a view describes."""
+    view = view.reaching(getattr(ctx.models["target"], "shift", 0))
+    last = ctx.on(branch).tokens[-1]
+    return look(last, sheet.canvas, view.wanted, view.computed, view.attended, branch)
+
+
+def committed_prefix(
+    ctx: Context, sheet: Sheet, settled: int
+) -> Generator[Message, Any, str | None]:
+    """Makes the tokens final that no mask precedes, up to a position. Returns why the text ended,
+    None: it goes on.
+    """
+    start = len(ctx.tokens)
+    end = start
+    while end < min(settled, sheet.end) and sheet.canvas[end] != MASKED:
+        end += 1
+    tokens = sheet.canvas[start:end]
+    reason: str | None = None
+    if tokens:
+        sources = ["given" if place in sheet.given else "target" for place in range(start, end)]
+        kept: Kept = yield Commit(tokens, torch.empty(0), ctx.branch, sources)
+        reason = kept.reason
+    if reason is None and not sheet.masked and end == sheet.end:
+        return "length"
+    return reason
