@@ -44,7 +44,7 @@ class Origin(Denoising):
     steps: int = 0  # of a block; 0: one for each of its tokens
     eps: float = 1e-3  # time of the last step
 
-    ahead = True
+    knows_order = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Random(Ordered):
     """A block of 0 is the whole canvas."""
 
-    ahead = True
+    knows_order = True
 
     def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
         left = list(super().eligible(ctx, sheet, state))
@@ -38,7 +38,7 @@ class Random(Ordered):
         chosen = []
         for number in range(count):
             even = torch.full((len(left),), 1 / len(left), dtype=torch.float64)
-            chosen.append(left.pop(ctx.rng.sample(even, "draft", sheet.committed, number)))
+            chosen.append(left.pop(ctx.rng.sample(even, "draft", sheet.commits, number)))
         return sorted(chosen)
 
     def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:

@@ -53,6 +53,8 @@ class Dkv(CanvasKV):
 class Counted(Planner):
     """Knows the step within a block, and what was committed before the last two forwards."""
 
+    steady = False
+
     def __init__(self, every: int):
         self.every = every
 

@@ -45,6 +45,8 @@ class Window(CanvasKV):
 
 
 class Phases(Planner):
+    steady = False
+
     def __init__(self, active: int, window: int, refresh: int):
         self.active, self.window, self.refresh = active, window, refresh
 

@@ -9,7 +9,7 @@ A masked position has MASKED in place of a token; what its model reads there is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
@@ -55,9 +55,10 @@ class Sheet:
 
     canvas: list[int]
     first: int
-    rounds: int = 0
-    known: dict[int, tuple[int, float]] = field(default_factory=dict)
     given: frozenset[int] = frozenset()  # positions behind the prompt whose token was given
+    rounds: int = 0
+    commits: int = 0  # tokens that were committed, those that were taken back included
+    known: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -67,11 +68,6 @@ class Sheet:
     def masked(self) -> list[int]:
         """Masked positions, ascending."""
         return [place for place in range(self.first, self.end) if self.canvas[place] == MASKED]
-
-    @property
-    def committed(self) -> int:
-        """How many tokens were committed."""
-        return len(self.known)
 
     def block(self, size: int) -> tuple[int, int]:
         """The block, from where to where, of the first masked position; `size` 0: the canvas."""
@@ -85,6 +81,7 @@ class Sheet:
         assert self.canvas[place] == MASKED, "a committed token is not changed"
         self.canvas[place] = token
         self.known[place] = self.rounds, chance
+        self.commits += 1
 
     def mask(self, place: int) -> None:
         """Takes a committed token back."""
@@ -92,4 +89,4 @@ class Sheet:
         self.canvas[place] = MASKED
 
     def copy(self) -> Sheet:
-        return Sheet(list(self.canvas), self.first, self.rounds, dict(self.known), self.given)
+        return replace(self, canvas=list(self.canvas), known=dict(self.known))

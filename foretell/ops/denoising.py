@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.core.strategy import Strategy
-from foretell.core.types import Commit, Kept, Message, Reply, Steps
+from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.canvas import MASKED, Look, Sheet, look
 from foretell.ops.planning import Planner, View, planner_of
@@ -95,7 +95,7 @@ class Proposals:
                 self.drawn[number] = int(law.argmax())
             else:
                 place = self.places[number] - self.sheet.first
-                index = self.sheet.committed
+                index = self.sheet.commits
                 self.drawn[number] = self.ctx.rng.sample(law, "target", place, index)
         return self.drawn[number]
 
@@ -132,7 +132,7 @@ class Denoising(Strategy):
     kind = "diffusion"
     needs = ("canvas",)
     one_text = True
-    ahead = False  # whether it knows the next positions before it looks
+    knows_order = False  # whether it knows the next positions before it looks
     remasks = False  # whether committed tokens of the current block may be taken back
 
     def __post_init__(self) -> None:
@@ -220,16 +220,29 @@ class Quotas:
         self.block: tuple[int, int] | None = None
         self.left: list[int] = []
 
-    def next(self, block: tuple[int, int], masked: int) -> int:
-        """Of a block with so many masks left."""
+    def steps_of(self, masked: int) -> int:
+        """How many steps a block of so many masks gets."""
         if not self.steps:
-            return 1
+            return masked
+        return min(masked, max(1, round(self.steps * masked / self.masks)))
+
+    def next(self, block: tuple[int, int], masked: int) -> int:
+        """Of a block with so many masks, of which it knows when the block begins."""
         if block != self.block or not self.left:
             self.block = block
-            steps = min(masked, max(1, round(self.steps * masked / self.masks)))
+            steps = self.steps_of(masked)
             share, more = divmod(masked, steps)
             self.left = [share + (number < more) for number in range(steps)]
         return self.left.pop(0)
+
+
+def take_back(sheet: Sheet, block: tuple[int, int], count: int) -> None:
+    """Masks again the committed tokens of a block that had the lowest chances, of equal ones the
+    earlier.
+    """
+    own = [place for place in sheet.known if block[0] <= place < block[1]]
+    for place in sorted(own, key=lambda place: (sheet.known[place][1], place))[:count]:
+        sheet.mask(place)
 
 
 def begun(ctx: Context) -> Sheet:
@@ -251,7 +264,38 @@ def begun(ctx: Context) -> Sheet:
         )
     first = len(ctx.tokens)
     given = frozenset(first + i for i, token in enumerate(behind) if token != MASKED)
-    return Sheet([*ctx.tokens, *behind], first, given=given)
+    return Sheet([*ctx.tokens, *behind], first, given)
+
+
+def looks(
+    ctx: Context,
+    sheets: Sequence[Sheet],
+    views: Sequence[View],
+    home: int,
+) -> Generator[Message, Any, tuple[list[int], list[Proposals]]]:
+    """One forward over several canvases, each on a branch of its own: the first on `home`, whose
+    rows they all begin with. Returns the branches and what each proposes.
+    """
+    branches = [home]
+    if len(sheets) > 1:
+        branches += yield Fork(home, len(sheets) - 1, quiet=True)
+    asks = [
+        asked(ctx, sheet, view, branch)
+        for sheet, view, branch in zip(sheets, views, branches, strict=True)
+    ]
+    replies: list[Reply] = yield [*asks]
+    found = [
+        Proposals(ctx, sheet, view.wanted, reply.logits)
+        for sheet, view, reply in zip(sheets, views, replies, strict=True)
+    ]
+    return branches, found
+
+
+def stay(branches: Sequence[int], home: int) -> Generator[Message, Any, None]:
+    """Goes on with one of these branches: the others are dropped, but the text's own."""
+    for branch in branches:
+        if branch not in (0, home):
+            yield Drop(branch)
 
 
 def asked(ctx: Context, sheet: Sheet, view: View, branch: int = 0) -> Look:

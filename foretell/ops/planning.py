@@ -40,6 +40,7 @@ class Planner(CachePolicy):
     """Of one request, told of every forward in turn. `fork` gives one that knows nothing yet."""
 
     plain = False
+    steady = True  # whether a plan is the same for all canvases that one block goes through
     needs_order = False  # whether it serves only methods that know the next positions beforehand
 
     def start(self, sheet: Sheet) -> None:
@@ -75,7 +76,7 @@ def planner_of(ctx: Context) -> Planner:
         model = ctx.models["target"].name
         need = "a model that writes from left to right"
         raise Unsupported.missing(f"kv={name}", model, need, "use kv=dual, prefix, dkv or window")
-    if policy.needs_order and not getattr(ctx.request.strategy, "ahead", False):
+    if policy.needs_order and not getattr(ctx.request.strategy, "knows_order", False):
         raise BadConfig(
             f"kv={policy.name} in this mode computes the positions that are filled next, and "
             f"{ctx.request.name} chooses them by what it sees; use method=random, or another mode"

@@ -8,6 +8,7 @@ from foretell import registry
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.families.toy_canvas import Oracle, ToyCanvas, replacements, shuffles
+from foretell.ops.canvas import Sheet
 from tests.diffusion.worlds import calls, distance, filled, law, text
 
 NAMES = registry.names("diffusion")
@@ -121,3 +122,40 @@ def test_sure_tokens_are_committed_together() -> None:
     for method in ("threshold:tau=0.9", "factor", "entropy-bound:gamma=0.5"):
         (live,) = filled(model, method, max_new_tokens=4)
         assert list(live.ctx.output) == [0, 1, 2, 3] and calls(live) == 1
+
+
+# --- taking tokens back
+
+
+def test_without_further_steps_nothing_is_taken_back() -> None:
+    for seed in range(4):
+        model = ToyCanvas(seed=seed)
+        ours = text(model, "remdm:further=0,block=4,steps=6", max_new_tokens=12)
+        assert ours == text(model, "confidence:block=4,steps=6", max_new_tokens=12)
+
+
+@pytest.mark.parametrize("method", ["remdm:further=3,block=4", "rcr:steps=6,block=4"])
+def test_tokens_are_taken_back_and_filled_anew(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = []
+    mask = Sheet.mask
+    monkeypatch.setattr(Sheet, "mask", lambda self, place: (back.append(place), mask(self, place)))
+    changed = 0
+    for seed in range(4):
+        model = ToyCanvas(seed=seed)
+        back.clear()
+        (live,) = filled(model, method, max_new_tokens=12, temperature=0.9, seed=seed)
+        steps = 12 + 3 * 3 if method.startswith("remdm") else 6
+        assert back and calls(live) == steps and len(live.ctx.output) == 12
+        base = text(model, "confidence:block=4", max_new_tokens=12, temperature=0.9, seed=seed)
+        changed += list(live.ctx.output) != base
+    assert changed
+
+
+def test_what_was_drawn_again_is_another_draw() -> None:
+    """The enumerator refuses a key that is used twice."""
+    model = ToyCanvas(vocab=3)
+    for method in ("remdm:further=1,block=0", "rcr:steps=2,block=0"):
+        found = law(model, method, max_new_tokens=3)
+        assert sum(found.values()) == pytest.approx(1, abs=1e-9)

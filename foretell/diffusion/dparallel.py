@@ -1,0 +1,41 @@
+"""Commits every position whose law is certain enough.
+
+All positions of the block with an entropy of at most `bound` nats are committed together, and the
+one of least entropy in any case. It is made for models that were trained to be certain of many
+tokens at once (`foretell train dlm --objective certainty`), and runs on any.
+
+Paper: Chen et al., dParallel: Learnable Parallel Decoding for dLLMs, arXiv:2509.26488
+Guarantee: lossy: tokens that are committed together are drawn apart from each other
+Cost: target 1
+Needs: a model that fills canvases
+Trains: the model: foretell train dlm --objective certainty
+Differs:
+- entropies are those of the model's own rows, before temperature and filters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.errors import BadConfig
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Denoising, Proposals, ranked
+
+
+@dataclass(frozen=True)
+class Dparallel(Denoising):
+    """With `bound` 0 it commits one token a step, and others without any entropy."""
+
+    bound: float = 0.5  # nats
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound < 0:
+            raise BadConfig.field("dparallel:bound", self.bound, "at least 0 nats")
+
+    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+        entropies = found.entropies()
+        order = ranked(-entropies)
+        return [order[0], *(n for n in order[1:] if entropies[n] <= self.bound)]

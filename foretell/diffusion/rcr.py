@@ -1,0 +1,56 @@
+"""Fills the whole block in every step, and takes back what it was least sure of.
+
+Every forward commits a proposal at each masked position of the block; then those committed tokens
+of the block that had the lowest chances when they were committed are masked again, as many as the
+remaining steps are to fill. So a token may be corrected as long as its block is not done.
+
+Paper: He et al., MDPO: Overcoming the Training-Inference Divide of Masked Diffusion Language
+Models, arXiv:2508.13148 (running confidence remasking)
+Guarantee: lossy: tokens of one step are drawn apart from each other, and some are drawn again
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Differs:
+- the steps of a block fill equal shares; the published code has other schedules too
+- a token that was given is never taken back
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Ordered, Proposals, Quotas, take_back
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+
+class Left:
+    """Masks that the current block still has when its steps so far are over."""
+
+    def __init__(self, quotas: Quotas):
+        self.quotas = quotas
+        self.block: tuple[int, int] | None = None
+        self.masks = 0
+
+
+@dataclass(frozen=True)
+class Rcr(Ordered):
+    """With steps=1 a block is filled at once."""
+
+    remasks = True
+
+    def start(self, ctx: Context, sheet: Sheet) -> Any:
+        return Left(Quotas(self.steps, len(sheet.masked)))
+
+    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
+        block = sheet.block(self.block)
+        if block != state.block:
+            state.block, state.masks = block, len(found)
+        state.masks -= state.quotas.next(block, len(found))
+        tokens = found.tokens().tolist()
+        for number, token in enumerate(tokens):
+            sheet.commit(found.places[number], token, float(found.p[number, token]))
+        take_back(sheet, block, state.masks)

@@ -1,0 +1,76 @@
+"""Takes back the tokens that were least sure, near the end of a block, and fills them anew.
+
+It goes on as `confidence` does; once seven eighths of a block's steps are over, `further` steps
+each mask the committed tokens of the block with the lowest chances again, and fill as many.
+
+Paper: Wang et al., Remasking Discrete Diffusion Models with Inference-Time Scaling,
+arXiv:2503.00307, as ParallelBench (arXiv:2510.04767) runs it
+Guarantee: lossy: which position is filled depends on the token that was drawn for it
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Differs:
+- a token that was given is never taken back
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig
+from foretell.ops.canvas import Sheet
+from foretell.ops.denoising import Ordered, Proposals, Quotas, ranked, take_back
+
+if TYPE_CHECKING:
+    from foretell.core.context import Context
+
+SHARE = 7 / 8  # of a block's steps, behind which tokens are taken back
+
+
+class Again:
+    """How far the current block is; `left`: its further steps, `further`: whether one is next."""
+
+    def __init__(self, quotas: Quotas):
+        self.quotas = quotas
+        self.block: tuple[int, int] | None = None
+        self.done = self.planned = self.left = 0
+        self.further = False
+
+
+@dataclass(frozen=True)
+class Remdm(Ordered):
+    """With `further` 0 it is `confidence`."""
+
+    further: int = 4  # steps of each block
+    count: int = 1  # tokens that each of them takes back
+
+    remasks = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.further < 0:
+            raise BadConfig.field("remdm:further", self.further, "at least 0 steps")
+        if self.count < 1:
+            raise BadConfig.field("remdm:count", self.count, "at least 1 token")
+
+    def start(self, ctx: Context, sheet: Sheet) -> Any:
+        return Again(Quotas(self.steps, len(sheet.masked)))
+
+    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
+        block = sheet.block(self.block)
+        if block != state.block:
+            state.block, state.done, state.left = block, 0, self.further
+            state.planned = state.quotas.steps_of(len(found))
+        count = self.count
+        if not state.further:
+            count = state.quotas.next(block, len(found))
+            state.done += 1
+        for number in ranked(found.chances())[:count]:
+            token = found.token(number)
+            sheet.commit(found.places[number], token, float(found.p[number, token]))
+        state.further = state.left > 0 and state.done >= math.ceil(SHARE * state.planned)
+        if state.further:
+            state.left -= 1
+            take_back(sheet, block, self.count)
