@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+CANVAS = "canvas"  # of the configuration of a model that fills canvases: families/masked.py
 OWN_VOCAB = "draft_vocab.json"
 LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
 Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
@@ -223,7 +224,8 @@ def _loaded(name: str, title: str, options: _Options, revision: str | None = Non
         model, refusals = _decoder(hf, title, options)
         return _Loaded(model, path, words, words.ends or ends(hf), refusals)
     hf, path = _model(name, options, revision)
-    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code)
+    config = hf.config if hasattr(hf.config, CANVAS) else None  # transformers knows no such type
+    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code, config)
     model, refusals = _decoder(hf, title, options)
     loaded = _Loaded(model, path, None, ends(hf), refusals)
     if isinstance(tokenizer, str):
@@ -235,6 +237,7 @@ def _loaded(name: str, title: str, options: _Options, revision: str | None = Non
 
 def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, Refusals]:
     """Its adapter, computed by what `options.executor` says, and who refused it."""
+    from foretell.families.canvas import denoiser
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
@@ -244,6 +247,8 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
 
     if hf.config.is_encoder_decoder:
         return EncoderDecoder(hf, name), ()
+    if hasattr(hf.config, CANVAS):
+        return denoiser(hf, name, options.executor, options.exact_bits), ()
     whole = options.executor in ("auto", "torch") and not options.exact_bits
     if whole and reads_pictures(hf):
         return Pictured(hf, name, partial(blocks, ours=True)), ()
@@ -462,14 +467,14 @@ def _model(
 
 
 def _tokenizer(
-    source: str | Path, revision: str | None, remote: bool
+    source: str | Path, revision: str | None, remote: bool, config: Any = None
 ) -> PreTrainedTokenizerBase | str:
     """The tokenizer, or why there is none: token ids still work."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=remote
+            source, config=config, revision=revision, trust_remote_code=remote
         )
     except Exception as error:  # transformers raises nearly anything here
         return first_line(error)

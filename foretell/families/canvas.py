@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ import torch
 from foretell.core.cache import Cache
 from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
+from foretell.families.fused import blocks
+from foretell.families.masked import OURS
 from foretell.memory.job import Job
 from foretell.memory.states import NO_STATES
 from foretell.ops.attention import Bias, attend
@@ -171,3 +174,17 @@ class Denoiser(Decoder):
         cache = CanvasCache(self.layout, self.dtype, self.device)
         cache.mask_id, cache.shift, cache.block = self.mask_id, self.shift, self.block
         return self.prepared(cache, request, beside)
+
+
+def denoiser(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) -> Denoiser:
+    """The denoiser of a loaded model whose configuration says what it reads (families/masked.py).
+
+    Raises Unsupported for what computes no canvas.
+    """
+    if executor not in ("auto", "torch") or exact_bits:
+        asked = "exact_bits=True" if exact_bits else f"executor={executor!r}"
+        need = "a model that writes from left to right: canvases are computed by torch"
+        raise Unsupported.missing(asked, name, need, "leave it out")
+    about = getattr(hf.config, OURS)
+    own = about["mask_id"], about["shift"], about["block"]
+    return Denoiser(hf, name, *own, accelerate=partial(blocks, ours=True))

@@ -15,9 +15,11 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
 )
 
 from foretell.errors import BadModel
+from foretell.families.masked import Masked, is_masked
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
 
@@ -26,6 +28,9 @@ def class_of(place: str | Path, arguments: Mapping[str, Any]) -> Any:
     """The class to call `from_pretrained(place, **arguments)` of; raises what that does."""
     if "gguf_file" in arguments:
         return AutoModelForCausalLM
+    raw, _ = PreTrainedConfig.get_config_dict(place, revision=arguments.get("revision"))
+    if is_masked(raw):
+        return Masked(raw)
     chosen = {name: arguments[name] for name in OF_CONFIG if name in arguments}
     config = AutoConfig.from_pretrained(place, **chosen)
     if config.is_encoder_decoder:
