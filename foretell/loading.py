@@ -224,8 +224,7 @@ def _loaded(name: str, title: str, options: _Options, revision: str | None = Non
         model, refusals = _decoder(hf, title, options)
         return _Loaded(model, path, words, words.ends or ends(hf), refusals)
     hf, path = _model(name, options, revision)
-    config = hf.config if hasattr(hf.config, CANVAS) else None  # transformers knows no such type
-    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code, config)
+    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code)
     model, refusals = _decoder(hf, title, options)
     loaded = _Loaded(model, path, None, ends(hf), refusals)
     if isinstance(tokenizer, str):
@@ -467,15 +466,20 @@ def _model(
 
 
 def _tokenizer(
-    source: str | Path, revision: str | None, remote: bool, config: Any = None
+    source: str | Path, revision: str | None, remote: bool
 ) -> PreTrainedTokenizerBase | str:
     """The tokenizer, or why there is none: token ids still work."""
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it wonders about types of models that it does not know
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, config=config, revision=revision, trust_remote_code=remote
+            source, revision=revision, trust_remote_code=remote
         )
     except Exception as error:  # transformers raises nearly anything here
         return first_line(error)
+    finally:
+        logging.set_verbosity(level)
     return tokenizer  # type: ignore[no-any-return]

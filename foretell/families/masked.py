@@ -76,17 +76,27 @@ def _llada(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+LLADA = r"^model\.transformer\."
+LLADA_BLOCK = LLADA + r"blocks\.(\d+)\."
+OF_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "ff_norm": "post_attention_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
 LLADA_NAMES = {
-    r"^model\.transformer\.wte\.": "model.embed_tokens.",
-    r"^model\.transformer\.ln_f\.": "model.norm.",
-    r"^model\.transformer\.ff_out\.": "lm_head.",
-    r"^model\.transformer\.blocks\.(\d+)\.attn_norm\.": r"model.layers.\1.input_layernorm.",
-    r"^model\.transformer\.blocks\.(\d+)\.ff_norm\.": r"model.layers.\1.post_attention_layernorm.",
-    r"^model\.transformer\.blocks\.(\d+)\.([qkv]_proj)\.": r"model.layers.\1.self_attn.\2.",
-    r"^model\.transformer\.blocks\.(\d+)\.attn_out\.": r"model.layers.\1.self_attn.o_proj.",
-    r"^model\.transformer\.blocks\.(\d+)\.ff_proj\.": r"model.layers.\1.mlp.gate_proj.",
-    r"^model\.transformer\.blocks\.(\d+)\.up_proj\.": r"model.layers.\1.mlp.up_proj.",
-    r"^model\.transformer\.blocks\.(\d+)\.ff_out\.": r"model.layers.\1.mlp.down_proj.",
+    LLADA + r"wte\.": "model.embed_tokens.",
+    LLADA + r"ln_f\.": "model.norm.",
+    LLADA + r"ff_out\.": "lm_head.",
+    **{
+        LLADA_BLOCK + own + r"\.": r"model.layers.\1." + llama + "."
+        for own, llama in OF_BLOCK.items()
+    },
 }
 KINDS: dict[str, Kind] = {  # by model_type, in small letters
     "llada": Kind("llama", 126336, names=LLADA_NAMES, translated=_llada),
