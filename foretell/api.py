@@ -48,7 +48,18 @@ from foretell.prompting import (
     split_prompts,
     split_terms,
 )
-from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STEP, resolve, with_reward
+from foretell.spec import (
+    AUTO,
+    CHEAP,
+    DENOISER,
+    DRAFT,
+    HEAD,
+    HEAD_STEP,
+    QUICK,
+    STEP,
+    resolve,
+    with_reward,
+)
 from foretell.stats import Stats
 from foretell.status import troubles
 from foretell.tracing import Steps, TraceStep
@@ -327,7 +338,8 @@ class LM:
         engine = self.engine
         try:
             first = requests[0]
-            plain = Request(first.prompt, resolve("plain")[1], inputs=first.inputs)
+            simplest = DENOISER if "canvas" in engine.models["target"].caps else "plain"
+            plain = Request(first.prompt, resolve(simplest)[1], inputs=first.inputs)
             models_for(engine, plain)
         except ForetellError as error:
             return error
@@ -355,6 +367,8 @@ class LM:
 
         A profile that is damaged, or was made elsewhere, is left aside with a warning.
         """
+        if "canvas" in self.models["target"].caps:
+            return DENOISER
         threads = threads_here()
         if self._auto is None or self._auto[0] != threads:
             with self.driver.exclusive():

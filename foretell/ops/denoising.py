@@ -49,12 +49,13 @@ class Proposals:
     def __init__(self, ctx: Context, sheet: Sheet, places: Sequence[int], rows: torch.Tensor):
         self.ctx, self.sheet = ctx, sheet
         self.places = list(places)
-        self.rows = rows.double()
+        self.rows = rows
         mask_id = getattr(ctx.models["target"], "mask_id", None)
         if mask_id is not None:
             self.rows[:, mask_id] = -torch.inf  # a mask is no token
         self.p = self.rows.softmax(-1)
         self.drawn: dict[int, int] = {}
+        self._scored: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -74,29 +75,24 @@ class Proposals:
         return scores
 
     @property
-    def laws(self) -> torch.Tensor:
-        """Of each position the law (n, V) that its token is drawn from."""
-        if not hasattr(self, "_laws"):
-            scores = self._scores()
-            if self.ctx.sampler.greedy:
-                best = scores.argmax(-1, keepdim=True)
-                self._laws = torch.zeros_like(scores).scatter_(1, best, 1)
-            else:
-                self._laws = self.ctx.sampler.laws(scores)
-            if not bool(self._laws.sum(-1).isfinite().all()):
-                raise self.ctx.sampler.fault(scores[0], self.rows[0])
-        return self._laws
+    def scores(self) -> torch.Tensor:
+        """Rows (n, V) with what sampling adds to them, before temperature and filters."""
+        if self._scored is None:
+            self._scored = self._scores()
+        return self._scored
 
     def token(self, number: int) -> int:
         """The token that is proposed for places[number], drawn when it is first asked for."""
         if number not in self.drawn:
-            law = self.laws[number]
-            if self.ctx.sampler.greedy:
-                self.drawn[number] = int(law.argmax())
+            scores, sampler = self.scores[number], self.ctx.sampler
+            if sampler.greedy:
+                self.drawn[number] = int(sampler.argmax(scores, self.rows[number]))
             else:
+                law = sampler.laws(scores[None])[0]
+                if not bool(law.sum().isfinite()):
+                    raise sampler.fault(scores, self.rows[number])
                 place = self.places[number] - self.sheet.first
-                index = self.sheet.commits
-                self.drawn[number] = self.ctx.rng.sample(law, "target", place, index)
+                self.drawn[number] = self.ctx.rng.sample(law, "target", place, self.sheet.commits)
         return self.drawn[number]
 
     def tokens(self) -> torch.Tensor:

@@ -1,0 +1,72 @@
+"""A small network that says which tokens of a block need no further step, and its file.
+
+It reads the chances of the likeliest token at every position of a block, committed ones included,
+and says of each position whether its token is the final one. Blocks shorter than its own are padded
+with zeros. A file is safetensors, for one model and one length of blocks.
+
+Source: Bao et al., Learning to Parallel: Accelerating Diffusion Large Language Models via Adaptive
+Parallel Decoding, arXiv:2509.25188.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from foretell.errors import BadFile, first_line
+from foretell.ops.files import whole
+from foretell.ops.fingerprint import norm_mark
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+SCHEMA = "foretell block filter 1"
+MAKE = "make one with `foretell train filter --model MODEL --prompts FILE --out FILE`"
+
+
+class BlockFilter(nn.Module):
+    """B chances -> B logits, by way of B units; 2,112 numbers for blocks of 32."""
+
+    def __init__(self, block: int):
+        super().__init__()
+        self.block = block
+        self.first = nn.Linear(block, block)
+        self.second = nn.Linear(block, block)
+
+    def forward(self, chances: torch.Tensor) -> torch.Tensor:
+        """(..., n) of blocks of n <= B positions -> logits (..., n)."""
+        short = self.block - chances.shape[-1]
+        padded = F.pad(chances.float(), (0, short))
+        logits: torch.Tensor = self.second(F.relu(self.first(padded)))
+        return logits[..., : chances.shape[-1]]
+
+
+def save(made: BlockFilter, path: Path, model: Model) -> None:
+    """Writes it, whole or not at all. Raises BadFile."""
+    about = {"schema": SCHEMA, "block": str(made.block), "norm": norm_mark(model)}
+    tensors = {name: tensor.contiguous() for name, tensor in made.state_dict().items()}
+    with whole(path) as part:
+        save_file(tensors, part, about)
+
+
+def load(path: Path, model: Model) -> BlockFilter:
+    """The filter in a file. Raises BadFile for a damaged one, and for another model's."""
+    try:
+        with safe_open(path, "pt") as opened:
+            about = opened.metadata() or {}
+            if about.get("schema") != SCHEMA:
+                raise BadFile(f"{path}: is no filter of blocks; {MAKE}")
+            made = BlockFilter(int(about["block"]))
+            tensors = {name: opened.get_tensor(name) for name in made.state_dict()}
+            made.load_state_dict(tensors)
+    except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
+        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
+    if about.get("norm", "") != norm_mark(model):
+        raise BadFile(f"{path}: was made for another model than {model.name}; {MAKE}")
+    return made.eval()
