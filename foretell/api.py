@@ -25,14 +25,14 @@ from foretell.core.live import Live
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
+from foretell.defaults import simplest, usual
 from foretell.driver import Driver
 from foretell.editor import Editor
 from foretell.errors import BadConfig, ForetellError
-from foretell.heads.model import shipped
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
+from foretell.ops.denoising import CANVAS
 from foretell.ops.threads import threads_here
-from foretell.ops.words import related
 from foretell.outputs import Output, Piece, Stream, outputs, refused
 from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
@@ -48,18 +48,7 @@ from foretell.prompting import (
     split_prompts,
     split_terms,
 )
-from foretell.spec import (
-    AUTO,
-    CHEAP,
-    DENOISER,
-    DRAFT,
-    HEAD,
-    HEAD_STEP,
-    QUICK,
-    STEP,
-    resolve,
-    with_reward,
-)
+from foretell.spec import AUTO, resolve, with_reward
 from foretell.stats import Stats
 from foretell.status import troubles
 from foretell.tracing import Steps, TraceStep
@@ -262,6 +251,15 @@ class LM:
                 raise sample.error
         return answers[0]
 
+    def fill(self, parts: Sequence[str | int], method: Method = "auto", **sampling: Any) -> Output:
+        """Fills the gaps of a text with a model that fills canvases. `parts`: texts, and numbers of
+        missing tokens between them. The answer is all that stands behind the first text.
+        """
+        prompt, canvas = self._text.with_gaps(parts)
+        options = {"max_new_tokens": len(canvas), "ignore_eos": True, **sampling}
+        answer: Output = self.generate(prompt, method, canvas=canvas, **options)
+        return answer
+
     def editor(self, text: str, method: Method = "auto") -> Editor:
         """A text that is edited while its rows are kept, and completed by a method."""
         return Editor(self, text, method)
@@ -311,7 +309,7 @@ class LM:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced = terms.pop("trace")
-        pictures = terms.pop("pictures")
+        pictures, canvas = terms.pop("pictures"), terms.pop("canvas")
         reward = terms.pop("reward")
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
@@ -324,6 +322,8 @@ class LM:
         begin, inputs = placed(self.models["target"], ids)
         if pictures is not None:
             inputs = {**inputs, "pictures": pictures}
+        if canvas is not None:
+            inputs = {**inputs, CANVAS: tuple(canvas)}
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):
@@ -338,8 +338,8 @@ class LM:
         engine = self.engine
         try:
             first = requests[0]
-            simplest = DENOISER if "canvas" in engine.models["target"].caps else "plain"
-            plain = Request(first.prompt, resolve(simplest)[1], inputs=first.inputs)
+            method = simplest(engine.models["target"])
+            plain = Request(first.prompt, resolve(method)[1], inputs=first.inputs)
             models_for(engine, plain)
         except ForetellError as error:
             return error
@@ -352,11 +352,7 @@ class LM:
 
     @property
     def default(self) -> str:
-        """What `auto` stands for without a profile: spec.AUTO, or spec.QUICK where a plain step is
-        so quick that asking more drafters would take too much of it; and with it spec.HEAD, where
-        a head ships for a model that is not too quick for it, else spec.DRAFT, where there is a
-        draft model that is small enough.
-        """
+        """What `auto` stands for without a profile: see `defaults.usual`."""
         self._measure_once()
         return self._default
 
@@ -368,7 +364,7 @@ class LM:
         A profile that is damaged, or was made elsewhere, is left aside with a warning.
         """
         if "canvas" in self.models["target"].caps:
-            return DENOISER
+            return simplest(self.models["target"])
         threads = threads_here()
         if self._auto is None or self._auto[0] != threads:
             with self.driver.exclusive():
@@ -418,23 +414,13 @@ class LM:
                 costs, file = profile(target, fresh, tell)
                 self.engine.take_costs(target, costs)
                 # Decided once: what steps turn out to take later must not change it.
-                self._default = QUICK if costs.single() < STEP else AUTO
-                if costs.single() >= HEAD_STEP and shipped(target, HEAD.partition(":")[0]):
-                    self._default += f"+{HEAD}"
-                elif self._has_cheap_draft():
-                    self._default += f"+{DRAFT}"
+                self._default = usual(target, self.models.get("draft"), costs.single())
                 self.measured = True
                 seconds = {}
                 for rows in ROWS:
                     curve = costs.curve(SIZES[-1], rows)
                     seconds[rows] = {size: float(curve[size - 1]) for size in SIZES}
         return {"about": identity(target), "file": str(file), "seconds": seconds}
-
-    def _has_cheap_draft(self) -> bool:
-        target, draft = self.models["target"], self.models.get("draft")
-        if draft is None or not related(draft.tokenizer, target.tokenizer):
-            return False
-        return 0 < draft.weight_bytes <= CHEAP * target.weight_bytes
 
     # --- many requests
 

@@ -14,9 +14,10 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig, BadModel, UnknownMethod, first_line
+from foretell.errors import BadConfig, BadModel, UnknownMethod, Unsupported, first_line
 from foretell.forms import Grammars
 from foretell.memory.policy import Segment
+from foretell.ops.canvas import MASKED
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
@@ -34,7 +35,7 @@ NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processor
 # Of a request beside its sampling.
 TERMS = {
     *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
-    "prefix",
+    *("prefix", "canvas"),
 }
 PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
 
@@ -140,6 +141,10 @@ def split_terms(
     kv = options.get("kv")
     terms["policy"] = None if kv is None else kv_of(kv).named(target)
     terms["prefix"] = options.get("prefix")
+    terms["canvas"] = options.get("canvas")
+    if terms["canvas"] is not None and "canvas" not in target.caps:
+        need = "a model that fills canvases: it writes from left to right"
+        raise Unsupported.missing("fill", target.name, need, "use generate")
     if not isinstance(terms["prefix"], Segment | None):
         raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
     return terms, {name: value for name, value in options.items() if name not in TERMS}
@@ -217,6 +222,30 @@ class Text:
                 raise BadConfig(PROMPT)
             ids.append(token)
         return ids
+
+    def with_gaps(self, parts: Iterable[Any]) -> tuple[list[int], list[int]]:
+        """A text with gaps: texts, and numbers of missing tokens. Returns the tokens of its first
+        text, and those behind it, MASKED where they are missing. Raises BadConfig or BadModel.
+        """
+        given = [parts] if isinstance(parts, str) else list(parts)
+        prompt: list[int] = []
+        behind: list[int] = []
+        for part in given:
+            missing = 0 if isinstance(part, str) else token_id(part) or 0
+            if not isinstance(part, str) and missing < 1:
+                known = "texts, and numbers of missing tokens (1 or more) between them"
+                raise BadConfig.field("fill", part, known)
+            if missing and not prompt:
+                raise BadConfig("fill: begins with a gap; begin with some text")
+            if missing:
+                behind += [MASKED] * missing
+            elif prompt:
+                behind += self.encode_text(part)
+            else:
+                prompt = self.encode(part)
+        if MASKED not in behind:
+            raise BadConfig("fill: has no gap; put the number of missing tokens between two texts")
+        return prompt, behind
 
     def _chat_ids(self, messages: list[Mapping[str, Any]]) -> list[int]:
         if self.tokenizer is None or not self.tokenizer.chat_template:

@@ -263,7 +263,7 @@ def test_auto_drafts_with_a_small_draft_model(monkeypatch: pytest.MonkeyPatch) -
     for more in ({}, {"temperature": 1.0, "seed": 5}):
         plain = lm.generate("import os\n\ndef", "plain", max_new_tokens=40, **more)
         assert lm.generate("import os\n\ndef", max_new_tokens=40, **more).tokens == plain.tokens
-    monkeypatch.setattr("foretell.api.related", lambda first, second: False)
+    monkeypatch.setattr("foretell.defaults.related", lambda first, second: False)
     lm.measure()
     assert lm.default == AUTO, "its tokens mean something else"
     alone = foretell.wrap(tiny.llama(), tiny.tokenizer())

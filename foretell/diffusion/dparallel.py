@@ -28,6 +28,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class Dparallel(Denoising):
     """With `bound` 0 it commits one token a step, and others without any entropy."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
     bound: float = 0.5  # nats
 
     def __post_init__(self) -> None:

@@ -29,5 +29,8 @@ if TYPE_CHECKING:
 class Entropy(Ordered):
     """A block of 0 is the whole canvas."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
+    steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
+
     def rank(self, found: Proposals) -> torch.Tensor:
         return -found.entropies()

@@ -1,10 +1,9 @@
 """Explores the most uncertain position where deciding it would settle others.
 
 A round commits all proposals of at least the chance `tau`, of the current block and, under a
-stricter bound, of the next `ahead` ones. Where fewer than `least` are that sure, the round explores:
-the most uncertain position of the block is tried with its `values` likeliest tokens, each on a
-canvas of its own in one forward, and the one stays that makes the most other positions sure,
-together with what is then sure.
+stricter bound, of the next `ahead` ones. Where fewer than `least` are that sure, the next round
+explores: the most uncertain position of the block is tried with its `values` likeliest tokens, each
+on a canvas of its own in one forward, and the one stays that makes the most other positions sure.
 
 `explore=commit` draws the token of that position and commits it, without trying.
 
@@ -51,6 +50,7 @@ EXPLORE = ("branch", "commit")
 class Ete(Denoising):
     """With `values` 1 and `ahead` 0 it is `threshold`."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
     tau: float = 0.9  # chance of a token
     values: int = 4  # that are tried
     ahead: int = 2  # blocks beyond the current one whose sure tokens are committed

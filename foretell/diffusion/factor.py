@@ -29,6 +29,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class Factor(Denoising):
     """With `f` 0 it commits one token a step, and others of chance 1."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
     f: float = 1.0
 
     def __post_init__(self) -> None:

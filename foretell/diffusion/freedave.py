@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 class Freedave(Denoising):
     """With `drafts` 1 it makes the forwards of static decoding."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
     drafts: int = 4  # canvases of a forward
     plus: bool = False  # FreeDave++
     tau: float = 0.95  # chance of a token, of plus

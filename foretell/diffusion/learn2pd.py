@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 class Learn2Pd(Denoising):
     """Blocks are those that the filter was made for. With `tau` 1 it commits one token a step."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
     filter: str = ""  # a file
     tau: float = 0.96  # of the filter's own sureness
     crop: bool = True  # whether the canvas is cut at its end

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 class Random(Ordered):
     """A block of 0 is the whole canvas."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
+    steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
+
     knows_order = True
 
     def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:

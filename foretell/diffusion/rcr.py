@@ -40,6 +40,9 @@ class Left:
 class Rcr(Ordered):
     """With steps=1 a block is filled at once."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
+    steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
+
     remasks = True
 
     def start(self, ctx: Context, sheet: Sheet) -> Any:

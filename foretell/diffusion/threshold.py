@@ -28,6 +28,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class Threshold(Denoising):
     """Above 1, `tau` is one token a step."""
 
+    block: int = 32  # positions that are filled before later ones; 0: all together
     tau: float = 0.9  # chance of a token
 
     def __post_init__(self) -> None:

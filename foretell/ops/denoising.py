@@ -123,8 +123,7 @@ def ranked(scores: torch.Tensor) -> list[int]:
 class Denoising(Strategy):
     """The base of methods that fill a canvas of max_new_tokens masks behind the prompt."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
-
+    block = 32  # positions that are filled before later ones; 0: all together
     kind = "diffusion"
     needs = ("canvas",)
     one_text = True
@@ -187,7 +186,7 @@ class Denoising(Strategy):
 class Ordered(Denoising):
     """Commits the proposals of highest rank, a number of them that the steps decide."""
 
-    steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
+    steps = 0  # forwards in all, shared among the blocks; 0: one for each token
 
     def __post_init__(self) -> None:
         super().__post_init__()

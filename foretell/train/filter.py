@@ -65,6 +65,7 @@ class Example:
 class Replay(Denoising):
     """Fills a canvas again, whose `answer` is known; notes an Example of every step."""
 
+    block: int = 32
     answer: tuple[int, ...] = ()
     examples: list[Example] = field(default_factory=list, compare=False)
 

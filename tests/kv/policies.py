@@ -19,13 +19,14 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.families.decoder import Decoder
 from foretell.ops.keeping import KV
+from foretell.ops.planning import CanvasKV
 from foretell.ops.words import Words
 from foretell.spec import kv_of
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.families.families import VOCAB, tiny
 
-NAMES = registry.names("kv")
+NAMES = [n for n in registry.names("kv") if not issubclass(registry.load(n, "kv"), CanvasKV)]
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",

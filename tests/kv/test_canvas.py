@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from foretell.core.engine import Engine
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.families.canvas import Denoiser
 from foretell.families.toy_canvas import ToyCanvas
-from foretell.ops.canvas import Sheet
-from foretell.ops.planning import Planner
 from tests.diffusion.worlds import filled, request, text
 from tests.families.families import tiny
 
@@ -78,46 +76,6 @@ def counted(kv: str, method: str, length: int) -> list[tuple[int, int, int]]:
         pass
     assert live.error is None
     return seen
-
-
-def test_prefix_and_dual_compute_the_block_alone() -> None:
-    ours = [computed for computed, _, _ in counted("dual", "confidence:block=4", 8)]
-    assert ours == [9, 4, 4, 4, 9, 4, 4, 4]
-    ours = [computed for computed, _, _ in counted("prefix", "confidence:block=4", 8)]
-    assert ours == [9, 8, 8, 8, 9, 4, 4, 4]
-
-
-def test_rows_of_committed_tokens_are_kept_one_step_late() -> None:
-    """The canvas's less the cached: a step behind step i has i - 1 tokens less to compute, the
-    prompt aside."""
-    ours = [computed for computed, _, _ in counted("dkv:every=100", "confidence:block=0", 8)]
-    assert ours == [9, 9, *[9 - 1 - step for step in range(1, 7)]]
-
-
-def test_only_active_rows_are_computed_and_far_masks_are_not_read() -> None:
-    kv = "window:active=3,window=5,refresh=6"
-    ours = counted(kv, "confidence:block=0", 12)
-    assert [computed for computed, _, _ in ours[:6]] == [13, 4, 5, 6, 6, 6]
-    # The prompt, the token of the first step, and five masks.
-    assert [read for _, read, _ in ours[:6]] == [13, 7, 7, 7, 7, 7]
-
-
-def test_tokens_that_are_committed_beyond_the_window_stay() -> None:
-    planner = request(ToyCanvas(), "confidence", kv="window:active=2,window=3").policy
-    assert isinstance(planner, Planner)
-    sheet = Sheet([0, *[-1] * 10], 1)
-    planner.start(sheet)
-    planner.plan(sheet, (1, 11), sheet.masked)
-    sheet.commit(9, 2, 0.5)
-    view = planner.plan(sheet, (1, 11), sheet.masked)
-    assert list(view.attended or ()) == [0, 1, 2, 3, 9]
-    assert list(view.computed or ()) == [1, 2, 9] and list(view.wanted) == [1, 2]
-
-
-def test_the_order_has_to_be_known_where_neighbours_are_computed() -> None:
-    assert len(text(ToyCanvas(), "random:block=0", kv="dkv:mode=greedy")) == 8
-    with pytest.raises(BadConfig, match="method=random"):
-        text(ToyCanvas(), "confidence", kv="dkv:mode=greedy")
 
 
 def test_policies_of_other_caches_are_refused() -> None:

@@ -1,0 +1,31 @@
+"""What `auto` stands for on a model, before anybody tunes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foretell.heads.model import shipped
+from foretell.ops.words import related
+from foretell.spec import AUTO, CHEAP, DENOISER, DRAFT, HEAD, HEAD_STEP, QUICK, STEP
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+
+def simplest(target: Model) -> str:
+    """A method that asks nothing but the target."""
+    return DENOISER if "canvas" in target.caps else "plain"
+
+
+def usual(target: Model, draft: Model | None, step: float) -> str:
+    """spec.AUTO, or spec.QUICK where a plain step (seconds) is so quick that asking more drafters
+    would take too much of it; and with it spec.HEAD, where a head ships for a model that is not too
+    quick for it, else spec.DRAFT, where there is a draft model that is small enough.
+    """
+    method = QUICK if step < STEP else AUTO
+    if step >= HEAD_STEP and shipped(target, HEAD.partition(":")[0]):
+        return f"{method}+{HEAD}"
+    small = draft is not None and 0 < draft.weight_bytes <= CHEAP * target.weight_bytes
+    if draft is not None and small and related(draft.tokenizer, target.tokenizer):
+        return f"{method}+{DRAFT}"
+    return method

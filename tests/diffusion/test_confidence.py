@@ -1,0 +1,21 @@
+"""Its order looks at the drawn token, and its steps are shared among blocks."""
+
+from __future__ import annotations
+
+from foretell.families.toy_canvas import Oracle, ToyCanvas
+from tests.diffusion.worlds import UNEVEN, calls, check_bad, distance, filled, law
+
+
+def test_it_looks_at_the_drawn_token_and_is_not_exact() -> None:
+    found = law(Oracle(UNEVEN, vocab=3), "confidence:block=0", max_new_tokens=2)
+    assert distance(found, UNEVEN) > 0.02
+
+
+def test_steps_are_shared_among_blocks() -> None:
+    for steps, forwards in ((0, 12), (12, 12), (6, 6), (3, 3), (1, 3)):
+        (live,) = filled(ToyCanvas(), f"confidence:block=4,steps={steps}", max_new_tokens=12)
+        assert calls(live) == forwards
+
+
+def test_bad_settings_are_named() -> None:
+    check_bad("confidence:steps=-1", "confidence:block=-1")

@@ -1,0 +1,17 @@
+"""What is committed together: see foretell/diffusion/dparallel.py."""
+
+from __future__ import annotations
+
+from tests.diffusion.worlds import check_bad, check_one_by_one, check_sure_together
+
+
+def test_without_room_for_more_it_commits_one_token_a_step() -> None:
+    check_one_by_one("dparallel:bound=0", "entropy")
+
+
+def test_sure_tokens_are_committed_together() -> None:
+    check_sure_together("dparallel")
+
+
+def test_bad_settings_are_named() -> None:
+    check_bad("dparallel:bound=-1")

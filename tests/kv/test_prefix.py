@@ -1,0 +1,10 @@
+"""What stands before a block is not computed again."""
+
+from __future__ import annotations
+
+from tests.kv.test_canvas import counted
+
+
+def test_the_block_and_what_follows_is_computed() -> None:
+    ours = [computed for computed, _, _ in counted("prefix", "confidence:block=4", 8)]
+    assert ours == [9, 8, 8, 8, 9, 4, 4, 4]
