@@ -148,16 +148,19 @@ class Stored(Holding):
         self.sizes = (*self.sizes, bytes_of(codes))
         self.rows += next(rows.shape[1] for rows in keys if rows is not None)
 
-    def decoded(self, layer: int) -> Rows:
+    def decoded(self, layer: int, device: torch.device | str = "cpu") -> Rows:
         """All rows of a layer that are held."""
         under = self.form.under(layer)
-        parts = [self.form.decode(codes[under], layer) for codes in self.held]
+        parts = []
+        for codes in self.held:
+            code = {name: tensor.to(device) for name, tensor in codes[under].items()}
+            parts.append(self.form.decode(code, layer))
         keys, values = zip(*parts, strict=True)
         return torch.cat(keys, 1), torch.cat(values, 1)
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
         """In one piece, so that rows as they are count bit by bit as if they had stayed."""
-        return asked.among(*self.decoded(asked.layer), self.first).whole()
+        return asked.among(*self.decoded(asked.layer, asked.q.device), self.first).whole()
 
     def parts(self, job: Any, asked: Attention) -> Sequence[Part]:
-        return [asked.over(*self.decoded(asked.layer))]
+        return [asked.over(*self.decoded(asked.layer, asked.q.device))]
