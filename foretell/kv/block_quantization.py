@@ -80,6 +80,8 @@ class Blocks(LayerForm):
     widths: tuple[int, ...]
     partners: dict[int, torch.Tensor] | None = None
 
+    batched = True
+
     def encode_layer(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
     ) -> Code:
@@ -97,8 +99,8 @@ class Blocks(LayerForm):
         wide = torch.promote_types(values.dtype, torch.float32)
         keys = decoded(code["codes"], code["exponents"], self.bits, self.widths[layer], wide)
         if "order" in code:
-            back = code["order"].long().argsort(1)
-            keys = keys.gather(2, back[:, None].expand_as(keys))
+            back = code["order"].long().argsort(-1)
+            keys = keys.gather(-1, back[..., None, :].expand_as(keys))
         return keys.to(values.dtype), values
 
 

@@ -78,6 +78,8 @@ class Recipe(LayerForm):
 
     set: Gear
 
+    batched = True
+
     def encode_layer(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
     ) -> Code:
@@ -115,25 +117,24 @@ class Recipe(LayerForm):
         return coded
 
     def decode_layer(self, code: Code) -> Rows:
-        heads, count, _ = code["k.left"].shape
-        width = code["k.right"].shape[1]
-        keys = self._numbers(code, "k", count).view(heads, width, count).transpose(1, 2)
-        wide = len(code["v.right"]) * code["v.right"].shape[1]
-        values = self._numbers(code, "v", wide).view(count, len(code["v.right"]), -1)
-        return keys, values.transpose(0, 1)
+        *stacked, heads, count, _ = code["k.left"].shape
+        width, wide = code["k.right"].shape[-2], code["v.right"].shape[-2]
+        keys = self._numbers(code, "k", count).view(*stacked, heads, width, count)
+        values = self._numbers(code, "v", heads * wide).view(*stacked, count, heads, wide)
+        return keys.transpose(-1, -2), values.transpose(-3, -2)
 
     def _numbers(self, code: Code, name: str, count: int) -> torch.Tensor:
-        """All vectors (vectors, count) that were rounded."""
+        """All vectors (..., vectors, count) that were rounded."""
         grid = Rounded(*(code[f"{name}.{part}"] for part in ("codes", "low", "step")))
         numbers = grid.numbers(self.set.bits, count)
         left, right = (code[f"{name}.{part}"].to(numbers) for part in ("left", "right"))
-        if left.shape[2]:
-            lost = left @ right.transpose(1, 2)  # (KV, n, D)
-            order = (0, 2, 1) if name == "k" else (1, 0, 2)
-            numbers = numbers + lost.permute(order).reshape(numbers.shape)
+        if left.shape[-1]:
+            lost = left @ right.transpose(-1, -2)  # (..., KV, n, D)
+            lost = lost.transpose(-1, -2) if name == "k" else lost.transpose(-3, -2)
+            numbers = numbers + lost.reshape(numbers.shape)
         kept = code[f"{name}.kept"]
         places = from_segments(code[f"{name}.places"], code[f"{name}.counts"])
-        return numbers.to(kept.dtype).scatter(1, places, kept)
+        return numbers.to(kept.dtype).scatter(-1, places, kept)
 
 
 def extremes(numbers: torch.Tensor, share: float) -> torch.Tensor:
@@ -160,11 +161,10 @@ def in_segments(places: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.T
 
 def from_segments(low: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """The places again."""
-    vectors, segments = counts.shape
-    if not segments:
+    if not counts.shape[-1]:
         return low.long()
-    starts = torch.arange(segments, device=low.device).mul_(SEGMENT).repeat(vectors)
-    high = starts.repeat_interleave(counts.flatten().long())
+    starts = torch.arange(counts.shape[-1], device=low.device).mul_(SEGMENT).expand(counts.shape)
+    high = starts.flatten().repeat_interleave(counts.flatten().long())
     return high.view(low.shape) + low
 
 

@@ -37,6 +37,12 @@ class Form:
         """
         raise NotImplementedError
 
+    def decode_all(self, codes: Sequence[Code], layer: int) -> Rows:
+        """The rows of all of these, one behind another."""
+        parts = [self.decode(code, layer) for code in codes]
+        keys, values = zip(*parts, strict=True)
+        return torch.cat(keys, 1), torch.cat(values, 1)
+
     def under(self, layer: int) -> int:
         """The layer under which this one's code lies: where layers share one, the same."""
         return layer
@@ -44,6 +50,9 @@ class Form:
 
 class LayerForm(Form):
     """A form in which each layer has a code of its own."""
+
+    # Whether `decode` takes codes of one shape together, stacked: tensors with a dimension more.
+    batched = False
 
     def encode(self, keys: Layers, values: Layers, place: int) -> Codes:
         layers = range(len(keys))
@@ -54,6 +63,17 @@ class LayerForm(Form):
     def decode(self, code: Code, layer: int) -> Rows:
         return self.decode_layer(code)
 
+    def decode_all(self, codes: Sequence[Code], layer: int) -> Rows:
+        if not self.batched:
+            return super().decode_all(codes, layer)
+        parts = []
+        for alike in runs(codes):
+            stacked = {name: torch.stack([code[name] for code in alike]) for name in alike[0]}
+            rows = self.decode(stacked, layer)
+            parts.append([part.transpose(0, 1).flatten(1, 2) for part in rows])
+        keys, values = zip(*parts, strict=True)
+        return torch.cat(keys, 1), torch.cat(values, 1)
+
     def encode_layer(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
     ) -> Code:
@@ -61,6 +81,19 @@ class LayerForm(Form):
 
     def decode_layer(self, code: Code) -> Rows:
         raise NotImplementedError
+
+
+def runs(codes: Sequence[Code]) -> list[list[Code]]:
+    """Those that follow one another and have tensors of one shape, together."""
+    found: list[list[Code]] = []
+    last = None
+    for code in codes:
+        shape = {name: tensor.shape for name, tensor in code.items()}
+        if shape != last:
+            found.append([])
+        found[-1].append(code)
+        last = shape
+    return found
 
 
 class AsTheyAre(LayerForm):
@@ -151,12 +184,10 @@ class Stored(Holding):
     def decoded(self, layer: int, device: torch.device | str = "cpu") -> Rows:
         """All rows of a layer that are held."""
         under = self.form.under(layer)
-        parts = []
-        for codes in self.held:
-            code = {name: tensor.to(device) for name, tensor in codes[under].items()}
-            parts.append(self.form.decode(code, layer))
-        keys, values = zip(*parts, strict=True)
-        return torch.cat(keys, 1), torch.cat(values, 1)
+        codes = [
+            {name: tensor.to(device) for name, tensor in held[under].items()} for held in self.held
+        ]
+        return self.form.decode_all(codes, layer)
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
         """In one piece, so that rows as they are count bit by bit as if they had stayed."""
