@@ -39,6 +39,9 @@ class CachePolicy:
         """The same for a copy of the cache. What it holds is never changed in place."""
         return copy.copy(self)
 
+    def drop(self) -> None:
+        """Its cache is gone: what it holds elsewhere may go too."""
+
     def watches(self, job: Any) -> bool:
         """Whether `attend` computes the attention of this job's nodes."""
         return not self.plain

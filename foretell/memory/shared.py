@@ -112,4 +112,6 @@ class SharedRows(Rows):
 
     def drop(self) -> None:
         self.leave_segments()
+        if self.policy is not None:
+            self.policy.drop()
         super().drop()
