@@ -115,8 +115,8 @@ def jointly(parts: Sequence[Attention]) -> tuple[torch.Tensor, torch.Tensor]:
     mixed, end = [], 0
     for part in parts:
         start, end = end, end + part.keys.shape[1]
-        given = weights[..., start:end].to(part.values.dtype)
-        mixed.append(given.reshape(len(part.keys), -1, end - start) @ part.values)
+        given = weights[..., start:end].to(part.values.dtype).unflatten(0, (len(part.keys), -1))
+        mixed.append(given.flatten(1, 2) @ part.values)
     heads, new, _ = first.q.shape
     out = torch.stack(mixed).sum(0).view(heads, new, -1).transpose(0, 1)
     return out, weights[..., :end]

@@ -98,6 +98,7 @@ class Remembering(Watching):
     turn: Turn
     context: int  # positions that the model tells apart
     plain = False
+    pieces = True
 
     store: BlockStore | None = None
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))

@@ -36,11 +36,16 @@ SMALL = {
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
+    "infllm": "infllm:initial=1,local=6,block=3,blocks=2,representatives=2,every=4,alone=3",
+    "actqkv": "actqkv:initial=1,local=6,block=3,blocks=2,least=1,representatives=2,every=4,"
+    "alone=3,history=4",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
+    "infllm": "infllm:local=400",
+    "actqkv": "actqkv:local=400",
 }
 # Every fourth token ends a sentence.
 WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
