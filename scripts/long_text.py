@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -103,7 +104,7 @@ def answered(lm: foretell.LM, kv: str, prompt: list[int], value: str, new: int) 
         for piece in lm.stream(prompt, "plain", max_new_tokens=new, kv=asked):
             times += [time.perf_counter()] * len(piece.tokens)
             said += piece.tokens
-    steps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(times)]
     return {
         "kv": kv,
         "prompt": len(prompt),

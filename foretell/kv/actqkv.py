@@ -117,8 +117,7 @@ class ActqkvPolicy(Remembering):
             new = evenness(scores / self.kv.temperature)
             self.scratch = {**self.scratch, layer: torch.cat([before, new])}
         count = self.shares[layer] if self.shares else self.kv.blocks
-        read = best(scores, min(count, blocks))
-        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, read, True)
+        return best(scores, min(count, blocks))
 
     def keep(self, cache: Any, nodes: Sequence[int]) -> None:
         super().keep(cache, nodes)

@@ -58,18 +58,16 @@ class RamBlocks:
         self, slots: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
         self.capacity = slots
-        old = self.buffers or [(None, None)] * len(keys)
-        self.buffers = [
-            (self._longer(had[0], new_keys), self._longer(had[1], new_values))
-            for had, new_keys, new_values in zip(old, keys, values, strict=True)
-        ]
-
-    def _longer(self, had: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        heads, _, block, width = new.shape
-        made = torch.empty(heads, self.capacity, block, width, dtype=new.dtype)
-        if had is not None:
-            made[:, : self.used] = had[:, : self.used]
-        return made
+        for layer, pair in enumerate(zip(keys, values, strict=True)):
+            longer = [
+                torch.empty(new.shape[0], slots, *new.shape[2:], dtype=new.dtype) for new in pair
+            ]
+            if self.used:
+                for made, had in zip(longer, self.buffers[layer], strict=True):
+                    made[:, : self.used] = had[:, : self.used]
+                self.buffers[layer] = (longer[0], longer[1])
+            else:
+                self.buffers.append((longer[0], longer[1]))
 
     def read(self, layer: int, slots: torch.Tensor) -> Pair:
         keys, values = self.buffers[layer]
@@ -148,7 +146,7 @@ class DiskBlocks:
         return keys, values
 
     def _read(self, raw: torch.Tensor, slot: int, layer: int) -> None:
-        buffer = memoryview(raw.numpy())
+        buffer = raw.numpy().data
         try:
             got = os.preadv(self.file, [buffer], slot * self.size + self.starts[layer])
             fault = "is damaged" if got < len(buffer) else ""

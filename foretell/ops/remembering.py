@@ -106,7 +106,7 @@ class Remembering(Watching):
     opening: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     spanned: dict[int, torch.Tensor] = field(default_factory=dict)  # queries of the span (H, m, D)
     fresh: dict[int, torch.Tensor] = field(default_factory=dict)  # the same, not yet committed
-    chosen: dict[int, torch.Tensor] = field(default_factory=dict)  # blocks that the span reads
+    chosen: dict[int, torch.Tensor] = field(default_factory=dict)  # what the span reads (1, some)
     # Keys of the first rows as they were cached, and by how far they have moved back since (m,).
     made: dict[int, torch.Tensor] = field(default_factory=dict)
     moved: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
@@ -154,7 +154,7 @@ class Remembering(Watching):
         if self.holds and cache.length < self.switch:
             count = min(self.kv.blocks, len(self.slots))
             for layer, probe in probes.items():
-                self.chosen[layer] = best(self.scores(layer, probe), count)[0].sort().values
+                self.chosen[layer] = best(self.scores(layer, probe), count)
         gap = max(self.kv.every, self.kv.block)
         if self.endless and self.holds and cache.length - cache.offset + gap > self.context:
             self._move_back(cache)
@@ -197,7 +197,7 @@ class Remembering(Watching):
         self.moved = self.moved[known:]
 
     def _move_back(self, cache: Any) -> None:
-        """Moves the cache's rows to its first positions, each turned once from where it was made."""
+        """Moves the cache's rows to its first positions, each turned once from where it was."""
         cache.reserve(cache.base)
         by = cache.length - cache.offset - cache.base
         known = len(self.moved)
@@ -228,13 +228,12 @@ class Remembering(Watching):
         return grouped(queries, found.shape[1]).flatten(1) @ found.flatten(1).T
 
     def reads(self, job: Any, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Which blocks each of these nodes' queries (H, n, D) reads, bool (n, blocks).
+        """Which blocks each of these nodes' queries (H, n, D) reads, (n, some).
 
         Called once for all nodes of a job that choose by themselves.
         """
         scores = self.scores(layer, queries)
-        read = best(scores, min(self.kv.blocks, scores.shape[1]))
-        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, read, True)
+        return best(scores, min(self.kv.blocks, scores.shape[1]))
 
     # --- attention
 
@@ -269,7 +268,7 @@ class Remembering(Watching):
             near = replace(asked, q=asked.q[:, part], mask=mask)
             far = replace(near, q=queries[:, part].to(asked.q.dtype), mask=None, sinks=None)
             initial = replace(far, keys=self.opening[layer][0], values=self.opening[layer][1])
-            blocks = self._blocks(far, read if spanning else read[part])
+            blocks = self._blocks(far, read if len(read) == 1 else read[part])
             out, weights = jointly([near, initial, blocks])
             outputs.append(out)
             given.append(shared(weights[..., : asked.keys.shape[1]], len(asked.keys)))
@@ -288,18 +287,17 @@ class Remembering(Watching):
         return (q.to(wide).transpose(0, 1) @ self.turned[1]).transpose(0, 1)
 
     def _blocks(self, far: Attention, read: torch.Tensor) -> Attention:
-        """The part over blocks: these (m,), or those that any node reads, bool (n, blocks)."""
+        """The part over blocks: which ones all nodes read (1, some), or each of them (n, some)."""
         mask = None
-        if read.dtype == torch.bool:
-            together = read.any(0).nonzero()[:, 0]
-            some = read[:, together]
-            if not bool(some.all()):
-                hidden = torch.zeros(some.shape, dtype=far.q.dtype, device=far.q.device)
-                hidden = hidden.masked_fill(~some, -torch.inf)
-                mask = hidden.repeat_interleave(self.kv.block, 1)
-            read = together
+        if len(read) == 1:
+            together = read[0]
+        else:
+            together, places = read.unique(return_inverse=True)
+            mask = torch.full((len(read), len(together)), -torch.inf, device=far.q.device)
+            mask = mask.scatter_(1, places, 0).to(far.q.dtype)
+            mask = mask.repeat_interleave(self.kv.block, 1)
         assert self.store is not None
-        keys, values = self.store.read(far.layer, self.slots[read])
+        keys, values = self.store.read(far.layer, self.slots[together])
         return replace(far, keys=keys.flatten(1, 2), values=values.flatten(1, 2), mask=mask)
 
 
