@@ -15,7 +15,7 @@ of the span before it; the prompt's last `alone` tokens and all that follow choo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,7 +31,10 @@ from foretell.ops.slots import Turn, turning
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
-SPANNING, ALONE = 128, 16  # nodes that are computed at once, which bounds the memory it takes
+# What some nodes read beside the cache's rows
+Beside = Callable[[slice], Sequence[Attention]]
+AT_ONCE = 16  # nodes that are computed together, which bounds the memory that it takes
+IN_PIECES = 64  # the same of nodes that all read the same
 
 
 class Settings(Protocol):
@@ -257,23 +260,43 @@ class Remembering(Watching):
         if spanning:
             self.fresh = {**self.fresh, layer: self.digest(queries)}
         if not self.holds:
-            self.note(job, layer, shared(asked.weights(), len(asked.keys)))
+            self._attended(job, asked, IN_PIECES, None)
             return asked.whole()
         read = self.chosen[layer] if spanning else self.reads(job, layer, queries)
+        keys, values = self.opening[layer]
+        queries = queries.to(asked.q.dtype)
+        far = replace(asked, q=queries, keys=keys, values=values, mask=None, sinks=None)
+        alike = self._blocks(far, read) if len(read) == 1 else None
+
+        def beside(part: slice) -> list[Attention]:
+            blocks = alike or self._blocks(far, read[part])
+            return [replace(one, q=queries[:, part]) for one in (far, blocks)]
+
+        return self._attended(job, asked, IN_PIECES if alike else AT_ONCE, beside)
+
+    def _attended(
+        self, job: Any, asked: Attention, step: int, beside: Beside | None
+    ) -> torch.Tensor:
+        """Takes note of what the nodes give to the cache's rows, so many nodes at once; what they
+        get of these and of other parts (n, H, D), where there are any.
+        """
+        rows, heads, nodes = asked.keys.shape[1], len(asked.keys), asked.q.shape[1]
+        certain = -job.first >= nodes  # then they count together
         outputs, given = [], []
-        step = SPANNING if spanning else ALONE
-        for start in range(0, asked.q.shape[1], step):
+        for start in range(0, nodes, step):
             part = slice(start, start + step)
             mask = None if asked.mask is None else asked.mask[..., part, :]
             near = replace(asked, q=asked.q[:, part], mask=mask)
-            far = replace(near, q=queries[:, part].to(asked.q.dtype), mask=None, sinks=None)
-            initial = replace(far, keys=self.opening[layer][0], values=self.opening[layer][1])
-            blocks = self._blocks(far, read if len(read) == 1 else read[part])
-            out, weights = jointly([near, initial, blocks])
-            outputs.append(out)
-            given.append(shared(weights[..., : asked.keys.shape[1]], len(asked.keys)))
-        self.note(job, layer, torch.cat(given, 1))
-        return torch.cat(outputs)
+            if beside is None:
+                weights = near.weights()
+            else:
+                out, weights = jointly([near, *beside(part)])
+                outputs.append(out)
+            got = shared(weights[..., :rows], heads)
+            given.append(got.sum(1, keepdim=True) if certain else got)
+        found = torch.cat(given, 1)
+        self.note(job, asked.layer, found.sum(1, keepdim=True) if certain else found)
+        return torch.cat(outputs) if outputs else asked.q[:, :0]
 
     def _far(self, job: Any, q: torch.Tensor) -> torch.Tensor:
         """The nodes' queries (H, n, D) where they see what left the cache, in float32 or wider."""
