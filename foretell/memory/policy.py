@@ -29,6 +29,7 @@ class CachePolicy:
     # law depends on its rows.
     waits = False
     endless = False  # whether positions stay within the model's context however long a text is
+    pieces = False  # whether that holds in prompts too: they are read over what is held so far
     prompt = 0  # tokens of the text when its cache was made
 
     def begin(self, prompt: int) -> None:

@@ -41,6 +41,10 @@ class Attention:
         """What each query gives to each key (H, n, rows), in float32 or wider."""
         return weights_of(self.q, self.keys, self.mask, self.scale, self.softcap, self.sinks)
 
+    def scores(self) -> torch.Tensor:
+        """What each query makes of each key (H, n, rows), before they are weighed."""
+        return _scores(self.q, self.keys, self.mask, self.scale, self.softcap)
+
     def part(self) -> tuple[torch.Tensor, torch.Tensor]:
         """It as one of the parts that `merge` takes. Sinks belong to this one."""
         rows = (self.keys, self.values, self.mask)
@@ -104,6 +108,28 @@ def weights_of(
         return scores.softmax(-1, dtype=wide)
     sink = sinks.reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
     return torch.cat([scores, sink], -1).softmax(-1, dtype=wide)[..., :-1]
+
+
+def jointly(parts: Sequence[Attention]) -> tuple[torch.Tensor, torch.Tensor]:
+    """One attention over the rows of all parts, in each of which the same nodes may have other
+    queries: (output (n, H, D), what each query gives to each key (H, n, all rows)).
+
+    The weights are in float32 or wider. Sinks are those of the first part.
+    """
+    first = parts[0]
+    scores = torch.cat([part.scores() for part in parts], -1)
+    if first.sinks is not None:
+        sink = first.sinks.to(scores.dtype).reshape(-1, 1, 1)
+        scores = torch.cat([scores, sink.expand(-1, scores.shape[1], 1)], -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    mixed, end = [], 0
+    for part in parts:
+        start, end = end, end + part.keys.shape[1]
+        given = weights[..., start:end].to(part.values.dtype).unflatten(0, (len(part.keys), -1))
+        mixed.append(given.flatten(1, 2) @ part.values)
+    heads, new, _ = first.q.shape
+    out = torch.stack(mixed).sum(0).view(heads, new, -1).transpose(0, 1)
+    return out, weights[..., :end]
 
 
 def _scores(

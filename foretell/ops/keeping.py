@@ -171,11 +171,11 @@ class Watching(CachePolicy):
         heads, new, rows = weights.shape
         grouped = weights.view(len(asked.keys), -1, new, rows)
         given = grouped.mean(1, dtype=torch.promote_types(asked.q.dtype, torch.float32))
-        self._write(job, asked.layer, self.scored(job, given))
+        self.note(job, asked.layer, self.scored(job, given))
         mixed = grouped.to(asked.values.dtype).flatten(1, 2) @ asked.values
         return mixed.view(heads, new, -1).transpose(0, 1)
 
-    def _write(self, job: Any, layer: int, given: torch.Tensor) -> None:
+    def note(self, job: Any, layer: int, given: torch.Tensor) -> None:
         """Takes note of what new nodes gave to all rows (parts, n, rows)."""
         row = job.start - job.cache.base
         known = self.nodes.get(layer, {}) if row else {}

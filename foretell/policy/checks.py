@@ -135,7 +135,8 @@ def check_prompt(request: Request, target: Model) -> None:
     if not known or not prompt:
         span = f"0 to {target.vocab - 1}"
         raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
-    if len(prompt) >= target.context:
+    endless = request.policy is not None and request.policy.endless and request.policy.pieces
+    if len(prompt) >= target.context and not endless:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
             "shorten it"

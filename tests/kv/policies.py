@@ -40,6 +40,9 @@ SMALL = {
     "gear": "gear:bits=2,buffer=4",
     "block-quantization": "block-quantization:bits=2,block=4,sort=yes,buffer=5",
     "offload": "offload:block=4",
+    "infllm": "infllm:initial=1,local=6,block=3,blocks=2,representatives=2,every=4,alone=3",
+    "actqkv": "actqkv:initial=1,local=6,block=3,blocks=2,least=1,representatives=2,every=4,"
+    "alone=3,history=4",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
@@ -48,6 +51,8 @@ LARGE = {
     "gear": "gear:buffer=400",
     "block-quantization": "block-quantization:buffer=400",
     "offload": "offload:block=400",
+    "infllm": "infllm:local=400",
+    "actqkv": "actqkv:local=400",
 }
 # Some that are joined, of which each part is small or large.
 JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")

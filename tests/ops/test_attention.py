@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from foretell.ops.attention import attend, merge, own_part, partial_attention
+from foretell.ops.attention import (
+    Attention,
+    attend,
+    jointly,
+    merge,
+    own_part,
+    partial_attention,
+)
 
 
 def twin(
@@ -89,3 +96,30 @@ def test_a_key_of_each_nodes_own_is_one_more_row(heads: tuple[int, int]) -> None
         seen = torch.cat([mask[here], torch.zeros(1, 1, dtype=torch.float64)], 1)
         want = twin(q[:, here], keys, values, seen, 0.5, None, None)
         assert torch.allclose(out[here], torch.tensor(want, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_parts_with_other_queries_are_weighed_together(sinks: bool) -> None:
+    """Rows of the second part, met by other queries, as if they were of other keys."""
+    heads, shared, new, width = 4, 2, 3, 6
+    q, other = torch.randn(2, heads, new, width, dtype=torch.float64)
+    k, v = torch.randn(2, shared, 5, width, dtype=torch.float64)
+    more_k, more_v = torch.randn(2, shared, 2, width, dtype=torch.float64)
+    mask = torch.zeros(new, 5, dtype=torch.float64)
+    mask[0, 3:] = -torch.inf
+    sink = torch.randn(heads, dtype=torch.float64) if sinks else None
+    near = Attention(0, q, k, v, mask, 0.3, 9.0, sink)
+    far = Attention(0, other, more_k, more_v, None, 0.3, 9.0)
+    out, weights = jointly([near, far])
+    for head in range(heads):
+        for node in range(new):
+            scores = torch.cat(
+                [q[head, node] @ k[head // 2].T, other[head, node] @ more_k[head // 2].T]
+            )
+            scores = 9.0 * torch.tanh(scores * 0.3 / 9.0)
+            scores[:5] += mask[node]
+            given = torch.cat([scores, sink[head : head + 1]]) if sink is not None else scores
+            want = given.softmax(0)[:7]
+            assert torch.allclose(weights[head, node], want)
+            values = torch.cat([v[head // 2], more_v[head // 2]])
+            assert torch.allclose(out[node, head], want @ values)
