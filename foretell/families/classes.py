@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from foretell.errors import BadModel
+from foretell.families.projected import FIELD, projected
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
 
@@ -33,6 +34,8 @@ def class_of(place: str | Path, arguments: Mapping[str, Any]) -> Any:
     text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if not text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
+    if text and getattr(config, FIELD, None) is not None:
+        return projected(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return AutoModelForCausalLM
 
 

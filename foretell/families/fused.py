@@ -55,6 +55,8 @@ def fits(layer: nn.Module) -> bool:
     modules = dict(layer.named_modules())
     parameters = dict(layer.named_parameters())
     wanted = {*LINEARS, *NORMS, "mlp.act_fn"}
+    if "self_attn.key_basis" in parameters:  # see projected.py
+        return False
     if not wanted <= modules.keys() or any(f"{name}.weight" not in parameters for name in NORMS):
         return False
     if {name for name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
