@@ -342,6 +342,7 @@ class ExactDecoder(Decoder):
             self.caps -= {"parts"}
             norm = self.loop.norm
             self.loop.norm = lambda h: torch.cat([norm(row.clone()) for row in h.split(1)])
+            self.loop.norm.weight = norm.weight  # by which files know a model
 
     def _unsupported(self, capability: str, cure: str = "leave exact_bits out") -> Unsupported:
         return Unsupported.missing("exact_bits=True", self.name, capability, cure)
@@ -360,7 +361,9 @@ class ExactDecoder(Decoder):
             return None
         fused = blocks(loop, ExactFused)
         if fused is not None:
-            loop.norm = partial(ExactFused.norm, loop.norm)
+            norm = loop.norm
+            loop.norm = partial(ExactFused.norm, norm)
+            loop.norm.weight = norm.weight  # by which files know a model
         return fused
 
     def _table(
