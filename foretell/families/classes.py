@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from foretell.errors import BadModel
-from foretell.families.projected import FIELD, projected
+from foretell.families.projected import projected
+from foretell.ops.head_merging import FIELD
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
 

@@ -6,8 +6,8 @@ cached is one key for a group (ops/head_merging.py). A basis does not commute wi
 is no part of a matrix before them, and the projected keys cannot be moved to other positions. All
 else is the family's own: values and outputs have the projection in their matrices.
 
-In config.json `num_key_value_heads` is what caches hold, and FIELD says how many the keys have
-before.
+In config.json `num_key_value_heads` is what caches hold, and the field `key_projection` says how
+many heads the keys have before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from foretell.ops.head_merging import project
-
-FIELD = "key_projection"  # in config.json: {"heads": of keys before they are projected}
+from foretell.ops.head_merging import FIELD, project
 
 
 class ProjectedAttention(nn.Module):
@@ -43,7 +41,8 @@ class ProjectedAttention(nn.Module):
         self.q_proj, self.v_proj, self.o_proj = stock.q_proj, stock.v_proj, stock.o_proj
         inputs, biased = stock.k_proj.in_features, stock.k_proj.bias is not None
         self.k_proj = nn.Linear(inputs, heads * self.head_dim, bias=biased)
-        self.q_norm, self.k_norm = getattr(stock, "q_norm", None), getattr(stock, "k_norm", None)
+        if hasattr(stock, "q_norm"):
+            self.q_norm, self.k_norm = stock.q_norm, stock.k_norm
         square = (self.head_dim, self.head_dim)
         self.key_basis = nn.Parameter(torch.empty(kept, heads // kept, *square))
         self.rotate = sys.modules[type(stock).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
@@ -62,7 +61,7 @@ class ProjectedAttention(nn.Module):
         q, k, v = (
             part(hidden_states).view(heads) for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.q_norm is not None and self.k_norm is not None:
+        if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotate(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
         q, k = project(q, k, self.key_basis)

@@ -25,6 +25,9 @@ from foretell.ops.keeping import CachePolicy
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
+# In config.json of a model whose keys are projected behind their rotation: {"heads": N} before.
+FIELD = "key_projection"
+
 
 @dataclass(eq=False)
 class Gathered(CachePolicy):

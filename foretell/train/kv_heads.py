@@ -30,9 +30,9 @@ import torch
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.learning import copied
-from foretell.families.projected import FIELD, projected
+from foretell.families.projected import projected
 from foretell.ops.files import write_text
-from foretell.ops.head_merging import commuting, gathered, leading, left_out, pooled
+from foretell.ops.head_merging import FIELD, commuting, gathered, leading, left_out, pooled
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
 from foretell.train.channels import FindChannels, pieces
