@@ -137,7 +137,7 @@ def normed(hf: Any) -> bool:
 
 @torch.no_grad()
 def compressed(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
-    """The model `hf` in float32 with heads merged on `bases` (L, 2, G, t, D, D) of its rotated keys
+    """The model `hf` with heads merged on `bases` (L, 2, G, t, D, D) of its rotated keys
     and its values.
 
     `fold`: those of keys commute with rotations and become part of the matrices.
@@ -147,7 +147,7 @@ def compressed(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
     config.num_key_value_heads = groups
     if not fold:
         setattr(config, FIELD, {"heads": groups * merge})
-    model = (type(hf) if fold else projected(type(hf)))(config)
+    model = (type(hf) if fold else projected(type(hf)))(config).to(hf.dtype)
     names = {module: name for name, module in hf.named_modules()}
     state = hf.state_dict()
     for layer, both in zip(hf.get_decoder().layers, bases, strict=True):
