@@ -4,7 +4,8 @@ The fields are those of the method's dataclass; a drafter also takes `rule` (a v
 whose own fields may follow) and `nodes` (how many to draft): `token-recycling:nodes=16,rule=coin`,
 `draft:rule=typical,epsilon=0.05`. Without `rule`, a drafter that names one has that. Drafters
 joined by `+` share one tree, and `rule` and `nodes` come after the last:
-`ngram:k=8+token-recycling:nodes=16`. A field that holds numbers takes them with spaces between:
+`ngram:k=8+token-recycling:nodes=16`. Cache policies that are joined act on one cache:
+`snapkv:budget=1024+gear:bits=4`. A field that holds numbers takes them with spaces between:
 `rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.text.TokenIds), it may be a text
 file instead: `input-guided:source=@essay.txt`. One that holds a drafter takes a spec, in
 parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`. Booleans are 1, true,
@@ -187,15 +188,15 @@ def given(spec: str) -> Iterator[tuple[str, str, str]]:
                 yield from given(unwrapped(value.strip()))
 
 
-def pieces(spec: str) -> list[str]:
-    """The parts of `a+b:x=1`. A + in the path of a file (`source=@a+b.txt`, `path=./a+b`) joins
-    nothing.
+def pieces(spec: str, kind: str = "drafter") -> list[str]:
+    """The parts of `a+b:x=1`, methods of one kind. A + in the path of a file (`source=@a+b.txt`,
+    `path=./a+b`) joins nothing.
     """
     parts: list[str] = []
     for piece in split(spec, "+"):
         last_value = parts[-1].rpartition(",")[2].partition("=")[2] if parts else ""
         in_path = last_value.startswith("@") or "/" in last_value
-        if in_path and piece.partition(":")[0] not in names("drafter"):
+        if in_path and piece.partition(":")[0] not in names(kind):
             parts[-1] += f"+{piece}"
         else:
             parts.append(piece)
@@ -283,17 +284,21 @@ def source_of(spec: str | Source, encode: Encode | None = None) -> Source:
 
 
 def kv_of(spec: str | KV) -> KV:
-    """The cache policy that a spec string or a config object means. Raises UnknownMethod or
-    BadConfig.
+    """The cache policy that a spec string or a config object means, several joined by `+`. Raises
+    UnknownMethod or BadConfig.
     """
+    from foretell.ops.composing import Composition
     from foretell.ops.keeping import KV
 
     if isinstance(spec, KV):
         return spec
     if not isinstance(spec, str) or not spec:
         raise BadConfig.field("kv", spec, "a spec like 'snapkv:budget=1024', or a config object")
-    name, _, fields = spec.partition(":")
-    return build(name, "kv", _options(spec, fields))  # type: ignore[no-any-return]
+    parts: list[KV] = []
+    for piece in pieces(spec, "kv"):
+        name, _, fields = piece.partition(":")
+        parts.append(build(name, "kv", _options(spec, fields)))
+    return parts[0] if len(parts) == 1 else Composition(tuple(parts))
 
 
 def warpers_of(

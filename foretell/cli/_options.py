@@ -74,7 +74,8 @@ Rows = Annotated[
 Kv = Annotated[
     str | None,
     typer.Option(
-        help="What a cache keeps: snapkv:budget=1024, streaming-llm; with fields, as of a method."
+        help="What a cache keeps: snapkv:budget=1024, snapkv+gear:bits=4; with fields, as of a "
+        "method, and several joined by +."
     ),
 ]
 Reward = Annotated[
@@ -261,9 +262,9 @@ def check_named(kind: str, spec: str | None) -> None:
     """The same for the methods of another kind that a spec joins by `+`."""
     from foretell.errors import UnknownMethod
     from foretell.registry import names
-    from foretell.spec import split
+    from foretell.spec import pieces
 
-    for piece in split(spec, "+") if spec is not None else ():
+    for piece in pieces(spec, kind) if spec is not None else ():
         name = piece.partition(":")[0]
         if name not in names(kind):
             raise UnknownMethod.near(kind, name, names(kind))

@@ -44,6 +44,8 @@ AT_ONCE = 64  # committed rows that are labelled together
 class DoubleSparsity(KV):
     """Counts of rows, channels and layers."""
 
+    role = "selector"
+
     budget: int = 128  # rows that a query head reads
     channels: int = 16  # of a key head that rows are found by; as many as it has: no table is read
     bits: int = 4  # of a label's numbers: 2, 4, 8, or 16: they are as keys are

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 class ElasticCache(KV):
     """A share of rows, and counts of them and of tokens."""
 
+    role = "evictor"
+
     ratio: float = 0.2  # share of the text's rows that is given up
     start: int = 1  # first rows, which stay as they are; so does the last one of the prompt
     distance: int = -25  # where rows are deleted: from the prompt's end, above 0 from its beginning

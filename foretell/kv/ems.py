@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 class Ems(KV):
     """Counts of rows and tokens, and shares."""
 
+    role = "evictor"
+
     budget: int = 256  # rows of a layer's head
     every: int = 64  # tokens between two evictions; 0: only a prompt is evicted from
     window: int = 32  # last tokens, whose attention is the local score and whose rows stay

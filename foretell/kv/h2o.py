@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class H2O(KV):
     """Counts of rows and tokens."""
 
+    role = "evictor"
+
     budget: int = 1024  # rows of a layer's head
     recent: int = 0  # of them for the last tokens; 0: half of them
     every: int = 1  # tokens between two evictions

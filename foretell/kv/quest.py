@@ -37,6 +37,8 @@ LEAST = 3  # pages that are read at least
 class Quest(KV):
     """Counts of rows and layers."""
 
+    role = "selector"
+
     budget: int = 1024  # rows in whole pages that a query head reads
     page: int = 16  # rows
     dense: int = 2  # first layers, which read everything

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 class SentenceKv(KV):
     """Counts of rows and tokens."""
 
+    role = "selector"
+
     budget: int = 1024  # rows that a query reads
     factor: float = 3.0  # a prompt keeps so many times as many
     sinks: int = 32  # first rows, which are read always

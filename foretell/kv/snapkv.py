@@ -32,6 +32,9 @@ POOLS = ("max", "mean")
 class Snapkv(KV):
     """Counts of rows and tokens."""
 
+    role = "evictor"
+    settles = True
+
     budget: int = 1024  # rows of a layer's head that stay of the prompt
     window: int = 32  # last tokens, which vote and stay
     kernel: int = 7  # neighbours that a vote is smoothed over, an odd number

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class StreamingLlm(KV):
     """Counts of rows and tokens."""
 
+    role = "evictor"
+
     sinks: int = 4  # first tokens
     window: int = 512  # last tokens
     every: int = 1  # tokens between two evictions

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Tova(KV):
     """Counts of rows and tokens."""
 
+    role = "evictor"
+
     budget: int = 1024  # rows of a layer's head
     every: int = 1  # tokens between two evictions
 

@@ -42,6 +42,8 @@ POSITIONS = ("slots", "text")
 class Treekv(KV):
     """Counts of rows and tokens."""
 
+    role = "evictor"
+
     budget: int = 1024  # rows of a layer's head
     sinks: int = 4  # of them for the first tokens
     recent: int = 0  # of them for the last ones; 0: half of the budget, less the sinks

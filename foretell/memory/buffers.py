@@ -81,7 +81,7 @@ class Rows:
 
     def move(self, sources: Sequence[int], target: int) -> None:
         """Copies these rows to `target` and behind it. The buffers must be this cache's alone."""
-        rows = torch.tensor(list(sources), device=self.device)
+        rows = torch.tensor(list(sources), dtype=torch.long, device=self.device)
         place = slice(target, target + len(rows))
         for buffer in (*self.keys, *self.values):
             buffer[:, :, place] = buffer[:, :, rows]

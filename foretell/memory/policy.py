@@ -39,6 +39,14 @@ class CachePolicy:
         """The same for a copy of the cache. What it holds is never changed in place."""
         return copy.copy(self)
 
+    @property
+    def bytes(self) -> int:
+        """Of memory that it takes for rows which it holds beside the cache's own."""
+        return 0
+
+    def drop(self) -> None:
+        """Its cache is dropped, and it with it."""
+
     def watches(self, job: Any) -> bool:
         """Whether `attend` computes the attention of this job's nodes."""
         return not self.plain

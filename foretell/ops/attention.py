@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,16 @@ class Attention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same part over rows that stand elsewhere."""
         return partial_attention(self.q, keys, values, mask, self.scale, self.softcap)
+
+    def among(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> Attention:
+        """The same with further rows, which every node sees, behind the `first` ones."""
+        mask = self.mask
+        if mask is not None:
+            seen = mask.new_zeros(*mask.shape[:-1], keys.shape[1])
+            mask = torch.cat([mask[..., :first], seen, mask[..., first:]], -1)
+        all_keys = torch.cat([self.keys[:, :first], keys, self.keys[:, first:]], 1)
+        all_values = torch.cat([self.values[:, :first], values, self.values[:, first:]], 1)
+        return replace(self, keys=all_keys, values=all_values, mask=mask)
 
 
 def attend(

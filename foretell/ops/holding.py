@@ -45,7 +45,13 @@ class Holding(CachePolicy):
     def room(self, length: int) -> int:
         if self.whole and length < self.prompt:
             return self.prompt - length
-        beyond = length - self.first - self.recent
+        return self.room_behind(length)
+
+    def room_behind(self, rows: int) -> int:
+        """Tokens until the next block leaves, of a text with so many rows, those that are held
+        included.
+        """
+        beyond = rows - self.first - self.recent
         return self.block - (beyond % self.block if beyond > 0 else beyond)
 
     def change(self, cache: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -27,6 +27,11 @@ Chosen = list[torch.Tensor | None]  # of each layer, the rows (KV, n) of its hea
 @dataclass(frozen=True)
 class KV:
     """The base of what `kv=` takes: a frozen dataclass of settings."""
+
+    # What it does where several are joined: evictor, selector, encoder or store, see
+    # ops.composing; "": it goes alone.
+    role: ClassVar[str] = ""
+    settles: ClassVar[bool] = False  # an evictor that gives up rows of a prompt alone, behind it
 
     def policy(self, target: Model) -> CachePolicy:
         """The policy of a request's caches. Raises Unsupported where the target has no such

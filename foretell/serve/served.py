@@ -10,6 +10,7 @@ from foretell import registry
 from foretell.cards import card, guarantee
 from foretell.core.strategy import Speculative, Strategy
 from foretell.ops.words import bytes_of
+from foretell.spec import pieces
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -37,7 +38,9 @@ class Served:
         claim = strategy_guarantee(name, strategy)
         if kv is None:
             return name, claim
-        return name, weaker(claim, card(kv.partition(":")[0], "kv").guarantee)
+        for piece in pieces(kv, "kv"):
+            claim = weaker(claim, card(piece.partition(":")[0], "kv").guarantee)
+        return name, claim
 
     @cached_property
     def methods(self) -> list[dict[str, str]]:

@@ -40,7 +40,14 @@ MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
 TESTS = "tests"  # the reward that runs programs
-NAME_FILES = ("path", "head", "weights", "encoder", "attribute")  # fields of methods and rewards
+NAME_FILES = (
+    "path",
+    "head",
+    "weights",
+    "encoder",
+    "attribute",
+    "dir",
+)  # fields of methods and rewards
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,12 +36,20 @@ SMALL = {
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
+    "gear": "gear:bits=2,buffer=4",
+    "block-quantization": "block-quantization:bits=2,block=4,sort=yes,buffer=5",
+    "offload": "offload:block=4",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
+    "gear": "gear:buffer=400",
+    "block-quantization": "block-quantization:buffer=400",
+    "offload": "offload:block=400",
 }
+# Some that are joined, of which each part is small or large.
+JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")
 # Every fourth token ends a sentence.
 WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
 PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
@@ -49,12 +57,17 @@ PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 
 def small(name: str) -> KV:
     """It with settings that change the rows of short texts."""
-    return kv_of(SMALL.get(name, f"{name}:budget=10,every=3"))
+    return joined(name, SMALL, "budget=10,every=3")
 
 
 def large(name: str) -> KV:
     """It with room for everything."""
-    return kv_of(LARGE.get(name, f"{name}:budget=400"))
+    return joined(name, LARGE, "budget=400")
+
+
+def joined(name: str, specs: Mapping[str, str], usual: str) -> KV:
+    """One or several with these settings, or the usual ones."""
+    return kv_of("+".join(specs.get(part, f"{part}:{usual}") for part in name.split("+")))
 
 
 @cache
