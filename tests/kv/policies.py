@@ -39,6 +39,7 @@ SMALL = {
     "gear": "gear:bits=2,buffer=4",
     "block-quantization": "block-quantization:bits=2,block=4,sort=yes,buffer=5",
     "offload": "offload:block=4",
+    "minicache": "minicache:buffer=4,gamma=0.1",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
@@ -47,6 +48,7 @@ LARGE = {
     "gear": "gear:buffer=400",
     "block-quantization": "block-quantization:buffer=400",
     "offload": "offload:block=400",
+    "minicache": "minicache:buffer=400",
 }
 # Some that are joined, of which each part is small or large.
 JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")
