@@ -20,6 +20,8 @@ from transformers import (
 
 from foretell.errors import BadModel
 from foretell.families.masked import Masked, is_masked
+from foretell.families.projected import projected
+from foretell.ops.head_merging import FIELD
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
 
@@ -38,6 +40,8 @@ def class_of(place: str | Path, arguments: Mapping[str, Any]) -> Any:
     text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if not text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
+    if text and getattr(config, FIELD, None) is not None:
+        return projected(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return AutoModelForCausalLM
 
 

@@ -43,6 +43,7 @@ from foretell.families.packed import WHOLE_NUMBERS, PackedLinear
 from foretell.memory.buffers import Shape
 from foretell.memory.job import Job
 from foretell.ops.attention import Bias
+from foretell.ops.head_merging import FIELD
 
 PIECE = 16_384  # elements that torch leaves to one thread
 SCORES = 131_072  # numbers of attention that are worked on at a time
@@ -342,6 +343,7 @@ class ExactDecoder(Decoder):
             self.caps -= {"parts"}
             norm = self.loop.norm
             self.loop.norm = lambda h: torch.cat([norm(row.clone()) for row in h.split(1)])
+            self.loop.norm.weight = norm.weight  # by which files know a model
 
     def _unsupported(self, capability: str, cure: str = "leave exact_bits out") -> Unsupported:
         return Unsupported.missing("exact_bits=True", self.name, capability, cure)
@@ -356,11 +358,13 @@ class ExactDecoder(Decoder):
         loop.rotary_tables.clear()
         loop.table = partial(self._table, loop)  # type: ignore[method-assign]
         loop.logits = partial(_logits, loop)  # type: ignore[method-assign]
-        if self.config.hidden_size > WIDEST:
+        if self.config.hidden_size > WIDEST or getattr(self.config, FIELD, None) is not None:
             return None
         fused = blocks(loop, ExactFused)
         if fused is not None:
-            loop.norm = partial(ExactFused.norm, loop.norm)
+            norm = loop.norm
+            loop.norm = partial(ExactFused.norm, norm)
+            loop.norm.weight = norm.weight  # by which files know a model
         return fused
 
     def _table(

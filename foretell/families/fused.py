@@ -23,6 +23,7 @@ from torch import nn
 from foretell.core.model import forest_attention
 from foretell.families.loop import Block, Loop
 from foretell.families.packed import PackedLinear
+from foretell.ops.head_merging import project
 from foretell.ops.memory import release, trim
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -119,6 +120,7 @@ class Fused:
         self.takes_padding = self.takes_padding and narrow
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
+        self.basis: torch.Tensor | None = getattr(attention, "key_basis", None)  # projected.py
         self.before: Any = layer.input_layernorm
         self.after: Any = layer.post_attention_layernorm
         half = layer.get_parameter("input_layernorm.weight").new_ones(self.width // 2)
@@ -163,6 +165,8 @@ class Fused:
         qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
         q = qk[:, :heads].transpose(0, 1)
         k = qk[:, heads:].transpose(0, 1)
+        if self.basis is not None:
+            q, k = project(q, k, self.basis)
         out = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(count, -1)
         return self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
 

@@ -24,6 +24,7 @@ from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.heads.base import Head, HeadConfig, TargetShape
 from foretell.ops.files import whole, write_text
 from foretell.ops.fingerprint import fingerprint
+from foretell.ops.head_merging import FIELD
 from foretell.ops.ranks import smoothed
 
 SCHEMA = "foretell.head/1"
@@ -62,6 +63,9 @@ def target_shape(model: Any, method: str = "a head") -> TargetShape:
         need = "hidden states, which come of layers that can be run one by one"
         raise Unsupported.missing(method, model.name, need, "use a method without a head")
     config = model.config
+    if getattr(config, FIELD, None) is not None:  # heads begin as copies of its layers
+        need = "keys that are not projected behind their rotation"
+        raise Unsupported.missing(method, model.name, need, "merge them with basis=folded")
     keys, width, _ = model.layout[0]
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     return TargetShape(

@@ -67,10 +67,12 @@ def shipped(target: Any, kind: str) -> Path | None:
     """The folder of the head of this kind that the package ships for a target, if there is one."""
     if getattr(target, "loop", None) is None or "taps" not in target.caps:
         return None
-    told = fingerprint(target)
+    told, keys = fingerprint(target), target.layout[0][0]
     for path in sorted(SHIPPED.glob("*/config.json")):
         config = json.loads(path.read_text("utf-8"))
-        if config.get("kind") == kind and config.get("fingerprint", {}).get("norm") == told["norm"]:
+        if config.get("kind") != kind or config["fingerprint"]["norm"] != told["norm"]:
+            continue
+        if config["target"]["kv_heads"] == keys:  # merged heads leave the norm as it was
             return path.parent
     return None
 

@@ -63,20 +63,28 @@ def measured(model: Model, texts: Iterable[Sequence[int]]) -> tuple[torch.Tensor
         need = "keys of one shape in every layer"
         raise Unsupported.missing("train channels", model.name, need, "use another policy")
     seen = Observed()
-    tokens = 0
-    for text in texts:
-        cache = model.cache()
-        cache.use(seen)
-        tree = TokenTree(text[0]).chain(text[1:])
-        job, _ = cache.prepare(Ask(tree, rows=()), text[:1], 1)
-        model.forward([job])
-        cache.drop()
-        tokens += len(text)
+    tokens = read_under(model, seen, texts)
     if not tokens:
         return torch.zeros(0), 0
     return torch.stack(
         [seen.sums[layer].cpu() for layer in range(len(model.layout))]
     ) / tokens, tokens
+
+
+def read_under(model: Model, policy: CachePolicy, texts: Iterable[Sequence[int]]) -> int:
+    """Has a model read texts of one or more tokens, each by itself, on caches under a policy that
+    watches; returns how many tokens that were.
+    """
+    tokens = 0
+    for text in texts:
+        cache = model.cache()
+        cache.use(policy)
+        tree = TokenTree(text[0]).chain(text[1:])
+        job, _ = cache.prepare(Ask(tree, rows=()), text[:1], 1)
+        model.forward([job])
+        cache.drop()
+        tokens += len(text)
+    return tokens
 
 
 def save(importance: torch.Tensor, path: Path, model: Model, tokens: int) -> None:

@@ -53,6 +53,13 @@ class Composition(KV):
                 f"stored are not given up one by one; {LEGAL}"
             )
 
+        encoder = self.of("encoder")
+        if evictor is not None and encoder is not None and encoder.aligned:
+            raise BadConfig(
+                f"kv={self.name}: {encoder.name} merges what layers hold of a token, and "
+                f"{evictor.name} leaves each layer tokens of its own; leave one out"
+            )
+
     @property
     def name(self) -> str:
         return "+".join(part.name for part in self.parts)

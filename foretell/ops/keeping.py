@@ -31,6 +31,7 @@ class KV:
     # What it does where several are joined: evictor, selector, encoder or store, see
     # ops.composing; "": it goes alone.
     role: ClassVar[str] = ""
+    aligned: ClassVar[bool] = False  # an encoder for which a row is one token's in all layers
     settles: ClassVar[bool] = False  # an evictor that gives up rows of a prompt alone, behind it
 
     def policy(self, target: Model) -> CachePolicy:

@@ -108,6 +108,8 @@ class NativeExecutor(Executor):
         loop = self.loop
         if not all(type(block) is Fused for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
+        if any(block.basis is not None for block in loop.blocks):  # type: ignore[attr-defined]
+            raise LookupError("its rotated keys are projected to fewer heads")
         if not isinstance(loop.head, PackedLinear):
             raise LookupError(
                 "it computes weights of bfloat16, int8 and int4: load it with one of these as dtype"

@@ -104,6 +104,8 @@ class OnnxRuntimeExecutor(Executor):
             )
         if not all(type(block) is Fused for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
+        if any(block.basis is not None for block in loop.blocks):  # type: ignore[attr-defined]
+            raise LookupError("its rotated keys are projected to fewer heads")
         if any(width % HEAD_MULTIPLE for _, *widths in layout for width in widths):
             raise LookupError(f"its heads are no multiple of {HEAD_MULTIPLE} wide")
         self.loop = loop

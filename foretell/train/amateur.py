@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,15 @@ def with_lora(hf: Any, config: TrainAmateur) -> dict[str, LoraLinear]:
         lora.a.requires_grad_(True)
         lora.b.requires_grad_(True)
     return found
+
+
+@torch.no_grad()
+def merge_lora(hf: Any, layers: Mapping[str, LoraLinear]) -> None:
+    """Makes LoRA weights on a model's layers part of the matrices below them."""
+    for name, lora in layers.items():
+        base: Any = lora.base
+        base.weight += lora.scale * (lora.b @ lora.a)
+        hf.set_submodule(name, base)
 
 
 def loss_of(hf: Any, example: Example) -> tuple[torch.Tensor, int]:

@@ -27,7 +27,7 @@ from foretell.measure.bench.sets import prompt_ids
 from foretell.measure.prompts import Prompt
 from foretell.ops.files import write_text
 from foretell.train import recipes
-from foretell.train.amateur import HELD_OUT, Example, TrainAmateur, save, with_lora
+from foretell.train.amateur import HELD_OUT, Example, TrainAmateur, merge_lora, save, with_lora
 from foretell.train.lm import Run
 
 if TYPE_CHECKING:
@@ -286,11 +286,7 @@ def export(lm: LM, run: PairRun, merged: str) -> None:
     if not merged:
         return
     hf = run.model
-    with torch.no_grad():
-        for place, lora in run.layers.items():
-            base: Any = lora.base
-            base.weight += lora.scale * (lora.b @ lora.a)
-            hf.set_submodule(place, base)
+    merge_lora(hf, run.layers)
     hf.to(FORMATS[merged]).save_pretrained(run.folder / "model")
     tokenizer: Any = lm.tokenizer
     if tokenizer is not None:

@@ -43,6 +43,7 @@ SMALL = {
     "infllm": "infllm:initial=1,local=6,block=3,blocks=2,representatives=2,every=4,alone=3",
     "actqkv": "actqkv:initial=1,local=6,block=3,blocks=2,least=1,representatives=2,every=4,"
     "alone=3,history=4",
+    "minicache": "minicache:buffer=4,gamma=0.1",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
@@ -53,6 +54,7 @@ LARGE = {
     "offload": "offload:block=400",
     "infllm": "infllm:local=400",
     "actqkv": "actqkv:local=400",
+    "minicache": "minicache:buffer=400",
 }
 # Some that are joined, of which each part is small or large.
 JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")
