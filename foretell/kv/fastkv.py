@@ -63,7 +63,9 @@ class Fastkv(KV):
         least = self.window + 1
         if self.budget and self.budget < least:
             what = f"a window of {self.window} and a row beside it"
-            raise BadConfig.field("fastkv:budget", self.budget, f"0, or at least {least}, for {what}")
+            raise BadConfig.field(
+                "fastkv:budget", self.budget, f"0, or at least {least}, for {what}"
+            )
         if self.length and self.length < max(least, self.budget):
             need = f"0, or at least {max(least, self.budget)}, as rows that stay are theirs"
             raise BadConfig.field("fastkv:length", self.length, need)
