@@ -20,6 +20,7 @@ from foretell.core.model import Computed
 from foretell.errors import BadConfig, Unsupported
 from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
+from foretell.ops.attention import Attention
 from foretell.ops.keeping import CachePolicy
 
 if TYPE_CHECKING:
@@ -108,11 +109,7 @@ class Skipping(CachePolicy):
             above = self.goes_on(job, [tap for tap in taps if tap > self.cut], run)
             hidden |= above.hidden
             parts.append(above)
-        names = dict.fromkeys(part.computed_by for part in parts if part.width)
-        # A name of its own, as its time says nothing about forwards of all layers.
-        name = f"{'+'.join(names)} (skipping)"
-        width = sum(part.width for part in parts)
-        return Computed(parts[-1].logits, hidden, name, width)
+        return together(parts, hidden)
 
     def _below(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
         """Runs the layers below the cut that the job has; the states of its nodes up to there."""
@@ -155,3 +152,81 @@ def piece_of(
         follow=0,
         masks={},
     )
+
+
+def pass_layers(
+    job: Any,
+    view: Any,
+    layers: Sequence[int],
+    held: torch.Tensor,
+    places: torch.Tensor,
+    states: torch.Tensor,
+    run: Run,
+    watcher: CachePolicy | None,
+    taps: Sequence[int],
+) -> list[Computed]:
+    """Makes the rows in `layers` of tokens at these places (n,), ascending, that enter with states
+    (n, E). The job's own one is the last of them.
+
+    Rows stand at their places in the job's cache. The tokens read each other and those `held`, each
+    what is before it. They are computed in `view`, a cache with empty buffers. Returned are the
+    forwards, the last of the last token alone, under the `watcher`.
+    """
+    cache = job.cache
+    count, last = len(held), len(places) - 1
+    for layer in layers:
+        for ours, theirs in ((view.k, cache.k), (view.v, cache.v)):
+            ours[layer][:, :count] = theirs[layer][:, held]
+    there = replace(job, cache=view)
+    order = torch.cat([held, places])
+    parts = []
+    for low in range(0, last, PIECE):
+        high = min(last, low + PIECE)
+        texts = places[low:high].tolist()
+        piece = piece_of(there, count + low, texts, states[low:high], layers)
+        if count:
+            # All rows are scratch rows to it: who sees whom is a matter of their places.
+            piece.cache.base = 0
+            piece.seen = (order[: count + high] <= places[low:high, None]).cpu()
+        parts.append(run([piece], taps))
+    piece = piece_of(there, count + last, places[last:].tolist(), states[last:], layers, watcher)
+    piece.rows = [0] if job.rows and layers[-1] == len(cache.layout) - 1 else []
+    parts.append(run([piece], taps))
+    for layer in layers:
+        for ours, theirs in ((cache.k, view.k), (cache.v, view.v)):
+            ours[layer][:, places] = theirs[layer][:, count : count + last + 1]
+    return parts
+
+
+def together(parts: Sequence[Computed], hidden: dict[int, torch.Tensor]) -> Computed:
+    """The forwards that made up one: the last one's logits, and these hidden states."""
+    names = dict.fromkeys(part.computed_by for part in parts if part.width)
+    # A name of its own, as its time says nothing about forwards of all layers.
+    name = f"{'+'.join(names)} (skipping)"
+    return Computed(parts[-1].logits, hidden, name, sum(part.width for part in parts))
+
+
+def empty(cache: Any, rows: int) -> Any:
+    """A cache of the same kind with buffers of its own, for so many rows."""
+    view = copy.copy(cache)
+    view.sharers = [1]
+    view.begin(rows)
+    return view
+
+
+@dataclass
+class LastRow(CachePolicy):
+    """Takes note of what the last node of a job gives to all rows in one layer."""
+
+    layer: int
+    scores: torch.Tensor | None = None  # (rows,), the mean over all heads
+
+    def watches(self, job: Any) -> bool:
+        return True
+
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        if asked.layer == self.layer:
+            last = asked.q[:, -1:]
+            mask = None if asked.mask is None else asked.mask[..., -1:, :]
+            self.scores = replace(asked, q=last, mask=mask).weights()[:, 0].mean(0)
+        return asked.whole()

@@ -36,12 +36,14 @@ SMALL = {
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
+    "lazyllm": "lazyllm:every=3",
     "fastkv": "fastkv:budget=10,length=14,window=3,kernel=3",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
+    "lazyllm": "lazyllm:rate=0",
 }
 # Every fourth token ends a sentence.
 WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
