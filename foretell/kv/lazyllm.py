@@ -110,9 +110,8 @@ class Dropping(Skipping):
         if not self.leaves_out:
             return NEVER
         left = self.prompt - length
-        if left <= 0:
-            left = self.every - -left % self.every
-        return left - 1 if left > 1 else left
+        left = left if left > 0 else self.every - -left % self.every
+        return max(1, left - 1)
 
     def chooses(self, job: Any) -> bool:
         beyond = job.positions[0] + 1 - self.prompt
@@ -158,7 +157,7 @@ class Dropping(Skipping):
         hidden = dict(parts[0].hidden)
         state = hidden[self.cut]
         present = torch.arange(place + 1, device=state.device)
-        arriving = present[:0], state[:0]
+        arriving: States = present[:0], state[:0]
         if self.waiting is not None:
             self.waiting.write(job.start - job.cache.base, {self.cut: state})
             arriving = present[:place], self.waiting.read((self.cut,), 0, place)
