@@ -225,6 +225,23 @@ def test_drafts_of_first_layers_leave_the_text_as_it_is(exit_layer: int, every: 
 
 
 @torch.inference_mode()
+def test_what_a_forward_chose_whose_rows_were_lost_is_forgotten() -> None:
+    """A part of the layers runs over the same token, and its rows replace those of the whole."""
+    rows = []
+    for lost in (False, True):
+        cache = target().cache()
+        cache.use(SMALL.policy(target()), len(PROMPT))
+        forward(cache, PROMPT)
+        if lost:
+            forward(cache, PROMPT, layers=(0,))
+        cache.commit([*PROMPT, 1])
+        assert isinstance(cache.policy, Dropping)
+        assert bool(cache.policy.stages) == (not lost) and not cache.policy.found
+        rows.append(forward(cache, [*PROMPT, 1]).logits)
+    assert torch.allclose(*rows, atol=1e-5)
+
+
+@torch.inference_mode()
 def test_the_states_of_the_last_token_are_its_own_in_every_layer() -> None:
     cache = target().cache()
     cache.use(SMALL.policy(target()), len(PROMPT))
