@@ -386,8 +386,7 @@ class Decoder(Model):
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        takes = executor.takes_layers, executor.takes_segments
-        plain = [job for job in jobs if job.suits(*takes)]
+        plain = [job for job in jobs if job.suits(executor.takes_layers, executor.takes_segments)]
         others = [job for job in jobs if job not in plain]
         if not plain:
             return self._by_torch(jobs, taps)
