@@ -33,6 +33,7 @@ from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrou
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
 from foretell.families.retrieving import Retrieving
+from foretell.families.skipping import skipping
 from foretell.families.turning import Move, Turn, move_of, turn_of
 from foretell.heads.anchored import Rows
 from foretell.heads.model import HeadModel, head_model
@@ -102,6 +103,7 @@ class Decoder(Model):
 
     layout: Layout  # type: ignore[assignment]  # every layer keeps rows
     cache_type: type[Cache] = Cache  # of the caches that torch computes on
+    skips = True  # whether cache policies may let tokens leave out layers
 
     def __init__(
         self, hf: PreTrainedModel, name: str = "model", accelerate: Accelerate | None = None
@@ -378,11 +380,13 @@ class Decoder(Model):
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         """Plain jobs by the executor, the others by torch: on the same caches."""
+        return skipping(jobs, taps, self._compute)
+
+    def _compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        takes = executor.takes_layers, executor.takes_segments
-        plain = [job for job in jobs if job.suits(*takes)]
+        plain = [job for job in jobs if job.suits(executor.takes_layers, executor.takes_segments)]
         others = [job for job in jobs if job not in plain]
         if not plain:
             return self._by_torch(jobs, taps)

@@ -326,6 +326,7 @@ class ExactDecoder(Decoder):
 
     exact_bits = True  # type: ignore[assignment]
     cache_type = ExactCache
+    skips = False  # no policy watches its attention
 
     def __init__(self, hf: PreTrainedModel, name: str = "model"):
         self.name = name

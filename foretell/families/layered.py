@@ -19,6 +19,7 @@ class Layered(Protocol):
     loop: Loop | None
     fused: bool
     row_size: int
+    dtype: torch.dtype
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor: ...
 
@@ -43,7 +44,7 @@ def run_layers(
     hidden: dict[int, torch.Tensor] = {}
     with nullcontext() if model.fused else attending(loop.config):
         states = entering(jobs, lambda tokens: model.embedded(torch.tensor(tokens).to(ids)))
-        h = model.embedded(ids) if states is None else states[None]
+        h = model.embedded(ids) if states is None else states[None].to(model.dtype)
         h = loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
     if not len(rows):
         return h.new_zeros(0, model.row_size), hidden

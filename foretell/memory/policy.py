@@ -74,6 +74,19 @@ class CachePolicy:
         """Attention of its own for the jobs that it watches -> (n, H, D)."""
         raise NotImplementedError
 
+    def skips(self, job: Any) -> bool:
+        """Whether `through` takes this job's nodes through the layers: not all of them pass all.
+
+        Only models that say so (`skips`) ask, see ops/skipping.py.
+        """
+        return False
+
+    def through(self, job: Any, taps: Sequence[int], run: Any) -> Any:
+        """What `Model.compute` gives of this job alone, by forwards of parts of it, which
+        `run(jobs, taps)` computes as quickly as the model can.
+        """
+        raise NotImplementedError
+
 
 def longest(policy: CachePolicy | None, model: Any) -> int:
     """Tokens that a text under this policy may have for a model, by its positions."""

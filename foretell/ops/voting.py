@@ -31,14 +31,18 @@ class Voted(Attended):
         begin = self.first - self.window
         return begin - length if length < begin else super().room(length)
 
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        heads, rows = received.shape
-        votes = received[:, None, : rows - self.window]
+    def votes(self, received: torch.Tensor) -> torch.Tensor:
+        """Of what rows received (KV, rows), the smoothed votes for those before the window."""
+        votes = received[:, None, : received.shape[1] - self.window]
         half = self.kernel // 2
         if self.pool == "max":
             pooled = torch.nn.functional.max_pool1d(votes, self.kernel, 1, half)
         else:
             pooled = torch.nn.functional.avg_pool1d(votes, self.kernel, 1, half)
-        chosen = best(pooled[:, 0], self.budget - self.window)
+        return pooled[:, 0]
+
+    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        heads, rows = received.shape
+        chosen = best(self.votes(received), self.budget - self.window)
         last = torch.arange(rows - self.window, rows, device=received.device)
         return torch.cat([chosen, last.expand(heads, -1)], 1)

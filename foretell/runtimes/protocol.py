@@ -74,6 +74,6 @@ def interleave(jobs: Sequence[Job], *parts: tuple[Sequence[Job], Computed]) -> C
             pieces[job] = Computed(computed.logits[row:end_row], hidden)
             row, node = end_row, end_node
     whole = join([pieces[job] for job in jobs])
-    whole.computed_by = "+".join(computed.computed_by for _, computed in parts)
+    whole.computed_by = "+".join(dict.fromkeys(computed.computed_by for _, computed in parts))
     whole.width = sum(computed.width for _, computed in parts)
     return whole

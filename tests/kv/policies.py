@@ -44,6 +44,8 @@ SMALL = {
     "actqkv": "actqkv:initial=1,local=6,block=3,blocks=2,least=1,representatives=2,every=4,"
     "alone=3,history=4",
     "minicache": "minicache:buffer=4,gamma=0.1",
+    "lazyllm": "lazyllm:every=3",
+    "fastkv": "fastkv:budget=10,length=14,window=3,kernel=3",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
@@ -55,6 +57,7 @@ LARGE = {
     "infllm": "infllm:local=400",
     "actqkv": "actqkv:local=400",
     "minicache": "minicache:buffer=400",
+    "lazyllm": "lazyllm:rate=0",
 }
 # Some that are joined, of which each part is small or large.
 JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")
