@@ -34,6 +34,7 @@ SMALL = {
     "treekv": "treekv:budget=10,sinks=1,every=3,block=2",
     "sentence-kv": "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
+    "dapq": "dapq:budget=10,pseudo=6,window=2,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
 }
