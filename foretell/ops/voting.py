@@ -64,10 +64,11 @@ class Voted(Attended):
 
 @dataclass
 class Polled(CachePolicy):
-    """Adds up what the committed rows get of the nodes behind them: all that one node gives to
-    them counts as one vote. `votes`: of each layer (KV, base), in float32 or wider.
+    """Adds up what the first `rows` rows get of the nodes of a forward: all that a node gives to
+    them is one vote. `votes`: of each layer (KV, rows), in float32 or wider.
     """
 
+    rows: int
     votes: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def watches(self, job: Any) -> bool:
@@ -75,22 +76,24 @@ class Polled(CachePolicy):
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
         out, given = asked.watched()
-        shares = given[..., : job.cache.base]
-        tiny = torch.finfo(shares.dtype).tiny
-        shares = shares / shares.sum(-1, keepdim=True).clamp_min(tiny)
-        self.votes[asked.layer] = shares.sum(1)
+        given = given[..., : self.rows]
+        least = torch.finfo(given.dtype).tiny
+        self.votes[asked.layer] = (given / given.sum(-1, keepdim=True).clamp_min(least)).sum(1)
         return out
 
 
 @torch.inference_mode()
-def polled(model: Model, cache: Any, tokens: Sequence[int]) -> dict[int, torch.Tensor]:
-    """What the committed rows of a cache of this model would get of the next tokens, if they were
-    these: see Polled. Of each layer (KV, base).
+def polled(
+    model: Model, cache: Any, tokens: Sequence[int], rows: int | None = None
+) -> dict[int, torch.Tensor]:
+    """What the rows of a cache of this model would get, if these were the next tokens: see Polled.
 
-    One forward over scratch rows, which are forgotten: the cache is what it was.
+    `rows`: the first ones, which get votes; None: those of the committed text, so that
+    what the tokens give to each other is no part of their votes. One forward over scratch rows,
+    which are forgotten: the cache is what it was.
     """
     assert not cache.tokens, "a cache is asked between forwards"
-    poll = Polled()
+    poll = Polled(cache.base if rows is None else rows)
     held = cache.policy, cache.changes_at, cache.synced
     cache.policy, cache.changes_at = poll, NEVER
     text = [*[0] * cache.length, *tokens]  # of those that it has taken in none is read
