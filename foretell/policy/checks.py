@@ -130,7 +130,13 @@ def check_prompt(request: Request, target: Model) -> None:
     if not known or not prompt:
         span = f"0 to {target.vocab - 1}"
         raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
-    if len(prompt) >= target.context:
+    spared = 0 if request.policy is None else request.policy.spared
+    if spared and len(prompt) - spared >= target.context:
+        raise PromptTooLong(
+            f"the prefix, the longest context and the question have {len(prompt) - spared} tokens "
+            f"and {target.name} holds {target.context}; cut the longest context in two"
+        )
+    if len(prompt) - spared >= target.context:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
             "shorten it"

@@ -28,6 +28,7 @@ from tests.families.families import VOCAB, tiny
 NAMES = registry.names("kv")
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
+    "ape": "ape:prefix=3,sizes=5 7,temperature=0.5,scale=0.5",
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
     "double-sparsity": "double-sparsity:budget=8,channels=8,bits=4,dense=1",
     "quest": "quest:budget=12,page=4,dense=1",
@@ -39,6 +40,7 @@ SMALL = {
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
 }
 LARGE = {
+    "ape": "ape:prefix=3,sizes=12,temperature=1,scale=1",
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
