@@ -59,6 +59,11 @@ class Ape(KV):
         """The same for a prompt with these contexts."""
         return replace(self, prefix=prefix, sizes=sizes)
 
+    @property
+    def spared(self) -> int:
+        """Tokens of a prompt that take no positions of their own."""
+        return sum(self.sizes) - max(self.sizes, default=0)
+
     def policy(self, target: Model) -> Apart:
         if not self.sizes:
             raise BadConfig(
@@ -70,7 +75,7 @@ class Ape(KV):
         self.fits(target)
         turning("ape", target)
         policy = Apart(self.temperature, self.scale, self.prefix, self.sizes)
-        policy.spared = sum(self.sizes) - max(self.sizes)
+        policy.spared = self.spared
         return policy
 
 

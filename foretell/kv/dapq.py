@@ -56,8 +56,15 @@ class Dapq(KV):
 
     def policy(self, target: Model) -> Aligned:
         self.fits(target)
-        smoothing = {"window": self.window, "kernel": self.kernel, "pool": self.pool}
-        return Aligned(self.budget, 0, **smoothing, target=target, pseudo=self.pseudo)
+        return Aligned(
+            self.budget,
+            every=0,
+            window=self.window,
+            kernel=self.kernel,
+            pool=self.pool,
+            target=target,
+            pseudo=self.pseudo,
+        )
 
 
 @dataclass
