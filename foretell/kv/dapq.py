@@ -6,8 +6,8 @@ first and the last ones of the prompt once more, at the positions of the answer.
 rows get of their queries decides which rows stay. Then the pseudo tokens vanish: the answer begins
 where they began, and no row of them is left.
 
-Paper: Tian et al., Where Matters More Than What: Decoding-aligned KV Cache Compression via Position-aware Pseudo
-Queries, arXiv:2603.11564
+Paper: Tian et al., Where Matters More Than What: Decoding-aligned KV Cache Compression via
+Position-aware Pseudo Queries, arXiv:2603.11564
 Guarantee: lossy: rows of the prompt are given up; with drafts the text is the one without them
 Cost: target 1 + one forward of `pseudo` tokens behind a prompt that is longer than the budget
 Needs: cache rows of every layer, of all of the text
