@@ -94,6 +94,11 @@ class Apart(CachePolicy):
 
     plain = False
 
+    @property
+    def bytes(self) -> int:
+        sides = [*self.held, *(() if self.rows is None else (self.rows,))]
+        return sum(layer.nbytes for pair in sides for side in pair for layer in side)
+
     def begin(self, prompt: int) -> None:
         super().begin(prompt)
         self.held, self.rows = (), None

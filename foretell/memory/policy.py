@@ -32,6 +32,11 @@ class CachePolicy:
     spared = 0  # tokens that its texts may have beyond the positions that they take
     prompt = 0  # tokens of the text when its cache was made
 
+    @property
+    def bytes(self) -> int:
+        """Of the rows that it holds beside its cache's own."""
+        return 0
+
     def begin(self, prompt: int) -> None:
         """A new cache is under it, of a text that begins with so many tokens."""
         self.prompt = prompt

@@ -96,8 +96,9 @@ class SharedRows(Rows):
 
     @property
     def bytes(self) -> int:
-        """Of the rows it holds itself, those of the last forward included."""
-        return (self.base + len(self.tokens)) * row_bytes(self.layout, self.dtype)
+        """Of the rows it holds itself, those of the last forward and of its policy included."""
+        beside = 0 if self.policy is None else self.policy.bytes
+        return beside + (self.base + len(self.tokens)) * row_bytes(self.layout, self.dtype)
 
     def read_by_one_more(self) -> None:
         """A copy of this cache reads what it reads."""

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from foretell import registry
+from foretell.core.cache import Cache
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
-from foretell.core.types import Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
 from foretell.ops.keeping import KV
 from foretell.ops.words import Words
@@ -108,3 +109,14 @@ def run(
 
 def drafted(text: Sequence[int], wrong: int) -> Strategy:
     return Speculative(Known(tuple(text), wrong), nodes=8)
+
+
+def taken_in(model: Decoder, tokens: list[int], length: int) -> Cache:
+    """A cache that has taken in so many first tokens."""
+    cache = model.cache()
+    job, _ = cache.prepare(Ask(TokenTree(tokens[length - 1])), tokens[:length], 1000)
+    with torch.inference_mode():
+        model.forward([job])
+    cache.commit([*tokens[:length], 0])
+    assert cache.length == length
+    return cache

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.cache import Cache
 from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
@@ -19,7 +18,7 @@ from foretell.kv.ape import Ape
 from foretell.ops.attention import Attention
 from foretell.strategies.plain import Plain
 from tests.families.families import tiny
-from tests.kv.driving import LAYOUT, SCALE, rows_of
+from tests.kv.driving import SCALE, rows_of
 from tests.kv.loops import LoopLlama, Row
 from tests.kv.policies import drafted, run, target
 
@@ -178,9 +177,9 @@ def test_one_context_is_ordinary_reading_where_nothing_is_adapted() -> None:
 def test_the_order_of_contexts_says_nothing() -> None:
     turned = CONTEXTS[::-1]
     other = Ape(KV.temperature, KV.scale, KV.prefix, KV.sizes[::-1])
-    rows = [logits_behind(KV, prompt_of(CONTEXTS)), logits_behind(other, prompt_of(turned))]
-    assert torch.allclose(*rows, atol=1e-5)
-    assert not torch.allclose(rows[0], logits_behind(KV, prompt_of(turned)), atol=1e-5)
+    rows = logits_behind(KV, prompt_of(CONTEXTS))
+    assert torch.allclose(rows, logits_behind(other, prompt_of(turned)), atol=1e-5)
+    assert not torch.allclose(rows, logits_behind(KV, prompt_of(turned)), atol=1e-5)
 
 
 def test_contexts_may_be_longer_than_all_positions_together() -> None:
@@ -219,7 +218,10 @@ def test_what_a_context_reads_does_not_depend_on_the_others() -> None:
             job, done = cache.prepare(Ask(TokenTree(prompt[-1])), prompt, 1000)
             with torch.inference_mode():
                 target().forward([job])
-        held.append(cache.policy.rows)
+        policy: Any = cache.policy
+        held.append(policy.rows)
+        assert policy.bytes == sum(part.nbytes for side in policy.rows for part in side)
+        assert cache.bytes == policy.bytes + (cache.base + len(cache.tokens)) * target().row_bytes
     for many, one in zip(*held, strict=True):
         for rows, alone in zip(many, one, strict=True):
             assert torch.equal(rows[:, 4:11], alone)
@@ -228,15 +230,13 @@ def test_what_a_context_reads_does_not_depend_on_the_others() -> None:
 def test_capped_scores_are_sharpened_behind_the_cap() -> None:
     """What the temperature divides are the scores as the family has them."""
     policy = KV.policy(target())
-    cache = Cache(LAYOUT, torch.float64, torch.device("cpu"))
-    cache.use(policy, 100)
     parts = [rows_of((i,), 0) for i in range(9)]
     keys, values = (torch.stack([part[side] for part in parts], 1) for side in (1, 2))
     far, near = slice(0, 6), slice(6, 9)
     asked_q = parts[-1][0][:, None]
-    cache.policy.rows = [keys[:, far]], [values[:, far]]
+    policy.rows = [keys[:, far]], [values[:, far]]
     asked = Attention(0, asked_q, keys[:, near], values[:, near], None, SCALE, softcap=1.5)
-    got = cache.policy.attend(None, asked)[0]
+    got = policy.attend(None, asked)[0]
     for head in range(len(asked_q)):
         group = head * len(keys) // len(asked_q)
         scores = 1.5 * torch.tanh(keys[group] @ asked_q[head, 0] * SCALE / 1.5)

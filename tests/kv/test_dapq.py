@@ -8,15 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from foretell.core.tree import TokenTree
-from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
 from foretell.kv.dapq import Dapq
-from foretell.kv.snapkv import Snapkv
-from foretell.ops.voting import Voted, polled
 from tests.families.families import tiny
-from tests.kv.policies import PROMPT, target
+from tests.kv.policies import PROMPT, taken_in, target
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, grouped, plain_model, same
 
 TOKENS = 12
@@ -95,62 +91,6 @@ def test_a_slip_is_noticed(slip: str) -> None:
     assert not all(found)
 
 
-@pytest.mark.parametrize(("window", "budget"), [(4, 10), (32, 40)])
-def test_real_queries_at_their_own_positions_choose_as_snapkv(window: int, budget: int) -> None:
-    prompt = [(11 * i + i * i) % 90 for i in range(window + 27)]
-    model = target(dtype=torch.float64)
-    cache = read(model, prompt, len(prompt) - window)
-    votes = polled(model, cache, prompt[-window:], rows=len(prompt))
-    _, whole = by_engine(None, prompt, 2)
-    _, held = by_engine(Snapkv(budget, window, 3), prompt, 2)
-    choosing = Voted(budget, 0, window=window, kernel=3)
-    for layer, parts in enumerate(held[len(prompt)]):
-        rows = choosing.chosen(cache, layer, votes[layer]).sort(-1).values
-        for ours, full in zip(parts, whole[len(prompt)][layer], strict=True):
-            chosen = torch.stack([full[h, kept] for h, kept in enumerate(rows)])
-            assert torch.allclose(ours, chosen, atol=1e-9)
-
-
-def read(model: Decoder, tokens: list[int], length: int) -> Any:
-    """A cache that has taken in so many first tokens."""
-    cache = model.cache()
-    job, _ = cache.prepare(Ask(TokenTree(tokens[length - 1])), tokens[:length], 1000)
-    with torch.inference_mode():
-        model.forward([job])
-    cache.commit([*tokens[:length], 0])
-    assert cache.length == length
-    return cache
-
-
-def test_asking_leaves_a_cache_as_it_was() -> None:
-    model = target(dtype=torch.float64)
-    asked, other = (read(model, PROMPT, len(PROMPT)) for _ in range(2))
-    policy = Dapq(10).policy(model)
-    asked.policy = policy
-    before = asked.length, asked.base, asked.changes_at, asked.synced
-    polled(model, asked, [3, 1, 4])
-    assert asked.policy is policy and not asked.tokens
-    assert before == (asked.length, asked.base, asked.changes_at, asked.synced)
-    asked.policy = None
-    rows = []
-    for cache in (asked, other):
-        job, _ = cache.prepare(Ask(TokenTree(7).chain([5, 6])), [*PROMPT, 7], 1000)
-        with torch.inference_mode():
-            rows.append(model.forward([job])[0].logits)
-    assert torch.equal(*rows)
-    for one, two in zip((*asked.k, *asked.v), (*other.k, *other.v), strict=True):
-        assert torch.equal(one[:, : asked.base], two[:, : other.base])
-
-
-def test_a_forward_that_fails_leaves_a_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = target(dtype=torch.float64)
-    cache = read(model, PROMPT, len(PROMPT))
-    monkeypatch.setattr(model, "forward", lambda jobs: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        polled(model, cache, [3, 1, 4])
-    assert cache.policy is None and not cache.tokens and cache.base == len(PROMPT)
-
-
 def test_what_follows_stays_and_no_row_of_a_pseudo_token() -> None:
     _, held = by_engine(Dapq(10, 6, 2, 3), PROMPT, TOKENS)
     for length, rows in held.items():
@@ -175,7 +115,7 @@ def test_a_prompt_not_longer_than_the_budget_is_untouched(length: int) -> None:
 def test_at_the_end_of_the_context_as_many_vote_as_there_are_positions() -> None:
     model = Decoder(tiny("gpt2"), "gpt2")  # its positions are a table
     prompt = [i % 90 for i in range(model.context - 3)]
-    cache = read(model, prompt, len(prompt))
+    cache: Any = taken_in(model, prompt, len(prompt))
     cache.use(Dapq(10, 6, 2, 3).policy(model), len(prompt))
     cache.policy.begun, cache.policy.ended = (0, 1, 2), tuple(prompt[-3:])
     cache.length = len(prompt)
