@@ -12,13 +12,14 @@ from foretell.errors import ForetellError
 if TYPE_CHECKING:
     from foretell.api import LM
     from foretell.cards import Card
+    from foretell.contexts import Contexts
     from foretell.custom_generate import hf
     from foretell.loading import load
     from foretell.outputs import Output, Piece
     from foretell.wrapping import wrap
 
 __version__ = "0.1.0"
-__all__ = ["LM", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
+__all__ = ["LM", "Contexts", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
 _WHERE = {
     "LM": "api",
     "Output": "outputs",
@@ -26,6 +27,7 @@ _WHERE = {
     "wrap": "wrapping",
     "load": "loading",
     "hf": "custom_generate",
+    "Contexts": "contexts",
 }
 # So that foretell.drafters.ngram.Ngram(n=3) needs no further import.
 _FOLDERS = ("drafters", "strategies", "rules", "rows", "warp", "constraints")

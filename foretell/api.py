@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foretell import profiles, stores
+from foretell.contexts import Contexts, apart, read_by
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.engine import Engine
@@ -118,8 +119,8 @@ class LM:
     def generate(
         self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any
     ) -> Any:
-        """Generates for one prompt (text, token ids or chat messages: an Output) or for a list of
-        them (a list).
+        """Generates for one prompt (text, token ids, chat messages, or Contexts that are read
+        apart: an Output) or for a list of them (a list).
 
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
@@ -307,21 +308,19 @@ class LM:
         self, prompt: Any, method: Any, options: Mapping[str, Any]
     ) -> list[Request] | ForetellError:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
+        try:
+            ids, options = read_by(prompt, options, self._text)
+        except ForetellError as error:
+            return error
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced = terms.pop("trace")
-        pictures, canvas = terms.pop("pictures"), terms.pop("canvas")
+        canvas = terms.pop("canvas")
         reward = terms.pop("reward")
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
         name, strategy = self.resolve(method, reward)
-        try:
-            ids = self.prompt_ids(prompt)
-        except ForetellError as error:
-            return error
-        begin, inputs = placed(self.models["target"], ids)
-        if pictures is not None:
-            inputs = {**inputs, "pictures": pictures}
+        begin, inputs = placed(self.models["target"], ids, terms.pop("pictures"))
         if canvas is not None:
             inputs = {**inputs, CANVAS: tuple(canvas)}
         text = self.decode if self.tokenizer is not None else None
@@ -340,6 +339,7 @@ class LM:
             first = requests[0]
             method = simplest(engine.models["target"])
             plain = Request(first.prompt, resolve(method)[1], inputs=first.inputs)
+            plain.policy = first.policy
             models_for(engine, plain)
         except ForetellError as error:
             return error
@@ -441,12 +441,8 @@ class LM:
         nothing, or becomes shorter; see `foretell.policy.budget`. Raises BadConfig where nothing
         fits, with what would do.
         """
-        numbers: dict[str, float | None] = {
-            "memory": memory,
-            "requests": requests,
-            "between_tokens": between_tokens,
-            "budget": budget,
-        }
+        numbers: dict[str, float | None] = {"memory": memory, "requests": requests}
+        numbers |= {"between_tokens": between_tokens, "budget": budget}
         for name, number in numbers.items():
             if number is not None and not number > 0:
                 raise BadConfig.field(name, number, "above 0, or None for no limit")
@@ -497,3 +493,7 @@ class LM:
     def prompt_ids(self, prompt: Any) -> list[int]:
         """Token ids of one prompt as `generate` takes it. Raises BadConfig or BadModel."""
         return self._text.prompt_ids(prompt)
+
+    def read_apart(self, prompt: Contexts, kv: Any = None) -> tuple[list[int], Any]:
+        """Token ids of Contexts, and the cache policy that reads them: see `apart`."""
+        return apart(prompt, kv, self._text)

@@ -37,7 +37,7 @@ TERMS = {
     *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
     *("prefix", "canvas"),
 }
-PROMPT = "a prompt is a text, a list of token ids or a list of chat messages"
+PROMPT = "a prompt is a text, a list of token ids, a list of chat messages or Contexts"
 
 
 def token_id(value: Any) -> int | None:
@@ -67,15 +67,16 @@ def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
     return [prompt], False
 
 
-def placed(target: Model, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
+def placed(target: Model, ids: list[int], pictures: Any = None) -> tuple[list[int], dict[str, Any]]:
     """A user's prompt as the `prompt` and the `inputs` of a request.
 
     To a model that reads a source the prompt is the source, and the text begins with its start.
     """
+    inputs = {} if pictures is None else {"pictures": pictures}
     if "source" not in target.caps:
-        return ids, {}
+        return ids, inputs
     reader: Any = target
-    return list(reader.start), {"source": tuple(ids)}
+    return list(reader.start), {**inputs, "source": tuple(ids)}
 
 
 def per_prompt(name: str, value: Any, count: int, many: bool) -> list[Any]:
@@ -247,7 +248,26 @@ class Text:
             raise BadConfig("fill: has no gap; put the number of missing tokens between two texts")
         return prompt, behind
 
+    def chat_around(self, messages: list[dict[str, Any]], mark: str) -> tuple[str, str]:
+        """The text of a chat before and behind the place where its last message begins. `mark`:
+        what no message has. Raises BadConfig.
+        """
+        last = messages[-1]
+        marked = [*messages[:-1], {**last, "content": f"{mark}{last.get('content', '')}"}]
+        parts = str(self._chat(marked, tokenize=False)).split(mark)
+        if len(parts) != 2:
+            raise BadConfig(
+                "contexts: the model's chat template does not say the last message once, where it "
+                "stands; give texts instead"
+            )
+        return parts[0], parts[1]
+
     def _chat_ids(self, messages: list[Mapping[str, Any]]) -> list[int]:
+        encoded = self._chat(messages, return_dict=True)
+        return [int(token) for token in encoded["input_ids"]]
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]], **form: Any) -> Any:
+        """What the chat template makes of messages. Raises BadConfig."""
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise BadConfig(
                 "chat messages need a model whose tokenizer has a chat template; "
@@ -259,10 +279,10 @@ class Text:
                 raise BadConfig(f"a chat message needs `role` and `content`, not {names}")
         try:
             with self._encoding:
-                encoded: Any = self.tokenizer.apply_chat_template(
+                return self.tokenizer.apply_chat_template(
                     messages,  # type: ignore[arg-type]
                     add_generation_prompt=True,
-                    return_dict=True,
+                    **form,
                 )
         except BadConfig:
             raise
@@ -272,7 +292,6 @@ class Text:
                 f"the model's chat template refuses these messages ({reason}); "
                 "change them, or give a text"
             ) from error
-        return [int(token) for token in encoded["input_ids"]]
 
     def sampling(self, arguments: Mapping[str, Any]) -> Sampling:
         """The arguments with texts as token ids and single values as tuples. Raises BadConfig."""

@@ -27,6 +27,7 @@ from foretell.cli._options import (
     SamplingOptions,
     check_method,
     check_named,
+    content,
 )
 from foretell.cli._output import (
     emit,
@@ -38,13 +39,16 @@ from foretell.cli._output import (
     show,
     table,
 )
+from foretell.contexts import Contexts
 from foretell.errors import BadConfig
 from foretell.policy.spending import spending_of
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
 
-Asked = str | list[dict[str, str]]  # a text to continue, or a conversation to answer
+# A text to continue, a conversation to answer, or either of them behind contexts.
+Question = str | list[dict[str, str]]
+Asked = Question | Contexts
 ROUNDS = 3  # of --compare
 
 
@@ -56,6 +60,16 @@ def generate(
     method: Method = "auto",
     rows: Rows = None,
     kv: Kv = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A text that is read apart from others, before the prompt. Repeatable; see ape.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option(help="What stands before each --context: an instruction, say.")
+    ] = "",
     reward: Reward = None,
     budget: Budget = None,
     as_json: Json = False,
@@ -78,9 +92,13 @@ def generate(
     check_method(method)
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
+    if prefix and not context:
+        raise BadConfig("--prefix: it stands before contexts, and there are none; add --context")
+    texts = [content("--context", name) for name in context or ()]
     text = prompt_text(prompt)
     lm = load_model(models, executors)
-    asked: Asked = [{"role": "user", "content": text}] if chat else text
+    question: Question = [{"role": "user", "content": text}] if chat else text
+    asked: Asked = Contexts(texts, question, prefix) if context else question
     from foretell.measure.profiling import numbers
 
     about = {
@@ -136,7 +154,8 @@ def _print_stream(prompt: Asked, pieces: Iterator[Piece]) -> Piece | None:
     piece = None
     with refusals("standard output"):
         if terminal:
-            shown = prompt if isinstance(prompt, str) else f"{prompt[0]['content']}\n\n"
+            said: Any = prompt.question if isinstance(prompt, Contexts) else prompt
+            shown = said if isinstance(said, str) else f"{said[0]['content']}\n\n"
             console.print(Text(shown, "dim"), end="")
         try:
             for piece in pieces:

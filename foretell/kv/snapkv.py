@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import BadConfig
 from foretell.ops.keeping import KV, check_budget
-from foretell.ops.voting import Voted
+from foretell.ops.voting import Voted, check_smoothing
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
-
-POOLS = ("max", "mean")
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,7 @@ class Snapkv(KV):
         check_budget("snapkv", self.budget, least, f"a window of {self.window} and a row beside it")
         if self.window < 1:
             raise BadConfig.field("snapkv:window", self.window, "at least 1")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise BadConfig.field("snapkv:kernel", self.kernel, "an odd number, at least 1")
-        if self.pool not in POOLS:
-            raise BadConfig.field("snapkv:pool", self.pool, " or ".join(POOLS))
+        check_smoothing("snapkv", self.kernel, self.pool)
 
     def policy(self, target: Model) -> Voted:
         self.fits(target)

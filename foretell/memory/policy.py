@@ -30,6 +30,7 @@ class CachePolicy:
     waits = False
     endless = False  # whether positions stay within the model's context however long a text is
     pieces = False  # whether that holds in prompts too: they are read over what is held so far
+    spared = 0  # tokens that its texts may have beyond the positions that they take
     prompt = 0  # tokens of the text when its cache was made
 
     def begin(self, prompt: int) -> None:
@@ -90,8 +91,10 @@ class CachePolicy:
 
 def longest(policy: CachePolicy | None, model: Any) -> int:
     """Tokens that a text under this policy may have for a model, by its positions."""
-    endless = policy is not None and policy.endless
-    return NEVER if endless and "blocks" not in model.caps else int(model.context)
+    if policy is None:
+        return int(model.context)
+    endless = policy.endless and "blocks" not in model.caps
+    return NEVER if endless else int(model.context) + policy.spared
 
 
 @dataclass(eq=False)

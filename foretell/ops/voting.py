@@ -1,13 +1,31 @@
-"""Rows of a prompt that its last tokens vote for, as SnapKV does."""
+"""Rows of a prompt that tokens vote for: its own last ones, as in SnapKV, or any behind it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.ops.keeping import NEVER, Attended, best
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask
+from foretell.errors import BadConfig
+from foretell.ops.attention import Attention
+from foretell.ops.keeping import NEVER, Attended, CachePolicy, best
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+POOLS = ("max", "mean")
+
+
+def check_smoothing(name: str, kernel: int, pool: str) -> None:
+    """Raises BadConfig for what votes cannot be smoothed by."""
+    if kernel < 1 or kernel % 2 == 0:
+        raise BadConfig.field(f"{name}:kernel", kernel, "an odd number, at least 1")
+    if pool not in POOLS:
+        raise BadConfig.field(f"{name}:pool", pool, " or ".join(POOLS))
 
 
 @dataclass
@@ -46,3 +64,48 @@ class Voted(Attended):
         chosen = best(self.votes(received), self.budget - self.window)
         last = torch.arange(rows - self.window, rows, device=received.device)
         return torch.cat([chosen, last.expand(heads, -1)], 1)
+
+
+@dataclass
+class Polled(CachePolicy):
+    """Adds up what the first `rows` rows get of the nodes of a forward: all that a node gives to
+    them is one vote. `votes`: of each layer (KV, rows), in float32 or wider.
+    """
+
+    rows: int
+    votes: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def watches(self, job: Any) -> bool:
+        return True
+
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        out, given = asked.watched()
+        given = given[..., : self.rows]
+        least = torch.finfo(given.dtype).tiny
+        self.votes[asked.layer] = (given / given.sum(-1, keepdim=True).clamp_min(least)).sum(1)
+        return out
+
+
+@torch.inference_mode()
+def polled(
+    model: Model, cache: Any, tokens: Sequence[int], rows: int | None = None
+) -> dict[int, torch.Tensor]:
+    """What the rows of a cache of this model would get, if these were the next tokens: see Polled.
+
+    `rows`: the first ones, which get votes; None: those of the committed text, so that
+    what the tokens give to each other is no part of their votes. One forward over scratch rows,
+    which are forgotten: the cache is what it was.
+    """
+    assert not cache.tokens, "a cache is asked between forwards"
+    poll = Polled(cache.base if rows is None else rows)
+    held = cache.policy, cache.changes_at, cache.synced
+    cache.policy, cache.changes_at = poll, NEVER
+    text = [*[0] * cache.length, *tokens]  # of those that it has taken in none is read
+    try:
+        ask = Ask(TokenTree(tokens[-1]), rows=())
+        job, _ = cache.prepare(ask, text, len(tokens))
+        model.forward([job])
+    finally:
+        cache.commit(())
+        cache.policy, cache.changes_at, cache.synced = held
+    return poll.votes

@@ -136,7 +136,13 @@ def check_prompt(request: Request, target: Model) -> None:
         span = f"0 to {target.vocab - 1}"
         raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
     endless = request.policy is not None and request.policy.endless and request.policy.pieces
-    if len(prompt) >= target.context and not endless:
+    spared = 0 if request.policy is None else request.policy.spared
+    if spared and len(prompt) - spared >= target.context:
+        raise PromptTooLong(
+            f"the prefix, the longest context and the question have {len(prompt) - spared} tokens "
+            f"and {target.name} holds {target.context}; cut the longest context in two"
+        )
+    if len(prompt) - spared >= target.context and not endless:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
             "shorten it"

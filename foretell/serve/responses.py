@@ -77,7 +77,7 @@ class Answer:
         self.call = call
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        beside = (call.arguments.get("reward"), request.kv)
+        beside = (call.arguments.get("reward"), request.policy)
         self.method, self.guarantee = served.about(call.method, *beside)
         ends = () if request.ignore_eos else served.lm.engine.eos
         self.ends = frozenset((*ends, *(request.stop_token_ids or ())))

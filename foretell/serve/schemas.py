@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from foretell.contexts import KIND
 from foretell.serve.errors import ApiError, of_pydantic
 
 HUGE = 2**53  # whole numbers beyond it are no longer exact in every JSON reader
@@ -18,6 +19,7 @@ Count = Annotated[int, Field(ge=0, le=HUGE)]
 Whole = Annotated[int, Field(ge=-HUGE, le=HUGE)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Words = Annotated[str, Field(min_length=1, max_length=4096)]
+Passage = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Best = Annotated[int, Field(ge=0, le=20)]
 R = TypeVar("R", bound="Request")
@@ -127,11 +129,19 @@ class Request(Fields):
     structured_outputs: StructuredOutputs | None = None
     rows: Words | None = None
     kv: Words | None = None
+    # Texts that are read apart, each behind the prefix, and before what is asked.
+    contexts: Annotated[list[Passage], Field(min_length=1, max_length=4096)] | None = None
+    prefix: Passage | None = None
     reward: Words | None = None
     budget: Words | None = None
     warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     constraint: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     trace: bool | None = None
+
+    @property
+    def policy(self) -> str | None:
+        """The cache policy that it comes under."""
+        return KIND if self.kv is None and self.contexts is not None else self.kv
 
     @property
     def include_usage(self) -> bool:
@@ -147,6 +157,8 @@ class Request(Fields):
             raise ValueError("speculation: 'off' and a method contradict each other")
         if self.response_format is not None and self.structured_outputs is not None:
             raise ValueError("structured_outputs: not together with response_format")
+        if self.prefix is not None and self.contexts is None:
+            raise ValueError("prefix: only with contexts, which follow it")
         return self
 
 
@@ -161,6 +173,16 @@ class CompletionRequest(Request):
     prompt: str | Annotated[list[str] | Ids | list[Ids], Field(min_length=1, max_length=1024)]
     echo: bool | None = None
     logprobs: Best | None = None
+
+    @model_validator(mode="after")
+    def _one_question(self) -> CompletionRequest:
+        if self.contexts is None:
+            return self
+        if not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int):
+            raise ValueError("contexts: with one prompt, the question; send several requests")
+        if self.echo:
+            raise ValueError("contexts: not together with echo")
+        return self
 
 
 class TextPart(Fields):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.contexts import Contexts
 from foretell.errors import BadConfig, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
@@ -85,7 +86,7 @@ def translate(
 
     `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random).
     """
-    texts, ids = _prompts(request, lm)
+    texts, ids, kv = _prompts(request, lm)
     scored = (
         isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
     )
@@ -124,9 +125,11 @@ def translate(
         first = secrets.randbelow(SEEDS) if seed is None else seed
     arguments["seed"] = [first + k for _ in ids for k in range(n)]
     arguments["max_new_tokens"] = [
-        _limit(request, lm, one, bounds) for one in ids for _ in range(n)
+        _limit(request, lm, one, bounds, kv) for one in ids for _ in range(n)
     ]
     arguments |= _form(request) | _beside(request, bounds.tests) | _constraint(request, bounds)
+    if kv is not None:
+        arguments["kv"] = kv
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -143,28 +146,48 @@ def translate(
 # --- prompts
 
 
-def _prompts(request: Request, lm: LM) -> tuple[list[str | None], list[list[int]]]:
-    """Of each prompt its text, if it was one, and its token ids."""
+def _prompts(request: Request, lm: LM) -> tuple[list[str | None], list[list[int]], Any]:
+    """Of each prompt its text, if it was one, and its token ids; the policy that reads contexts, if
+    there are some.
+    """
     if isinstance(request, ChatRequest):
-        return [None], [_encoded(lm, chat_prompt(request.messages, lm), "messages")]
+        chat = chat_prompt(request.messages, lm)
+        ids, kv = _encoded(lm, _behind(request, chat), "messages", request.kv)
+        return [None], [ids], kv
     assert isinstance(request, CompletionRequest)
     prompt: Any = request.prompt
     single = isinstance(prompt, str) or isinstance(prompt[0], int)
     many = [prompt] if single else prompt
     texts = [one if isinstance(one, str) else None for one in many]
-    return texts, [_encoded(lm, one, "prompt") for one in many]
+    encoded = [_encoded(lm, _behind(request, one), "prompt", request.kv) for one in many]
+    return texts, [ids for ids, _ in encoded], encoded[0][1]
 
 
-def _encoded(lm: LM, prompt: Any, field: str) -> list[int]:
-    """Token ids, checked: a fault is of this field. Raises ApiError."""
+def _behind(request: Request, prompt: Any) -> Any:
+    """What is asked, behind its contexts where it has some."""
+    if request.contexts is None:
+        return prompt
+    return Contexts(request.contexts, prompt, request.prefix or "")
+
+
+def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[int], Any]:
+    """Token ids, checked: a fault is of this field. Beside them the policy that reads contexts.
+    Raises ApiError.
+    """
     target = lm.models["target"]
+    kv = None
     try:
-        ids = lm.prompt_ids(prompt)
+        if isinstance(prompt, Contexts):
+            field = "contexts"
+            ids, kv = lm.read_apart(prompt, spec)
+        else:
+            ids = lm.prompt_ids(prompt)
     except BadConfig as error:
-        raise ApiError(f"{field}: {error}", field, "invalid_value") from None
+        message = str(error).removeprefix(f"{field}: ")
+        raise ApiError(f"{field}: {message}", field, "invalid_value") from None
     inputs = placed(target, ids)[1]
     if inputs:
-        return _source(target, inputs, ids, field)
+        return _source(target, inputs, ids, field), kv
     for token in ids:
         if token >= target.vocab:
             raise ApiError(
@@ -172,14 +195,20 @@ def _encoded(lm: LM, prompt: Any, field: str) -> list[int]:
                 field,
                 "invalid_value",
             )
-    if len(ids) >= target.context:
+    length = len(ids) - _spared(kv)
+    if length >= target.context:
         raise ApiError(
-            f"{field}: it has {len(ids)} tokens, and the model holds {target.context} with the "
+            f"{field}: it has {length} tokens, and the model holds {target.context} with the "
             "answer; shorten it",
             field,
             "context_length_exceeded",
         )
-    return ids
+    return ids, kv
+
+
+def _spared(kv: Any) -> int:
+    """Tokens of a prompt that take no positions of their own, under what `_prompts` returned."""
+    return 0 if kv is None else int(kv.spared)
 
 
 def _source(target: Any, inputs: Mapping[str, Any], ids: list[int], field: str) -> list[int]:
@@ -221,10 +250,10 @@ def _asked_limit(request: Request) -> int | None:
     return request.max_tokens
 
 
-def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds) -> int:
+def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds, kv: Any) -> int:
     """Tokens of an answer at most: what is asked, and what the context holds."""
     target = lm.models["target"]
-    room = target.context - len(placed(target, list(ids))[0])
+    room = target.context + _spared(kv) - len(placed(target, list(ids))[0])
     if bounds.answer_tokens is not None:
         room = min(room, bounds.answer_tokens)
     given = _asked_limit(request)

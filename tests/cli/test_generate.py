@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import foretell
 from foretell.cli import generate
 from foretell.rows.cfg import Cfg
 from tests import tiny
@@ -203,3 +204,25 @@ def test_an_answer_has_the_form_that_is_asked_for(run: Any, folder: str, tmp_pat
     assert out[0] == "a" and out[1:3].isdigit() and len(out) == 4
     code, out, err = run(*options, "--json-schema", '{"not": {}}')
     assert code == 2 and not out and "json_schema at #/not: not is not supported" in err
+
+
+def test_contexts_are_read_apart(run: Any, folder: str, tmp_path: Path) -> None:
+    files = []
+    for number, text in enumerate(("The lazy dog.", "def sub(a, b):\n")):
+        files.append(tmp_path / f"{number}.txt")
+        files[-1].write_text(text)
+    named = [part for file in files for part in ("--context", str(file))]
+    options = ["generate", "--model", folder, *SHORT, "--method", "plain", CODE]
+    code, out, _ = run(*options, *named, "--prefix", "Read.")
+    prompt = foretell.Contexts([file.read_text() for file in files], CODE, "Read.")
+    want = tiny.lm().generate(prompt, "plain", max_new_tokens=12)
+    assert code == 0 and out == want.text + "\n"
+    assert out != run(*options, *named, "--prefix", "Read.", "--kv", "ape:temperature=0.2")[1]
+    for wrong, message in (
+        (["--prefix", "Read."], "--prefix: it stands before contexts"),
+        (["--context", str(tmp_path / "none")], "--context"),
+        ([*named, "--kv", "tova"], "kv=tova: contexts"),
+        (["--kv", "ape"], "kv=ape: it reads contexts"),
+    ):
+        code, _, err = run(*options, *wrong)
+        assert code == 2 and message in err and err.count("\n") == 1

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from foretell import registry
+from foretell.core.cache import Cache
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
-from foretell.core.types import Sampling
+from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
 from foretell.ops.keeping import KV
 from foretell.ops.planning import CanvasKV
@@ -29,12 +30,14 @@ from tests.families.families import VOCAB, tiny
 NAMES = [n for n in registry.names("kv") if not issubclass(registry.load(n, "kv"), CanvasKV)]
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
+    "ape": "ape:prefix=3,sizes=5 7,temperature=0.5,scale=0.5",
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
     "double-sparsity": "double-sparsity:budget=8,channels=8,bits=4,dense=1",
     "quest": "quest:budget=12,page=4,dense=1",
     "treekv": "treekv:budget=10,sinks=1,every=3,block=2",
     "sentence-kv": "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3",
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
+    "dapq": "dapq:budget=10,pseudo=6,window=2,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
     "gear": "gear:bits=2,buffer=4",
@@ -48,6 +51,7 @@ SMALL = {
     "fastkv": "fastkv:budget=10,length=14,window=3,kernel=3",
 }
 LARGE = {
+    "ape": "ape:prefix=3,sizes=12,temperature=1,scale=1",
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
@@ -129,3 +133,14 @@ def run(
 
 def drafted(text: Sequence[int], wrong: int) -> Strategy:
     return Speculative(Known(tuple(text), wrong), nodes=8)
+
+
+def taken_in(model: Decoder, tokens: list[int], length: int) -> Cache:
+    """A cache that has taken in so many first tokens."""
+    cache = model.cache()
+    job, _ = cache.prepare(Ask(TokenTree(tokens[length - 1])), tokens[:length], 1000)
+    with torch.inference_mode():
+        model.forward([job])
+    cache.commit([*tokens[:length], 0])
+    assert cache.length == length
+    return cache

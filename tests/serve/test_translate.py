@@ -13,6 +13,7 @@ from foretell import wrap
 from foretell.api import LM
 from foretell.constraints.monitor import Monitor
 from foretell.core.types import Sampling
+from foretell.kv.ape import Ape
 from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
 from foretell.serve.translate import Bounds, Call, translate
@@ -249,3 +250,39 @@ def test_nothing_else_of_a_monitor_can_be_chosen(lm: LM, spec: str, said: str) -
     with pytest.raises(ApiError, match=said) as caught:
         translate(request, lm, bounds=Bounds(monitor="."))
     assert caught.value.param == "constraint"
+
+
+def test_contexts_are_read_apart(lm: LM) -> None:
+    documents = ["the lazy dog " * 12, "over the fox"]
+    made = call(lm, contexts=documents, prefix="Read.", kv="ape:scale=0.8", n=2)
+    question = lm.encode("The quick", special=False)
+    contexts = [lm.encode(one, special=False) for one in documents]
+    prefix = lm.encode("Read.")
+    assert made.prompts == [[*prefix, *contexts[0], *contexts[1], *question]] * 2
+    assert made.arguments["kv"] == Ape(0.9, 0.8, len(prefix), tuple(map(len, contexts)))
+    assert made.arguments["max_new_tokens"] == [16, 16]
+    many = call(lm, contexts=["the lazy dog " * 12] * 9, max_tokens=10_000)
+    assert len(many.prompts[0]) > tiny.CONTEXT
+    taken = len(many.prompts[0]) - 8 * len(contexts[0])
+    assert many.arguments["max_new_tokens"] == [tiny.CONTEXT - taken]
+    answer = lm.generate(many.prompts[0], "plain", max_new_tokens=4, kv=many.arguments["kv"])
+    assert len(answer.tokens) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"contexts": []}, "contexts"),
+        ({"contexts": ["a", ""]}, "contexts.1"),
+        ({"contexts": ["a"], "prompt": ""}, "contexts"),
+        ({"contexts": ["a"], "prompt": ["x", "y"]}, "contexts"),
+        ({"contexts": ["a"], "echo": True}, "contexts"),
+        ({"contexts": ["the lazy dog " * 60]}, "contexts"),
+        ({"contexts": ["a"], "kv": "snapkv"}, "contexts"),
+        ({"prefix": "Read."}, "prefix"),
+    ],
+)
+def test_contexts_that_cannot_be_read(lm: LM, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        call(lm, **fields)
+    assert raised.value.param == param and "\n" not in str(raised.value)
