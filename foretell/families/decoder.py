@@ -381,7 +381,7 @@ class Decoder(Model):
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        takes = executor.takes_layers, executor.takes_segments
+        takes = executor.takes_layers, executor.takes_segments, executor.takes_watched
         plain = [job for job in jobs if job.suits(*takes)]
         others = [job for job in jobs if job not in plain]
         if not plain:

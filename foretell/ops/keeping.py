@@ -17,6 +17,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.memory.policy import NEVER as NEVER
 from foretell.memory.policy import CachePolicy as CachePolicy
 from foretell.ops.attention import Attention
+from foretell.ops.listed import attend_noting
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -162,13 +163,9 @@ class Watching(CachePolicy):
         return given
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        weights = asked.weights()
-        heads, new, rows = weights.shape
-        grouped = weights.view(len(asked.keys), -1, new, rows)
-        given = grouped.mean(1, dtype=torch.promote_types(asked.q.dtype, torch.float32))
+        out, given = attend_noting(asked)
         self._write(job, asked.layer, self.scored(job, given))
-        mixed = grouped.to(asked.values.dtype).flatten(1, 2) @ asked.values
-        return mixed.view(heads, new, -1).transpose(0, 1)
+        return out
 
     def _write(self, job: Any, layer: int, given: torch.Tensor) -> None:
         """Takes note of what new nodes gave to all rows (parts, n, rows)."""

@@ -1,0 +1,122 @@
+/* Attention over rows that are listed, products with all rows of a cache, and the highest of some
+   numbers: what cache policies are made of that select, and those that watch. */
+
+#define _GNU_SOURCE
+#include "foretell_native.h"
+#include "pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FEW_TASKS 4   /* tasks a thread, below which heads that share keys are tasks of their own */
+#define PIECE 1024    /* rows of one task of products */
+
+typedef struct {
+    const ft_reading *reading;
+    int32_t heads;    /* of one task */
+    char *memory;
+    int64_t bytes;    /* of each thread */
+} listed_job;
+
+static void listed_work(ft_team *team, int thread, void *argument) {
+    listed_job *job = argument;
+    const ft_reading *reading = job->reading;
+    const int32_t parts = reading->heads / job->heads, total = parts * reading->nodes;
+    for (int32_t task; (task = ft_next(team, thread, total)) < total;) {
+        int32_t first = task % parts * job->heads;
+        ft_chosen()->read_listed(reading, task / parts, first, first + job->heads,
+                                 job->memory + thread * job->bytes);
+    }
+}
+
+/* 0: no memory. */
+EXPORT int32_t ft_read(const ft_reading *reading, int32_t threads) {
+    const int32_t group = reading->heads / reading->kv_heads;
+    const int64_t tasks = (int64_t)reading->nodes * reading->kv_heads;
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    const int apart = !reading->weights && threads > 1 && tasks < FEW_TASKS * threads;
+    listed_job job = {.reading = reading, .heads = apart ? 1 : group};
+    job.bytes = (ft_chosen()->reading_bytes(reading) + 63) / 64 * 64;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, (size_t)(threads * job.bytes)))
+        return 0;
+    job.memory = memory;
+    ft_run(listed_work, &job, threads);
+    free(memory);
+    return 1;
+}
+
+static void products_work(ft_team *team, int thread, void *argument) {
+    const ft_reading *reading = argument;
+    const int32_t pieces = (reading->rows + PIECE - 1) / PIECE;
+    const int32_t each = pieces * reading->kv_heads, total = each * reading->nodes;
+    for (int32_t task; (task = ft_next(team, thread, total)) < total;) {
+        int32_t from = task % pieces * PIECE, left = reading->rows - from;
+        ft_chosen()->multiply_rows(reading, task % each / pieces, task / each, from,
+                                   from + (left < PIECE ? left : PIECE));
+    }
+}
+
+EXPORT void ft_products(const ft_reading *reading, int32_t threads) {
+    ft_run(products_work, (void *)reading, threads);
+}
+
+/* --- the highest of some numbers */
+
+typedef struct {
+    const float *scores;
+    int32_t lists, length, count;
+    int32_t *places;
+} highest_job;
+
+#define DIGIT 11 /* bits that are looked at together */
+
+/* Whole numbers in the order of floats, NaN aside; of both zeros the same. */
+static uint32_t ordered(float score) {
+    uint32_t bits;
+    score += 0.0f;
+    memcpy(&bits, &score, 4);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* Places of the `count` highest scores, ascending; of equal ones the first. Digit by digit, those
+   of the lowest one that belongs to them are counted. */
+static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *places) {
+    uint32_t least = 0, mask = 0;
+    int32_t wanted = count; /* of those that begin as `least` does */
+    for (int shift = 32 - DIGIT; count < length; shift = shift > DIGIT ? shift - DIGIT : 0) {
+        int32_t found[1 << DIGIT] = {0};
+        const uint32_t digits = (1u << DIGIT) - 1;
+        for (int32_t i = 0; i < length; i++) {
+            uint32_t key = ordered(scores[i]);
+            if ((key & mask) == (least & mask))
+                found[key >> shift & digits]++;
+        }
+        uint32_t digit = digits;
+        for (; found[digit] < wanted; digit--)
+            wanted -= found[digit];
+        least = (least & mask) | digit << shift;
+        mask |= digits << shift;
+        if (!shift || found[digit] == wanted)
+            break;
+    }
+    int32_t taken = 0;
+    for (int32_t i = 0; i < length && taken < count; i++) {
+        uint32_t key = ordered(scores[i]) & mask;
+        if (key > least || (key == least && wanted-- > 0) || count >= length)
+            places[taken++] = i;
+    }
+}
+
+static void highest_work(ft_team *team, int thread, void *argument) {
+    highest_job *job = argument;
+    for (int32_t list; (list = ft_next(team, thread, job->lists)) < job->lists;)
+        find_highest(job->scores + (int64_t)list * job->length, job->length, job->count,
+                     job->places + (int64_t)list * job->count);
+}
+
+EXPORT void ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
+                       int32_t *places, int32_t threads) {
+    highest_job job = {scores, lists, length, count, places};
+    ft_run(highest_work, &job, threads);
+}
