@@ -190,7 +190,6 @@ def _open() -> Any:
     lib.ft_products.argtypes = [POINTER(Reading), c_int32]
     lib.ft_products.restype = None
     lib.ft_highest.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32]
-    lib.ft_highest.restype = None
     lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
     lib.ft_peaks.restype = None
     lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]

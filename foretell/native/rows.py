@@ -102,13 +102,8 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     """
     scores = scores.contiguous()
     places = torch.empty(*scores.shape[:-1], count, dtype=torch.int32)
-    lists = places.numel() // count
-    library.library().ft_highest(
-        scores.data_ptr(),
-        lists,
-        scores.shape[-1],
-        count,
-        places.data_ptr(),
-        library.threads(),
-    )
+    sizes = places.numel() // count, scores.shape[-1], count
+    where = scores.data_ptr(), *sizes, places.data_ptr()
+    if not library.library().ft_highest(*where, library.threads()):
+        raise MemoryError("no memory for a choice of rows")
     return places

@@ -273,9 +273,9 @@ EXPORT int32_t ft_read(const ft_reading *reading, int32_t threads);
    or hidden. */
 EXPORT void ft_products(const ft_reading *reading, int32_t threads);
 /* Of each list of scores (lists, length) the places of the `count` highest, ascending (lists,
-   count); of equal ones the first. */
-EXPORT void ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
-                       int32_t *places, int32_t threads);
+   count); of equal ones the first. 0: no memory. */
+EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
+                          int32_t *places, int32_t threads);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);

@@ -5,6 +5,7 @@
 #include "foretell_native.h"
 #include "pool.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,6 +68,8 @@ typedef struct {
     const float *scores;
     int32_t lists, length, count;
     int32_t *places;
+    char *memory;
+    int64_t bytes;    /* of each thread */
 } highest_job;
 
 #define DIGIT 11 /* bits that are looked at together */
@@ -79,44 +82,84 @@ static uint32_t ordered(float score) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* Places of the `count` highest scores, ascending; of equal ones the first. Digit by digit, those
-   of the lowest one that belongs to them are counted. */
-static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *places) {
+/* What the `count`-th highest of `length` scores is, count at most length, as `ordered` has it; and
+   how many of those that are equal to it are among them. Digit by digit, the numbers are counted
+   that begin as it does. */
+static uint32_t find_least(const float *scores, int32_t length, int32_t count, int32_t *equal) {
+    const uint32_t digits = (1u << DIGIT) - 1;
     uint32_t least = 0, mask = 0;
-    int32_t wanted = count; /* of those that begin as `least` does */
-    for (int shift = 32 - DIGIT; count < length; shift = shift > DIGIT ? shift - DIGIT : 0) {
+    for (int shift = 32 - DIGIT;; shift = shift > DIGIT ? shift - DIGIT : 0) {
         int32_t found[1 << DIGIT] = {0};
-        const uint32_t digits = (1u << DIGIT) - 1;
         for (int32_t i = 0; i < length; i++) {
             uint32_t key = ordered(scores[i]);
             if ((key & mask) == (least & mask))
                 found[key >> shift & digits]++;
         }
         uint32_t digit = digits;
-        for (; found[digit] < wanted; digit--)
-            wanted -= found[digit];
+        for (; found[digit] < count; digit--)
+            count -= found[digit];
         least = (least & mask) | digit << shift;
         mask |= digits << shift;
-        if (!shift || found[digit] == wanted)
-            break;
+        *equal = count;
+        if (!shift)
+            return least;
     }
-    int32_t taken = 0;
-    for (int32_t i = 0; i < length && taken < count; i++) {
-        uint32_t key = ordered(scores[i]) & mask;
-        if (key > least || (key == least && wanted-- > 0) || count >= length)
-            places[taken++] = i;
+}
+
+/* Places of the `count` highest scores, ascending; of equal ones the first. `memory`: room for the
+   scores and for numbers of their blocks. */
+static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
+                         float *memory) {
+    const int32_t blocks = (length + BLOCK - 1) / BLOCK;
+    int32_t *block = (int32_t *)(memory + blocks * BLOCK), kept = 0, equal = 0, taken = 0;
+    for (int32_t b = 0; b < blocks; b++) {
+        int32_t end = (b + 1) * BLOCK < length ? (b + 1) * BLOCK : length;
+        float top = scores[b * BLOCK];
+        for (int32_t i = b * BLOCK + 1; i < end; i++)
+            top = scores[i] > top ? scores[i] : top;
+        memory[b] = top;
+    }
+    /* As many blocks as are wanted reach the lowest of the highest blocks' tops, with a score each:
+       blocks that do not reach it have none that is wanted. */
+    uint32_t least = count < blocks ? find_least(memory, blocks, count, &equal) : 0;
+    for (int32_t b = 0; b < blocks; b++)
+        if (ordered(memory[b]) >= least)
+            block[kept++] = b;
+    for (int32_t k = 0; k < kept; k++) {
+        int32_t first = block[k] * BLOCK, left = length - first;
+        for (int32_t i = 0; i < BLOCK; i++) /* scores that are not there are the last ones */
+            memory[k * BLOCK + i] = i < left ? scores[first + i] : -INFINITY;
+    }
+    least = 0;
+    equal = count;
+    if (count < kept * BLOCK)
+        least = find_least(memory, kept * BLOCK, count, &equal);
+    for (int32_t k = 0; taken < count; k++) {
+        uint32_t key = ordered(memory[k]);
+        if (key > least || (key == least && equal-- > 0))
+            places[taken++] = block[k / BLOCK] * BLOCK + k % BLOCK;
     }
 }
 
 static void highest_work(ft_team *team, int thread, void *argument) {
     highest_job *job = argument;
+    float *memory = (float *)(job->memory + thread * job->bytes);
     for (int32_t list; (list = ft_next(team, thread, job->lists)) < job->lists;)
         find_highest(job->scores + (int64_t)list * job->length, job->length, job->count,
-                     job->places + (int64_t)list * job->count);
+                     job->places + (int64_t)list * job->count, memory);
 }
 
-EXPORT void ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
-                       int32_t *places, int32_t threads) {
-    highest_job job = {scores, lists, length, count, places};
+/* 0: no memory. */
+EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
+                          int32_t *places, int32_t threads) {
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    highest_job job = {.scores = scores, .lists = lists, .length = length, .count = count,
+                       .places = places};
+    job.bytes = 64 * ((8 * ((int64_t)length + BLOCK) + 63) / 64);
+    job.memory = malloc((size_t)(threads * job.bytes));
+    if (!job.memory)
+        return 0;
     ft_run(highest_work, &job, threads);
+    free(job.memory);
+    return 1;
 }

@@ -2,11 +2,11 @@
 
    A query's result depends on the rows that it reads alone: they are taken in ascending order. */
 
-#define AHEAD_ROWS 12 /* of a list, which the processor cannot foresee */
+#define AHEAD_ROWS 48 /* of a list, which the processor cannot foresee */
 
-/* 16 numbers of a row from `d` on; of a row that ends before, zeros behind it. */
-INLINE vec row_part(const void *row, int32_t d, int32_t width, const int wide) {
-    if (d + 16 <= width)
+/* 16 numbers of a row from `d` on; of a row that ends before, zeros behind it. `whole`: none does. */
+INLINE vec row_part(const void *row, int32_t d, int32_t width, const int wide, const int whole) {
+    if (whole || d + 16 <= width)
         return wide ? v_load((const float *)row + d) : v_bfloat((const uint16_t *)row + d);
     float part[16] = {0};
     for (int32_t i = 0; d + i < width; i++)
@@ -52,36 +52,48 @@ static int32_t list_rows(const ft_reading *reading, int32_t head, int32_t node, 
     return seen;
 }
 
-/* Scores of `count` queries (count, width) for rows of a list; NULL: for the first `rows`. */
+/* Scores of `count` queries (count, width) for rows of a list; NULL: for the first `rows`. A list
+   goes on to a multiple of 16. `whole`: the width is a multiple of 16. */
 INLINE void score_list(const void *keys, int64_t stride, int32_t width, const int32_t *list,
                        int32_t rows, const float *queries, const int count, const int wide,
-                       float *scores, int64_t score_stride) {
-    for (int32_t i = 0; i < rows; i++) {
-        const void *key = row_at(keys, (list ? list[i] : i) * stride, wide);
-        if (list && i + AHEAD_ROWS < rows) {
-            const char *ahead = row_at(keys, list[i + AHEAD_ROWS] * stride, wide);
-            for (int32_t byte = 0; byte < width << (wide ? 2 : 1); byte += 64)
-                PREFETCH(ahead + byte);
-        }
-        vec sums[4];
-        UNROLL for (int q = 0; q < count; q++) sums[q] = v_set(0.0f);
-        for (int32_t d = 0; d < width; d += 16) {
-            vec part = row_part(key, d, width, wide);
-            UNROLL for (int q = 0; q < count; q++) {
-                vec query = row_part(queries + q * width, d, width, 1);
-                sums[q] = v_fma(query, part, sums[q]);
+                       const int whole, float *scores, int64_t score_stride) {
+    vec sums[4][16];
+    float part[16];
+    for (int32_t i = 0; i < rows; i += 16) {
+        const int32_t here = rows - i < 16 ? rows - i : 16;
+        for (int32_t r = 0; r < here; r++) {
+            const void *key = row_at(keys, (list ? list[i + r] : i + r) * stride, wide);
+            if (list && i + r + AHEAD_ROWS < rows) {
+                const char *ahead = row_at(keys, list[i + r + AHEAD_ROWS] * stride, wide);
+                for (int32_t byte = 0; byte < width << (wide ? 2 : 1); byte += 64)
+                    PREFETCH(ahead + byte);
             }
+            vec own[4];
+            UNROLL for (int q = 0; q < count; q++) own[q] = v_set(0.0f);
+            for (int32_t d = 0; d < width; d += 16) {
+                vec numbers = row_part(key, d, width, wide, whole);
+                UNROLL for (int q = 0; q < count; q++)
+                    own[q] = v_fma(row_part(queries + q * width, d, width, 1, whole), numbers,
+                                   own[q]);
+            }
+            UNROLL for (int q = 0; q < count; q++) sums[q][r] = own[q];
         }
-        UNROLL for (int q = 0; q < count; q++) scores[q * score_stride + i] = v_sum(sums[q]);
+        for (int32_t r = here; r < 16; r++)
+            UNROLL for (int q = 0; q < count; q++) sums[q][r] = v_set(0.0f);
+        UNROLL for (int q = 0; q < count; q++) {
+            v_store(part, v_sums(sums[q]));
+            memcpy(scores + q * score_stride + i, part, sizeof(float) * (size_t)here);
+        }
     }
 }
 
-/* out (width,) = sum of weights[i] * row list[i], of up to `vectors` * 16 numbers from `d` on. */
+/* out (count, width) = sum of weights[q][i] * row list[i], of `vectors` * 16 numbers from `d` on. */
 INLINE void mix_list(const void *values, int64_t stride, int32_t width, const int32_t *list,
-                     int32_t rows, const float *weights, int32_t d, const int vectors,
-                     const int wide, float *out) {
-    vec sums[4];
-    UNROLL for (int v = 0; v < vectors; v++) sums[v] = v_set(0.0f);
+                     int32_t rows, const float *weights, int64_t weight_stride, int32_t d,
+                     const int count, const int vectors, const int wide, const int whole,
+                     float *out) {
+    vec sums[4 * 4];
+    UNROLL for (int i = 0; i < count * vectors; i++) sums[i] = v_set(0.0f);
     for (int32_t i = 0; i < rows; i++) {
         const void *value = row_at(values, list[i] * stride, wide);
         if (i + AHEAD_ROWS < rows) {
@@ -89,17 +101,33 @@ INLINE void mix_list(const void *values, int64_t stride, int32_t width, const in
             for (int byte = 0; byte < vectors << (wide ? 6 : 5); byte += 64)
                 PREFETCH(ahead + byte);
         }
-        vec weight = v_set(weights[i]);
+        vec numbers[4];
         UNROLL for (int v = 0; v < vectors; v++)
-            sums[v] = v_fma(weight, row_part(value, d + 16 * v, width, wide), sums[v]);
+            numbers[v] = row_part(value, d + 16 * v, width, wide, whole);
+        UNROLL for (int q = 0; q < count; q++) {
+            vec weight = v_set(weights[q * weight_stride + i]);
+            UNROLL for (int v = 0; v < vectors; v++)
+                sums[q * vectors + v] = v_fma(weight, numbers[v], sums[q * vectors + v]);
+        }
     }
-    UNROLL for (int v = 0; v < vectors; v++) {
-        float part[16];
-        v_store(part, sums[v]);
-        int32_t left = width - d - 16 * v;
-        memcpy(out + d + 16 * v, part, sizeof(float) * (size_t)(left < 16 ? left : 16));
-    }
+    UNROLL for (int q = 0; q < count; q++)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            float part[16];
+            v_store(part, sums[q * vectors + v]);
+            int32_t left = width - d - 16 * v;
+            memcpy(out + q * width + d + 16 * v, part,
+                   sizeof(float) * (size_t)(left < 16 ? left : 16));
+        }
 }
+
+/* The four ways in which numbers of rows lie, each a build of its own. */
+#define EACH_WAY(CALL, COUNT, WIDTH)                                                             \
+    do {                                                                                         \
+        if (reading->wide)                                                                       \
+            (WIDTH) % 16 ? CALL(COUNT, 1, 0) : CALL(COUNT, 1, 1);                                \
+        else                                                                                     \
+            (WIDTH) % 16 ? CALL(COUNT, 0, 0) : CALL(COUNT, 0, 1);                                \
+    } while (0)
 
 static void score_queries(const ft_reading *reading, int32_t head, const int32_t *list,
                           int32_t rows, const float *queries, int32_t count, float *scores,
@@ -109,28 +137,38 @@ static void score_queries(const ft_reading *reading, int32_t head, const int32_t
     const int32_t group = reading->heads / reading->kv_heads;
     const void *keys = row_at(reading->keys, head / group * reading->key_head, reading->wide);
     int32_t q = 0;
-#define SCORE(COUNT, WIDE)                                                                       \
-    score_list(keys, stride, width, list, rows, queries + q * width, COUNT, WIDE,                \
+#define SCORE(COUNT, WIDE, WHOLE)                                                                \
+    score_list(keys, stride, width, list, rows, queries + q * width, COUNT, WIDE, WHOLE,         \
                scores + q * score_stride, score_stride)
-#define SCORE_ALL(COUNT)                                                                         \
-    for (; q + COUNT <= count; q += COUNT)                                                       \
-        reading->wide ? SCORE(COUNT, 1) : SCORE(COUNT, 0);
-    SCORE_ALL(4) SCORE_ALL(3) SCORE_ALL(2) SCORE_ALL(1)
+    for (; q + 3 <= count; q += 3)
+        EACH_WAY(SCORE, 3, width);
+    for (; q < count; q++)
+        EACH_WAY(SCORE, 1, width);
 }
 
-static void mix_query(const ft_reading *reading, int32_t head, const int32_t *list, int32_t rows,
-                      const float *weights, float *out) {
+static void mix_queries(const ft_reading *reading, int32_t head, const int32_t *list,
+                        int32_t rows, const float *weights, int32_t count, int64_t weight_stride,
+                        float *out) {
     const int32_t width = reading->value_width;
     const int64_t stride = reading->value_row;
     const int32_t group = reading->heads / reading->kv_heads;
     const void *values = row_at(reading->values, head / group * reading->value_head, reading->wide);
-    int32_t d = 0;
-#define MIX_LIST(VECTORS, WIDE)                                                                  \
-    mix_list(values, stride, width, list, rows, weights, d, VECTORS, WIDE, out)
-#define MIX_LISTS(VECTORS)                                                                       \
-    for (; d + 16 * (VECTORS - 1) < width; d += 16 * VECTORS)                                    \
-        reading->wide ? MIX_LIST(VECTORS, 1) : MIX_LIST(VECTORS, 0);
-    MIX_LISTS(4) MIX_LISTS(2) MIX_LISTS(1)
+#define MIX_FOUR(COUNT, WIDE, WHOLE)                                                             \
+    mix_list(values, stride, width, list, rows, weights + q * weight_stride, weight_stride, d,   \
+             COUNT, 4, WIDE, WHOLE, out + q * width)
+#define MIX_ONE(COUNT, WIDE, WHOLE)                                                              \
+    mix_list(values, stride, width, list, rows, weights + q * weight_stride, weight_stride, d,   \
+             COUNT, 1, WIDE, WHOLE, out + q * width)
+#define MIX_COUNT(COUNT)                                                                         \
+    for (; q + COUNT <= count; q += COUNT) {                                                     \
+        int32_t d = 0;                                                                           \
+        for (; d + 48 < width; d += 64)                                                          \
+            EACH_WAY(MIX_FOUR, COUNT, width);                                                    \
+        for (; d < width; d += 16)                                                               \
+            EACH_WAY(MIX_ONE, COUNT, width);                                                     \
+    }
+    int32_t q = 0;
+    MIX_COUNT(3) MIX_COUNT(1)
 }
 
 /* What a task works in: of each query its numbers and its scores, and a list. */
@@ -163,15 +201,14 @@ static void read_listed(const ft_reading *reading, int32_t node, int32_t first, 
             for (int32_t d = 0; d < width; d++)
                 queries[q * width + d] = from[d] * reading->scale;
         }
-        score_queries(reading, head, list, rows, queries, count, scores, stride);
-        for (int32_t q = 0; q < count; q++) {
-            float *out = reading->out + ((int64_t)node * reading->heads + head + q) *
-                                            reading->value_width;
+        float *out = reading->out +
+                     ((int64_t)node * reading->heads + head) * reading->value_width;
+        if (!rows) /* nothing is read: nothing comes of it */
+            memset(out, 0, sizeof(float) * (size_t)(count * reading->value_width));
+        else
+            score_queries(reading, head, list, rows, queries, count, scores, stride);
+        for (int32_t q = 0; q < count && rows; q++) {
             float *weights = scores + q * stride;
-            if (!rows) { /* nothing is read: nothing comes of it */
-                memset(out, 0, sizeof(float) * (size_t)reading->value_width);
-                continue;
-            }
             if (reading->mask) {
                 const float *mask = reading->mask + (head + q) * reading->mask_head +
                                     (int64_t)node * reading->rows;
@@ -181,11 +218,12 @@ static void read_listed(const ft_reading *reading, int32_t node, int32_t first, 
             const float inverse = 1.0f / soften_list(weights, rows);
             for (int32_t i = 0; i < rows; i++)
                 weights[i] *= inverse;
-            mix_query(reading, head + q, list, rows, weights, out);
             if (given)
                 for (int32_t i = 0; i < rows; i++)
                     given[list[i]] += weights[i] / (float)group;
         }
+        if (rows)
+            mix_queries(reading, head, list, rows, scores, count, stride, out);
         head += count;
     }
 }
