@@ -5,8 +5,9 @@ import sys
 from setuptools import Extension, setup
 
 KERNELS = ("portable", "avx2", "avx512", "avx512_bf16", "neon")
-SOURCES = ("module", "pool", "step", "grow", "matrix", *(f"kernels_{kind}" for kind in KERNELS))
-HEADERS = ("foretell_native", "kernels", "pool", "simd", "simd_neon")
+PARTS = ("module", "pool", "step", "grow", "matrix", "listed")
+SOURCES = (*PARTS, *(f"kernels_{kind}" for kind in KERNELS))
+HEADERS = ("foretell_native", "kernels", "listed", "pool", "simd", "simd_neon")
 # Sums must round as written: no product and sum in one where the code has two.
 FLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"]
 

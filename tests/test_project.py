@@ -28,7 +28,7 @@ METHODS = sorted(key for key, path in registry.files().items() if path.is_relati
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 SUPPORT = {"errors", "ops", "text", "policy"}  # what methods may use besides the heart
 # What the heart itself uses. The registry finds methods by name, and imports none by itself.
-BESIDE_THE_HEART = SUPPORT | {"memory", "registry", "stats", "status", "tracing"}
+BESIDE_THE_HEART = SUPPORT | {"memory", "native", "registry", "stats", "status", "tracing"}
 README_LIMIT = 8192  # bytes
 
 

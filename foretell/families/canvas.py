@@ -43,7 +43,7 @@ class CanvasJob(Job):
     length: int = 0  # of the canvas
     block: int = 0  # positions that see each other and those before; 0: all positions do
 
-    def suits(self, layers: bool, segments: bool) -> bool:
+    def suits(self, layers: bool, segments: bool, watched: bool = False) -> bool:
         return False
 
     def write(

@@ -386,15 +386,15 @@ class Decoder(Model):
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        plain = [job for job in jobs if job.suits(executor.takes_layers, executor.takes_segments)]
+        takes = executor.takes_layers, executor.takes_segments, executor.takes_watched
+        plain = [job for job in jobs if job.suits(*takes)]
         others = [job for job in jobs if job not in plain]
         if not plain:
             return self._by_torch(jobs, taps)
         computed = executor(plain, self._threads(), taps)
         if computed is None:
             return self._by_torch(jobs, taps)
-        computed.computed_by = executor.name
-        computed.width = executor.size
+        computed.computed_by, computed.width = executor.name, executor.size
         if not others:
             return computed
         rest = self._by_torch(others, taps)

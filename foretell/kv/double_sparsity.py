@@ -14,9 +14,8 @@ Differs:
 - products are of rotated queries and keys, which the published code calls qk; its `q` and `k` are
 left out
 - the first row and the newest are always among those read; `sinks` and `recent` 0: they are not
-- rows that tie with the last one read are read too
 - a prompt is read as a whole
-- labels are rounded to `bits` and kept as wide as keys; torch reads all keys: no time is saved yet
+- labels are rounded to `bits` and kept as wide as keys
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from foretell.errors import BadConfig
 from foretell.ops.attention import Attention
 from foretell.ops.channels import table_for
 from foretell.ops.keeping import KV, check_budget
+from foretell.ops.listed import Listed, highest, products
 from foretell.ops.selecting import Selecting
 
 if TYPE_CHECKING:
@@ -120,22 +120,31 @@ class Labelled(Selecting):
             numbers = numbers.gather(-1, places)
         return numbers if self.bits == 16 else rounded(numbers, self.bits)
 
-    def reads(self, job: Any, asked: Attention) -> torch.Tensor:
-        q, keys, mask = asked.q, asked.keys, asked.mask
-        rows = keys.shape[1]
-        seen = q.new_ones(*q.shape[:2], rows, dtype=torch.bool)
-        if rows <= self.budget:
-            return seen
-        if mask is not None:
-            seen = seen & (mask > -torch.inf)
-        labels = self._all_labels(asked.layer, keys)
-        queries = self.label(asked.layer, q.unflatten(0, (len(keys), -1)).flatten(1, 2))
-        products = (queries @ labels.transpose(1, 2)).view(seen.shape)
+    def watches(self, job: Any) -> bool:
+        return super().watches(job) and job.start + len(job.tokens) > self.budget
+
+    def reads(self, job: Any, asked: Attention) -> Listed:
+        given = self._given(asked)
+        rows = given.shape[-1]
         # Along a path rows stand in the order of its tokens, so counts of rows are those of tokens.
-        first = seen.cumsum(-1) <= self.sinks
-        last = seen.flip(-1).cumsum(-1).flip(-1) <= self.recent
-        products = products.masked_fill(first | last, torch.inf).masked_fill(~seen, -torch.inf)
-        return products >= products.topk(self.budget, -1).values[..., -1:]
+        if asked.mask is None:
+            given[..., : self.sinks] = torch.inf
+            given[..., rows - self.recent :] = torch.inf
+        else:
+            seen = (asked.mask > -torch.inf).expand(given.shape[0], -1, -1)
+            first = seen.cumsum(-1) <= self.sinks
+            last = seen.flip(-1).cumsum(-1).flip(-1) <= self.recent
+            given = given.masked_fill(first | last, torch.inf).masked_fill(~seen, -torch.inf)
+        return Listed(highest(given, self.budget), 1, rows)
+
+    def _given(self, asked: Attention) -> torch.Tensor:
+        """What each query's label gives to those of all rows (H, n, rows)."""
+        keys = asked.keys
+        queries = self.label(asked.layer, asked.q.unflatten(0, (len(keys), -1)).flatten(1, 2))
+        queries = queries.view(*asked.q.shape[:2], -1)
+        fresh = products(queries, self.label(asked.layer, keys[:, self.labelled :]))
+        known = self.labels.get(asked.layer)
+        return fresh if known is None else torch.cat([products(queries, known), fresh], -1)
 
 
 def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -12,7 +12,6 @@ Needs: cache rows of every layer, of all of the text
 Trains: nothing
 Differs:
 - rows behind the last whole page are always read, beside the pages
-- torch computes it and reads all keys: fewer rows take part, and no time is saved yet
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
+from foretell.ops.listed import Listed, highest, products
 from foretell.ops.selecting import Selecting
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Quest(KV):
 
 @dataclass
 class Pages(Selecting):
-    """`bounds`: of each layer the largest and the smallest numbers (2, KV, pages, D)."""
+    """`bounds`: of each layer the largest and the smallest numbers (KV, pages, 2 * D)."""
 
     count: int  # pages that a query head reads
     page: int
@@ -77,10 +77,9 @@ class Pages(Selecting):
         bounds = {}
         for layer, keys in enumerate(cache.k):
             known = self.bounds.get(layer)
-            first = 0 if known is None else known.shape[2]
-            new = keys[:, first * self.page : pages * self.page].unflatten(1, (-1, self.page))
-            made = torch.stack([new.amax(2), new.amin(2)])
-            bounds[layer] = made if known is None else torch.cat([known, made], 2)
+            first = 0 if known is None else known.shape[1]
+            made = bounds_of(keys[:, first * self.page : pages * self.page], self.page)
+            bounds[layer] = made if known is None else torch.cat([known, made], 1)
         self.bounds = bounds
 
     def watches(self, job: Any) -> bool:
@@ -90,23 +89,26 @@ class Pages(Selecting):
         """Pages that are whole."""
         return int(cache.base) // self.page
 
-    def reads(self, job: Any, asked: Attention) -> torch.Tensor:
+    def reads(self, job: Any, asked: Attention) -> Listed | None:
         pages = self.whole(job.cache)
-        bounds = self.bounds[asked.layer][:, :, :pages]
-        read = asked.q.new_ones(*asked.q.shape[:2], asked.keys.shape[1], dtype=torch.bool)
-        read[..., : pages * self.page] = self.chosen(asked.q, bounds).repeat_interleave(
-            self.page, -1
-        )
-        return read
+        bounds = self.bounds[asked.layer][:, :pages]
+        return Listed(self.chosen(asked.q, bounds), self.page, pages * self.page)
 
     def chosen(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """The pages that each query (H, n) reads, bool (H, n, pages).
+        """The pages that each query (H, n) reads, ascending (H, n, count).
 
-        `bounds` (2, KV, pages, D).
+        `bounds` (KV, pages, 2 * D).
         """
-        above = upper(q, bounds)
-        read = above.topk(self.count, -1).indices
-        return torch.zeros_like(above, dtype=torch.bool).scatter_(-1, read, True)
+        return highest(upper(q, bounds), self.count)
+
+
+def bounds_of(keys: torch.Tensor, page: int) -> torch.Tensor:
+    """The largest and the smallest number of each channel of keys (KV, rows, D) in every whole page
+    (KV, pages, 2 * D).
+    """
+    whole = keys.shape[1] // page * page
+    pages = keys[:, :whole].unflatten(1, (-1, page))
+    return torch.cat([pages.amax(2), pages.amin(2)], -1)
 
 
 def upper(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
@@ -114,6 +116,4 @@ def upper(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
 
     Positive numbers of the query meet the largest of the keys, negative ones the smallest.
     """
-    times = len(q) // bounds.shape[1]
-    highest, lowest = bounds.repeat_interleave(times, 1)
-    return q.clamp(min=0) @ highest.transpose(1, 2) + q.clamp(max=0) @ lowest.transpose(1, 2)
+    return products(torch.cat([q.clamp(min=0), q.clamp(max=0)], -1), bounds)

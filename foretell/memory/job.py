@@ -64,12 +64,20 @@ class Job:
         """
         return self.suits(layers=False, segments=False)
 
-    def suits(self, layers: bool, segments: bool) -> bool:
-        """The same for who can run a part of the layers or enter with states, or reads segments."""
+    @property
+    def watched(self) -> bool:
+        """Whether its cache's policy computes the attention of its nodes."""
+        policy = self.cache.policy
+        return policy is not None and policy.watches(self)
+
+    def suits(self, layers: bool, segments: bool, watched: bool = False) -> bool:
+        """The same for who can run a part of the layers or enter with states, reads segments, or
+        leaves attention to policies.
+        """
         cache = self.cache
         whole = self.layers is None and self.states is None
         layers = layers and all(isinstance(layer, int) for layer in self.layers or ())
-        ordinary = self.features is None and not (cache.policy and cache.policy.watches(self))
+        ordinary = self.features is None and (not self.watched or (watched and not cache.segments))
         return ordinary and (whole or layers) and (segments or not cache.segments)
 
     def write(
@@ -96,12 +104,11 @@ class Job:
     ) -> torch.Tensor:
         """Of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n, H, D)."""
         keys, values = self.write(layer, k, v)
-        policy, segments = self.cache.policy, self.cache.segments
-        if policy is not None and policy.watches(self):
+        if self.watched:
             mask = self.biased_mask(window, q.dtype, bias)
             asked = Attention(layer, q, keys, values, mask, scale, softcap, sinks)
-            return policy.attend(self, asked)
-        if segments:
+            return self.by_policy(asked)
+        if self.cache.segments:
             parts = self._parts(layer, q, keys, values, scale, window, softcap, sinks, bias)
             return merge(parts).to(q.dtype)
         if bias is not None:
@@ -110,6 +117,11 @@ class Job:
         grouped = softcap is None and sinks is None
         times = len(q) // len(k) if grouped else 1
         return attend(q, keys, values, self.mask(window, q.dtype, times), scale, softcap, sinks)
+
+    def by_policy(self, asked: Attention) -> torch.Tensor:
+        """What the policy makes of a layer's attention -> (n, H, D)."""
+        out: torch.Tensor = self.cache.policy.attend(self, asked)
+        return out
 
     def attend_with(
         self,

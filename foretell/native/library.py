@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 5  # of the structures, as of FT_VERSION
+VERSION = 6  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -92,6 +95,31 @@ class Step(ctypes.Structure):
     ]
 
 
+class Between(ctypes.Structure):
+    """ft_between."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("after", "before")),
+        *((name, c_void_p) for name in ("hidden", "qkv", "attended")),
+    ]
+
+
+class Reading(ctypes.Structure):
+    """ft_reading."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("heads", "kv_heads", "nodes", "rows")),
+        *((name, c_int32) for name in ("width", "value_width", "wide", "owners", "longest")),
+        *((name, c_int32) for name in ("page", "first")),
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_int64) for name in ("key_head", "key_row", "value_head", "value_row")),
+        *((name, c_void_p) for name in ("q", "lists", "read", "mask")),
+        ("mask_head", c_int64),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("out", "weights")),
+    ]
+
+
 class Following(ctypes.Structure):
     """ft_following."""
 
@@ -157,6 +185,11 @@ def _open() -> Any:
     lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
     lib.ft_follow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Following), c_int32]
     lib.ft_grow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Growth), c_int32]
+    lib.ft_go_between.argtypes = [POINTER(Model), POINTER(Step), POINTER(Between), c_int32]
+    lib.ft_read.argtypes = [POINTER(Reading), c_int32]
+    lib.ft_products.argtypes = [POINTER(Reading), c_int32]
+    lib.ft_products.restype = None
+    lib.ft_highest.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32]
     lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
     lib.ft_peaks.restype = None
     lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
@@ -172,6 +205,25 @@ def _open() -> Any:
     if not any(lib.ft_choose(kind.encode()) for kind in ([wanted] if wanted else KINDS)):
         raise LookupError(f"this processor cannot run its kernels {wanted}")
     return lib
+
+
+# Threads of the step that runs; 0: as many as torch has.
+_threads: ContextVar[int] = ContextVar("foretell_native_threads", default=0)
+
+
+@contextmanager
+def running(threads: int) -> Iterator[None]:
+    """Inside, single operations take so many threads: torch has one then, see ops/threads.py."""
+    token = _threads.set(threads)
+    try:
+        yield
+    finally:
+        _threads.reset(token)
+
+
+def threads() -> int:
+    """Of single operations."""
+    return _threads.get() or torch.get_num_threads()
 
 
 def switched_off() -> bool:

@@ -45,17 +45,6 @@ class Attention:
         """What each query makes of each key (H, n, rows), before they are weighed."""
         return _scores(self.q, self.keys, self.mask, self.scale, self.softcap)
 
-    def watched(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ordinary attention -> (n, H, D), and what each query gives to each key: the mean over
-        the query heads that share it, (KV, n, rows) in float32 or wider.
-        """
-        weights = self.weights()
-        heads, new, rows = weights.shape
-        grouped = weights.view(len(self.keys), -1, new, rows)
-        mixed = grouped.to(self.values.dtype).flatten(1, 2) @ self.values
-        given = grouped.mean(1, dtype=torch.promote_types(self.q.dtype, torch.float32))
-        return mixed.view(heads, new, -1).transpose(0, 1), given
-
     def part(self) -> tuple[torch.Tensor, torch.Tensor]:
         """It as one of the parts that `merge` takes. Sinks belong to this one."""
         rows = (self.keys, self.values, self.mask)

@@ -17,6 +17,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.memory.policy import NEVER as NEVER
 from foretell.memory.policy import CachePolicy as CachePolicy
 from foretell.ops.attention import Attention
+from foretell.ops.listed import attend_noting
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -168,40 +169,58 @@ class Watching(CachePolicy):
         return given
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        out, given = asked.watched()
+        out, given = attend_noting(asked)
         self.note(job, asked.layer, self.scored(job, given))
         return out
 
     def note(self, job: Any, layer: int, given: torch.Tensor) -> None:
         """Takes note of what new nodes gave to all rows (parts, n, rows)."""
         row = job.start - job.cache.base
-        known = self.nodes.get(layer, {}) if row else {}
-        before = self.pending.get(layer) if row else None
+        if not row:
+            self.pending.pop(layer, None)
         certain = max(0, -job.first)
-        total = given[:, :certain].sum(1)
-        if before is not None:
-            total[:, : before.shape[1]] += before
-        self.pending = {**self.pending, layer: total}
+        if certain:
+            total = given[:, :certain].sum(1)
+            before = self.pending.get(layer)
+            if before is not None:
+                total[:, : before.shape[1]] += before
+            self.pending[layer] = total
+        known = self.nodes.get(layer, {}) if row else {}
         kept = {node: rows for node, rows in known.items() if node < row}
         kept |= {row + i: given[:, i] for i in range(certain, given.shape[1])}
-        self.nodes = {**self.nodes, layer: kept}
+        self.nodes[layer] = kept
 
     def keep(self, cache: Any, nodes: Sequence[int]) -> None:
         received = {}
-        for layer, total in self.pending.items() if nodes else ():
-            given = [total, *(self.nodes[layer][n] for n in nodes if n in self.nodes[layer])]
-            rows = [*range(cache.base), *(cache.base + node for node in nodes)]
+        rows = [*range(cache.base), *(cache.base + node for node in nodes)]
+        for layers in self._alike() if nodes else ():
+            first = layers[0]
+            # What they got of the pending nodes and of each node of the path.
+            given = [[self.pending[layer] for layer in layers]] if first in self.pending else []
+            known = [node for node in nodes if node in self.nodes[first]]
+            given += [[self.nodes[layer][node] for layer in layers] for node in known]
             longest = max(rows) + 1
-            wide = [torch.nn.functional.pad(part, (0, longest - part.shape[1])) for part in given]
-            summed = torch.stack([part[:, :longest] for part in wide]).sum(0)[:, rows]
-            held = self.received.get(layer)
-            if held is not None:
-                summed[:, : held.shape[1]] += held
-            received[layer] = summed
-        for layer, held in self.received.items():
+            wide = [_padded(torch.stack(parts), longest) for parts in given]
+            summed = wide[0] if len(wide) == 1 else torch.stack(wide).sum(0)
+            if len(rows) < longest:
+                summed = summed[..., rows]
+            held = [self.received[layer] for layer in layers if layer in self.received]
+            if held:
+                summed[..., : held[0].shape[1]] += torch.stack(held)
+            received |= dict(zip(layers, summed, strict=True))
+        for layer, alone in self.received.items():
             if layer not in received:
-                received[layer] = torch.nn.functional.pad(held, (0, len(nodes)))
+                received[layer] = _padded(alone, alone.shape[1] + len(nodes))
         self.received, self.pending, self.nodes = received, {}, {}
+
+    def _alike(self) -> list[list[int]]:
+        """The layers that took notes, those together whose notes are of one shape."""
+        groups: dict[Any, list[int]] = {}
+        for layer, known in self.nodes.items():
+            noted = [*known.values(), *([self.pending[layer]] if layer in self.pending else ())]
+            shapes = len(noted[0]) if noted else 0, tuple(known), layer in self.pending
+            groups.setdefault((shapes, layer in self.received), []).append(layer)
+        return list(groups.values())
 
 
 @dataclass
@@ -219,6 +238,12 @@ class Attended(Watching, Evicting):
     def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
         """The rows (KV, budget) that stay of those that received so much (KV, base)."""
         raise NotImplementedError
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """With zeros behind them, so many in all (..., count)."""
+    missing = count - rows.shape[-1]
+    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
 
 def best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -7,26 +7,24 @@ without. Prompts are read as a whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import NEVER, CachePolicy
+from foretell.ops.listed import Listed, attend_all, attend_listed
 
 
-def attend_to(read: torch.Tensor | None, asked: Attention) -> torch.Tensor:
-    """Attention of each query to those rows that it reads, of those that the mask shows it: `read`,
-    bool (H, n, rows); None: all. Where nothing is left out it is the ordinary one, bit by bit.
+def attend_to(read: Listed | torch.Tensor | None, asked: Attention) -> torch.Tensor:
+    """Attention of each query to those rows that it reads, of those that the mask shows it: a list,
+    or bool (H or KV, n, rows); None: all. Where nothing is left out it is the ordinary one, but for
+    bfloat16 bit by bit.
     """
-    if read is None or bool(read.all()):
-        return asked.whole()
-    hidden = torch.zeros(read.shape, dtype=asked.q.dtype, device=asked.q.device)
-    hidden = hidden.masked_fill(~read, -torch.inf)
-    if asked.mask is not None:
-        hidden = hidden + asked.mask
-    return replace(asked, mask=hidden).whole()
+    if read is None or (isinstance(read, torch.Tensor) and bool(read.all())):
+        return attend_all(asked)
+    return attend_listed(asked, read)
 
 
 @dataclass
@@ -43,8 +41,8 @@ class Selecting(CachePolicy):
     def watches(self, job: Any) -> bool:
         return bool(job.cache.length >= self.prompt)
 
-    def reads(self, job: Any, asked: Attention) -> torch.Tensor:
-        """Which rows each query (H, n) reads, bool (H, n, rows)."""
+    def reads(self, job: Any, asked: Attention) -> Listed | torch.Tensor | None:
+        """Which rows each query reads, see `attend_to`."""
         raise NotImplementedError
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:

@@ -13,6 +13,7 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import NEVER, Attended, CachePolicy, best
+from foretell.ops.listed import attend_noting
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -79,7 +80,7 @@ class Polled(CachePolicy):
         return True
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        out, given = asked.watched()
+        out, given = attend_noting(asked)
         given = given[..., : self.rows]
         least = torch.finfo(given.dtype).tiny
         self.votes[asked.layer] = (given / given.sum(-1, keepdim=True).clamp_min(least)).sum(1)

@@ -7,7 +7,7 @@ requests, trees, windows, parts of the layers. Caches are the ordinary ones, in 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +26,8 @@ from foretell.memory.job import Job, entering
 from foretell.memory.policy import Segment
 from foretell.native import library
 from foretell.native.packing import FORMATS, GROUP
-from foretell.runtimes.protocol import Executor
+from foretell.ops.attention import Attention
+from foretell.runtimes.protocol import Executor, interleave
 
 DEVICE = "cpu"
 PRIORITY = 3
@@ -71,7 +72,8 @@ def make(
 
 
 class NativeExecutor(Executor):
-    """Computes plain jobs of any number of requests, and of parts of the layers, in one call.
+    """Computes plain jobs of any number of requests, and of parts of the layers, in one call; what
+    lies between the attention of two layers where a cache policy computes that.
 
     Raises LookupError with the reason where this model or machine cannot have it.
     """
@@ -80,6 +82,7 @@ class NativeExecutor(Executor):
     exact_bits = True
     takes_layers = True
     takes_segments = True
+    takes_watched = True
     sizes: tuple[int, ...] = ()
     fallback: Executor | None = None
 
@@ -195,6 +198,18 @@ class NativeExecutor(Executor):
     def __call__(
         self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
     ) -> Computed | None:
+        watched = [job for job in jobs if job.watched]
+        if watched and len(watched) < len(jobs):
+            plain = [job for job in jobs if job not in watched]
+            parts = [(group, self._forward(group, threads, taps)) for group in (plain, watched)]
+            self.size = sum(computed.width for _, computed in parts)
+            whole = interleave(jobs, *parts)
+            whole.computed_by = self.name
+            return whole
+        return self._forward(jobs, threads, taps)
+
+    def _forward(self, jobs: Sequence[Job], threads: int, taps: Sequence[int]) -> Computed:
+        """Of jobs all of which a policy watches, or none."""
         nodes = sum(len(job.tokens) for job in jobs)
         rows = []
         first = 0
@@ -227,19 +242,72 @@ class NativeExecutor(Executor):
             tap_count=len(taps),
             tapped=hidden.data_ptr(),
         )
-        count = self._follows(jobs)
+        count = 0 if jobs[0].watched else self._follows(jobs)
+        followed = []
         if count:
             followed = self._follow(step, count, threads)
-        else:
-            followed = []
-            if not self.library.ft_forward(self.model, step, threads):
-                raise MemoryError("no memory for a step")
+        elif jobs[0].watched:
+            self._watched(step, jobs, states, dict(zip(taps, hidden, strict=True)), threads)
+        elif not self.library.ft_forward(self.model, step, threads):
+            raise MemoryError("no memory for a step")
         self.size = nodes
         # Where a part of the layers ran, others are entered with these, and lose no bit by it.
         if jobs[0].layers is None:
             hidden = hidden.to(self.dtype)
         found = dict(zip(taps, hidden, strict=True))
-        return Computed(logits, found, followed=followed, forwards=max(1, count))
+        return Computed(logits, found, width=nodes, followed=followed, forwards=max(1, count))
+
+    def _watched(
+        self,
+        step: library.Step,
+        jobs: Sequence[Job],
+        states: torch.Tensor,
+        taps: Mapping[int, torch.Tensor],
+        threads: int,
+    ) -> None:
+        """Computes a step whose attention the policies of the jobs' caches compute; `taps`: where
+        tapped states go (nodes, E).
+        """
+        nodes, heads, width = step.nodes, self.model.heads, self.width
+        hidden = states.clone()
+        qkv = torch.empty(nodes, (heads + 2 * self.model.kv_heads) * width)
+        attended = torch.empty(nodes, heads, width)
+        queries = qkv[:, : heads * width].view(nodes, heads, width).transpose(0, 1)
+        between = library.Between(
+            hidden=hidden.data_ptr(), qkv=qkv.data_ptr(), attended=attended.data_ptr()
+        )
+        last = -1  # the layer that ran before
+        layers = range(len(self.layout)) if jobs[0].layers is None else jobs[0].layers
+        with library.running(threads):
+            for layer in (*layers, -1):
+                between.after, between.before = last, layer
+                if not self.library.ft_go_between(self.model, step, between, threads):
+                    raise MemoryError("no memory for a step")
+                entered = len(self.layout) if layer < 0 else layer
+                for tap in range(last + 1, entered + 1) if taps else ():
+                    if tap in taps:
+                        taps[tap][:] = hidden
+                if layer >= 0:
+                    self._ask(jobs, layer, queries, attended)
+                last = layer
+
+    def _ask(
+        self, jobs: Sequence[Job], layer: int, queries: torch.Tensor, attended: torch.Tensor
+    ) -> None:
+        """Asks the policies for the attention of all nodes (nodes, H, D), of queries (H, nodes, D)
+        whose keys and values are in the caches.
+        """
+        q = queries.to(torch.bfloat16)
+        window = self.windows[layer] or None
+        first = 0
+        for job in jobs:
+            end = first + len(job.tokens)
+            rows = job.start + len(job.tokens)
+            keys, values = job.cache.k[layer][:, :rows], job.cache.v[layer][:, :rows]
+            mask = job.mask(window, torch.bfloat16)
+            asked = Attention(layer, q[:, first:end], keys, values, mask, self.model.scale)
+            attended[first:end] = job.by_policy(asked)
+            first = end
 
     def _follows(self, jobs: Sequence[Job]) -> int:
         """How many tokens the jobs go on by in the same call."""

@@ -23,7 +23,8 @@ class Executor(Protocol):
     `name`: the name of its file, as users give it. `size`: nodes that the last forward computed,
     padding included. `exact_bits`: whether a row's result depends on no other row, to the last bit.
     `takes_layers`: whether it also computes parts of the layers, and given states;
-    `takes_segments`: and texts whose first rows are shared. `sizes`: the numbers of nodes that
+    `takes_segments`: and texts whose first rows are shared. `takes_watched`: and jobs whose
+    attention a cache policy computes. `sizes`: the numbers of nodes that
     forwards are padded to, () if any number is computed as it is.
     `fallback`: the executor of what this one leaves, None: torch.
     """
@@ -33,6 +34,7 @@ class Executor(Protocol):
     exact_bits: bool = False
     takes_layers: bool = False
     takes_segments: bool = False
+    takes_watched: bool = False
     sizes: tuple[int, ...]
     fallback: Executor | None
 

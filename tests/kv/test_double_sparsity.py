@@ -119,10 +119,8 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:  # selects of committed rows only, and reads those of the draft always
         real = Labelled.reads
 
-        def reads(self: Any, job: Any, *args: Any) -> torch.Tensor:
-            read = real(self, job, *args)
-            read[..., job.cache.base :] = True
-            return read
+        def reads(self: Any, job: Any, asked: Any) -> Any:
+            return replace(real(self, job, asked), first=job.cache.base)
 
         monkeypatch.setattr(Labelled, "reads", reads)
     assert differs(made, PROMPT, WHOLE, loops(SMALL), 5, True) > 1e-3

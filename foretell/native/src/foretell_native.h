@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 5
+#define FT_VERSION 6
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -86,6 +86,39 @@ typedef struct {
     int32_t tap_count;
     float *tapped;                 /* (tap_count, nodes, hidden) */
 } ft_step;
+
+/* What lies between the attention of two layers, for jobs whose attention the caller computes: the
+   rest of layer `after` behind what its attention gave (-1: the step begins), then layer `before` up
+   to where its rotated queries stand in `qkv` and its keys and values in the caches (-1: the logits).
+   */
+typedef struct {
+    int32_t after, before;
+    float *hidden;                 /* (nodes, hidden): the residual stream, kept between calls */
+    float *qkv;                    /* (nodes, outputs of qkv) */
+    const float *attended;         /* (nodes, heads * width) */
+} ft_between;
+
+/* Attention of queries over some rows of a cache. Numbers of a row lie beside each other; strides
+   count numbers. Which rows a node reads is said for each query head, or for each key head (`owners`
+   of them): by `lists` of pages, rows list * page to list * page + page - 1, ascending, and all rows
+   from `first` on; or by `read`; or it reads all of them, where both are NULL. A row that the mask
+   hides is read by nobody. */
+typedef struct {
+    int32_t heads, kv_heads, nodes, rows, width, value_width;
+    int32_t wide;                  /* 1: keys and values are float32; 0: bfloat16 */
+    int32_t owners, longest, page, first;
+    const void *keys, *values;
+    int64_t key_head, key_row, value_head, value_row;
+    const float *q;                /* (heads, nodes, width) */
+    const int32_t *lists;          /* (owners, nodes, longest) or NULL */
+    const uint8_t *read;           /* (owners, nodes, rows) or NULL */
+    const float *mask;             /* added to scores, (nodes, rows), or NULL */
+    int64_t mask_head;             /* between the masks of two query heads; 0: they share one */
+    float scale;
+    float *out;                    /* (nodes, heads, value_width) */
+    float *weights;                /* (kv_heads, nodes, rows) or NULL: their means over query heads
+                                      that share keys */
+} ft_reading;
 
 /* How a step goes on: each job by the best token of its one row, `count` tokens in all. What enters
    for a token is its row of `embeddings` times `scale`. */
@@ -186,6 +219,11 @@ typedef struct {
     void (*soften)(ft_attention *call);
     void (*mix)(ft_attention *call, int32_t first, int32_t last);
     int32_t (*best)(const float *logits, int32_t count, float *chance);
+    int64_t (*reading_bytes)(const ft_reading *reading);
+    void (*read_listed)(const ft_reading *reading, int32_t node, int32_t first, int32_t last,
+                        void *memory);
+    void (*multiply_rows)(const ft_reading *reading, int32_t kv_head, int32_t node, int32_t from,
+                          int32_t to);
 } ft_kernels;
 
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only
@@ -225,6 +263,19 @@ EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_fo
    took; 0: no memory. */
 EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_growth *growth,
                        int32_t threads);
+/* A part of a step, see ft_between. The step's `states` are read by nobody: they begin as
+   `hidden`. 0: no memory. */
+EXPORT int32_t ft_go_between(const ft_model *model, const ft_step *step, const ft_between *between,
+                             int32_t threads);
+/* Attention over listed rows. 0: no memory. */
+EXPORT int32_t ft_read(const ft_reading *reading, int32_t threads);
+/* Products of queries with all rows of their key head, out (heads, nodes, rows); nothing is scaled
+   or hidden. */
+EXPORT void ft_products(const ft_reading *reading, int32_t threads);
+/* Of each list of scores (lists, length) the places of the `count` highest, ascending (lists,
+   count); of equal ones the first. 0: no memory. */
+EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
+                          int32_t *places, int32_t threads);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);

@@ -775,3 +775,5 @@ static int32_t best(const float *logits, int32_t count, float *chance) {
     *chance = 1.0f / sum;
     return place;
 }
+
+#include "listed.h"

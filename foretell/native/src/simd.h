@@ -147,6 +147,23 @@ INLINE float v_sum(vec a) {
     return _mm_cvtss_f32(_mm_add_ss(part, _mm_shuffle_ps(part, part, 1)));
 }
 INLINE float v_top(vec a) { return _mm512_reduce_max_ps(a); }
+/* The sums of 16 vectors, each as v_sum takes it. */
+INLINE vec v_sums(const vec *a) {
+    __m512 b[8], c[4], d[2];
+    FLAT for (int i = 0; i < 8; i++) /* halves */
+        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[i], a[i + 8], 0x44),
+                             _mm512_shuffle_f32x4(a[i], a[i + 8], 0xee));
+    FLAT for (int i = 0; i < 4; i++) /* quarters: of a[i], a[i + 4], a[i + 8], a[i + 12] */
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[i], b[i + 4], 0x88),
+                             _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd));
+    FLAT for (int i = 0; i < 2; i++) /* pairs, within quarters */
+        d[i] = _mm512_add_ps(_mm512_shuffle_ps(c[i], c[i + 2], 0x44),
+                             _mm512_shuffle_ps(c[i], c[i + 2], 0xee));
+    __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(d[0], d[1], 0x88),
+                                _mm512_shuffle_ps(d[0], d[1], 0xdd));
+    const __m512i places = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+    return _mm512_permutexvar_ps(places, sums);
+}
 #define FT_WIDE_OPERATIONS
 
 #elif defined(FT_AVX2)
@@ -334,6 +351,13 @@ INLINE float v_sum(vec a) {
         for (int i = 0; i < half; i++)
             part[i] += part[i + half];
     return part[0];
+}
+
+INLINE vec v_sums(const vec *a) {
+    float part[16];
+    for (int i = 0; i < 16; i++)
+        part[i] = v_sum(a[i]);
+    return v_load(part);
 }
 
 INLINE float v_top(vec a) {

@@ -234,6 +234,7 @@ typedef struct {
     ft_attention *calls;      /* of each pack and key head, where threads share each; or NULL */
     float *call_memory;
     int32_t longest;          /* rows that a node sees */
+    const ft_between *between; /* of the part that runs; NULL: the whole step */
 } step_job;
 
 typedef struct {
@@ -530,6 +531,27 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
             step->logits[(int64_t)i * matrix->outputs + v] *= model->logit_scale;
 }
 
+/* A layer up to its attention. */
+static void enter_layer(ft_team *team, int thread, step_job *job, private *own, int32_t index) {
+    const ft_layer *layer = job->model->layer + index;
+    const ft_rows *rows = attention_rows(team, thread, job, own, layer);
+    multiply(team, thread, &layer->qkv, rows, job->step->nodes, job->qkv, layer->qkv.outputs, 0);
+    ft_barrier(team);
+}
+
+/* What a layer makes of what its attention gave. */
+static void leave_layer(ft_team *team, int thread, step_job *job, private *own, int32_t index) {
+    const ft_model *model = job->model;
+    const ft_layer *layer = model->layer + index;
+    const int32_t nodes = job->step->nodes;
+    multiply(team, thread, &layer->out, &job->attended, nodes, job->hidden, model->hidden, 1);
+    ft_barrier(team);
+    const ft_rows *rows = normed_rows(team, thread, job, own, layer->after, layer->after_eps);
+    gates(team, thread, job, layer, rows);
+    multiply(team, thread, &layer->down, &job->inner, nodes, job->hidden, model->hidden, 1);
+    ft_barrier(team);
+}
+
 static void step_work(ft_team *team, int thread, void *argument) {
     step_job *job = argument;
     const ft_model *model = job->model;
@@ -538,29 +560,53 @@ static void step_work(ft_team *team, int thread, void *argument) {
     int32_t last = -1;
     for (int32_t i = 0; i < step->layer_count; i++) {
         int32_t index = step->layers[i];
-        const ft_layer *layer = model->layer + index;
         if (step->tap_count)
             for (int32_t skipped = last + 1; skipped <= index; skipped++)
                 tap(team, thread, job, skipped);
         last = index;
-        const ft_rows *rows = attention_rows(team, thread, job, &own, layer);
-        multiply(team, thread, &layer->qkv, rows, step->nodes, job->qkv, layer->qkv.outputs, 0);
-        ft_barrier(team);
-        attention(team, thread, job, &own, layer, index);
-        multiply(team, thread, &layer->out, &job->attended, step->nodes, job->hidden,
-                 model->hidden, 1);
-        ft_barrier(team);
-        rows = normed_rows(team, thread, job, &own, layer->after, layer->after_eps);
-        gates(team, thread, job, layer, rows);
-        multiply(team, thread, &layer->down, &job->inner, step->nodes, job->hidden, model->hidden,
-                 1);
-        ft_barrier(team);
+        enter_layer(team, thread, job, &own, index);
+        attention(team, thread, job, &own, model->layer + index, index);
+        leave_layer(team, thread, job, &own, index);
     }
     if (step->tap_count)
         for (int32_t after = last + 1; after <= model->layers; after++)
             tap(team, thread, job, after);
     if (step->row_count)
         head(team, thread, job, &own);
+}
+
+/* A part of a step, see ft_between. */
+static void between_work(ft_team *team, int thread, void *argument) {
+    step_job *job = argument;
+    const ft_model *model = job->model;
+    const ft_step *step = job->step;
+    const ft_between *between = job->between;
+    private own = private_of(job, thread);
+    const int32_t numbers = model->heads * model->width;
+    if (between->after >= 0) {
+        for (int32_t node; (node = ft_next(team, thread, step->nodes)) < step->nodes;)
+            kernels->prepare(&job->attended, node, 0, numbers,
+                             between->attended + (int64_t)node * numbers, model->format);
+        ft_barrier(team);
+        leave_layer(team, thread, job, &own, between->after);
+    }
+    if (between->before < 0) {
+        if (step->row_count)
+            head(team, thread, job, &own);
+        return;
+    }
+    const ft_layer *layer = model->layer + between->before;
+    enter_layer(team, thread, job, &own, between->before);
+    const int32_t tasks = step->nodes * model->kv_heads;
+    for (int32_t task; (task = ft_next(team, thread, tasks)) < tasks;) {
+        int32_t row = task / model->kv_heads, which = 0;
+        while (which + 1 < step->job_count && job->first_node[which + 1] <= row)
+            which++;
+        const ft_job *part = step->jobs + which;
+        store_node(job, layer, between->before * part->layer_stride, part,
+                   row - job->first_node[which], task % model->kv_heads,
+                   job->qkv + (int64_t)row * layer->qkv.outputs);
+    }
 }
 
 /* Whether two jobs follow the same shared rows. */
@@ -600,9 +646,12 @@ static void make_packs(step_job *job) {
     job->packs[job->pack_count] = placed;
 }
 
-/* One forward. 0: no memory. */
-EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads) {
-    const int32_t group = model->heads / model->kv_heads;
+/* Lays out what a step works in: `shared` more bytes, and `attention` of each thread. Returns the
+   memory, NULL: there is none, and where the shared bytes are. */
+static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t attention,
+                     char **shared_at) {
+    const ft_model *model = job->model;
+    const ft_step *step = job->step;
     const int64_t nodes = step->nodes > 2 * step->row_count ? step->nodes : 2 * step->row_count;
     int32_t widest = model->heads * model->width;
     int32_t read = model->hidden;
@@ -610,6 +659,42 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
         if (model->layer[l].token_norm)
             read = 2 * model->hidden;
     widest = widest > read ? widest : read;
+    job->private_bytes = aligned(4 * (int64_t)model->hidden) +
+                         aligned(4 * 32 * (int64_t)model->width) +
+                         rows_bytes(2 * FEW, 2 * model->hidden) + aligned(attention);
+    int64_t hidden = aligned(4 * nodes * model->hidden);
+    int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
+    int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
+    int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
+    if (job->between)
+        hidden = qkv = 0;
+    char *memory =
+        memory_of(hidden + qkv + rows + inner + 4 * firsts + shared + threads * job->private_bytes);
+    if (!memory)
+        return NULL;
+    char *place = memory;
+    job->hidden = job->between ? job->between->hidden : (float *)place;
+    job->qkv = job->between ? job->between->qkv : (float *)(place + hidden);
+    place += hidden + qkv;
+    job->normed = job->normed_beside = job->attended = rows_at(place, nodes, widest);
+    job->normed.inputs = model->hidden;
+    job->normed_beside.inputs = 2 * model->hidden;
+    job->attended.inputs = model->heads * model->width;
+    job->inner = rows_at(place += rows, nodes, model->inner);
+    job->first_node = (int32_t *)(place += inner);
+    job->order = (int32_t *)(place += firsts);
+    job->packs = (int32_t *)(place += firsts);
+    job->packed = (uint8_t *)(place += firsts);
+    *shared_at = place += firsts;
+    job->private_memory = place + shared;
+    for (int32_t i = 0, first = 0; i < step->job_count; first += step->jobs[i++].nodes)
+        job->first_node[i] = first;
+    return memory;
+}
+
+/* One forward. 0: no memory. */
+EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads) {
+    const int32_t group = model->heads / model->kv_heads;
     step_job job = {.model = model, .step = step};
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     int32_t longest = 0;
@@ -630,42 +715,31 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
                              calls % threads;
     job.longest = longest;
     job.attention_floats = kernels->attention_floats(longest, model->width, queries);
-    job.private_bytes = aligned(4 * (int64_t)model->hidden) +
-                        aligned(4 * 32 * (int64_t)model->width) +
-                        rows_bytes(2 * FEW, 2 * model->hidden) + aligned(4 * job.attention_floats);
-    int64_t hidden = aligned(4 * nodes * model->hidden);
-    int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
-    int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
-    int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
     int64_t calls_bytes = aligned(calls * (int64_t)sizeof(ft_attention));
     int64_t shared = together ? calls_bytes + aligned(4 * calls * job.attention_floats) : 0;
-    char *memory =
-        memory_of(hidden + qkv + rows + inner + 4 * firsts + shared + threads * job.private_bytes);
+    char *place, *memory = lay_out(&job, threads, shared, 4 * job.attention_floats, &place);
     if (!memory)
         return 0;
-    char *place = memory;
-    job.hidden = (float *)place;
-    job.qkv = (float *)(place += hidden);
-    job.normed = job.normed_beside = job.attended = rows_at(place += qkv, nodes, widest);
-    job.normed.inputs = model->hidden;
-    job.normed_beside.inputs = 2 * model->hidden;
-    job.attended.inputs = model->heads * model->width;
-    job.inner = rows_at(place += rows, nodes, model->inner);
-    job.first_node = (int32_t *)(place += inner);
-    job.order = (int32_t *)(place += firsts);
-    job.packs = (int32_t *)(place += firsts);
-    job.packed = (uint8_t *)(place += firsts);
-    place += firsts;
     if (together) {
         job.calls = (ft_attention *)place;
         job.call_memory = (float *)(place + calls_bytes);
     }
-    job.private_memory = place + shared;
-    for (int32_t i = 0, first = 0; i < step->job_count; first += step->jobs[i++].nodes)
-        job.first_node[i] = first;
     make_packs(&job);
     memcpy(job.hidden, step->states, 4 * (size_t)step->nodes * (size_t)model->hidden);
     ft_run(step_work, &job, threads);
+    free(memory);
+    return 1;
+}
+
+/* A part of a step whose attention the caller computes. 0: no memory. */
+EXPORT int32_t ft_go_between(const ft_model *model, const ft_step *step, const ft_between *between,
+                             int32_t threads) {
+    step_job job = {.model = model, .step = step, .between = between};
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    char *place, *memory = lay_out(&job, threads, 0, 0, &place);
+    if (!memory)
+        return 0;
+    ft_run(between_work, &job, threads);
     free(memory);
     return 1;
 }

@@ -33,6 +33,7 @@ class Plain:
     exact_bits = False
     takes_layers = False
     takes_segments = False
+    takes_watched = False
 
     def __init__(
         self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None

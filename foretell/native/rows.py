@@ -1,0 +1,109 @@
+"""Attention over rows of a cache that are listed, by the C library.
+
+Tensors are of a CPU. Keys and values are float32 or bfloat16, and may be views whose rows' numbers
+lie beside each other; all sums are of float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from foretell.native import library
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def takes(*tensors: torch.Tensor) -> bool:
+    """Whether the library reads these tensors of rows (KV, rows, D)."""
+    return library.available() and all(
+        rows.dtype is tensors[0].dtype
+        and rows.dtype in DTYPES
+        and rows.device.type == "cpu"
+        and rows.stride(2) == 1
+        for rows in tensors
+    )
+
+
+def _reading(q: torch.Tensor, keys: torch.Tensor) -> library.Reading:
+    """What there is to read for q (H, n, D) float32, contiguous."""
+    return library.Reading(
+        heads=q.shape[0],
+        kv_heads=keys.shape[0],
+        nodes=q.shape[1],
+        rows=keys.shape[1],
+        width=keys.shape[2],
+        wide=keys.dtype is torch.float32,
+        owners=keys.shape[0],
+        keys=keys.data_ptr(),
+        key_head=keys.stride(0),
+        key_row=keys.stride(1),
+        q=q.data_ptr(),
+    )
+
+
+def read(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | None = None,
+    lists: torch.Tensor | None = None,
+    page: int = 1,
+    first: int | None = None,
+    read: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q (H, n, D) over keys and values (KV, rows, D) -> (n, H, D) float32.
+
+    Which rows are read: those of the pages of `page` rows in `lists` int32 (H or KV, n, pages),
+    ascending, and all from `first` on; or those of `read`, bool (H or KV, n, rows); else all.
+    `mask`: added to scores, (n, rows) or (H or 1, n, rows); -inf hides. Into `weights` (KV, n,
+    rows) float32 goes what rows are given, the mean over query heads that share keys.
+    """
+    heads, nodes, _ = q.shape
+    q = q.float().contiguous()
+    reading = _reading(q, keys)
+    if mask is not None:
+        mask = mask.float().contiguous()
+        reading.mask = mask.data_ptr()
+        shared = mask.dim() == 2 or len(mask) == 1
+        reading.mask_head = 0 if shared else nodes * keys.shape[1]
+    if lists is not None:
+        lists = lists.to(torch.int32).contiguous()
+        reading.lists, reading.owners, reading.longest = lists.data_ptr(), *lists.shape[::2]
+        reading.page = page
+        reading.first = keys.shape[1] if first is None else first
+    elif read is not None:
+        read = read.contiguous()
+        reading.read, reading.owners = read.data_ptr(), len(read)
+    out = torch.empty(nodes, heads, values.shape[2])
+    reading.values, reading.value_width = values.data_ptr(), values.shape[2]
+    reading.value_head, reading.value_row = values.stride()[:2]
+    reading.scale = scale
+    reading.out, reading.weights = out.data_ptr(), library.address(weights)
+    if not library.library().ft_read(reading, library.threads()):
+        raise MemoryError("no memory for attention")
+    return out
+
+
+def products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q (H, n, D) with all rows of keys (KV, rows, D) -> (H, n, rows) float32."""
+    q = q.float().contiguous()
+    reading = _reading(q, keys)
+    out = torch.empty(*q.shape[:2], keys.shape[1])
+    reading.out = out.data_ptr()
+    library.library().ft_products(reading, library.threads())
+    return out
+
+
+def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the `count` highest scores (..., rows) float32, ascending, int32; of equal ones
+    the first.
+    """
+    scores = scores.contiguous()
+    places = torch.empty(*scores.shape[:-1], count, dtype=torch.int32)
+    sizes = places.numel() // count, scores.shape[-1], count
+    where = scores.data_ptr(), *sizes, places.data_ptr()
+    if not library.library().ft_highest(*where, library.threads()):
+        raise MemoryError("no memory for a choice of rows")
+    return places

@@ -1,0 +1,165 @@
+/* Attention over rows that are listed, products with all rows of a cache, and the highest of some
+   numbers: what cache policies are made of that select, and those that watch. */
+
+#define _GNU_SOURCE
+#include "foretell_native.h"
+#include "pool.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FEW_TASKS 4   /* tasks a thread, below which heads that share keys are tasks of their own */
+#define PIECE 1024    /* rows of one task of products */
+
+typedef struct {
+    const ft_reading *reading;
+    int32_t heads;    /* of one task */
+    char *memory;
+    int64_t bytes;    /* of each thread */
+} listed_job;
+
+static void listed_work(ft_team *team, int thread, void *argument) {
+    listed_job *job = argument;
+    const ft_reading *reading = job->reading;
+    const int32_t parts = reading->heads / job->heads, total = parts * reading->nodes;
+    for (int32_t task; (task = ft_next(team, thread, total)) < total;) {
+        int32_t first = task % parts * job->heads;
+        ft_chosen()->read_listed(reading, task / parts, first, first + job->heads,
+                                 job->memory + thread * job->bytes);
+    }
+}
+
+/* 0: no memory. */
+EXPORT int32_t ft_read(const ft_reading *reading, int32_t threads) {
+    const int32_t group = reading->heads / reading->kv_heads;
+    const int64_t tasks = (int64_t)reading->nodes * reading->kv_heads;
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    const int apart = !reading->weights && threads > 1 && tasks < FEW_TASKS * threads;
+    listed_job job = {.reading = reading, .heads = apart ? 1 : group};
+    job.bytes = (ft_chosen()->reading_bytes(reading) + 63) / 64 * 64;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, (size_t)(threads * job.bytes)))
+        return 0;
+    job.memory = memory;
+    ft_run(listed_work, &job, threads);
+    free(memory);
+    return 1;
+}
+
+static void products_work(ft_team *team, int thread, void *argument) {
+    const ft_reading *reading = argument;
+    const int32_t pieces = (reading->rows + PIECE - 1) / PIECE;
+    const int32_t each = pieces * reading->kv_heads, total = each * reading->nodes;
+    for (int32_t task; (task = ft_next(team, thread, total)) < total;) {
+        int32_t from = task % pieces * PIECE, left = reading->rows - from;
+        ft_chosen()->multiply_rows(reading, task % each / pieces, task / each, from,
+                                   from + (left < PIECE ? left : PIECE));
+    }
+}
+
+EXPORT void ft_products(const ft_reading *reading, int32_t threads) {
+    ft_run(products_work, (void *)reading, threads);
+}
+
+/* --- the highest of some numbers */
+
+typedef struct {
+    const float *scores;
+    int32_t lists, length, count;
+    int32_t *places;
+    char *memory;
+    int64_t bytes;    /* of each thread */
+} highest_job;
+
+#define DIGIT 11 /* bits that are looked at together */
+
+/* Whole numbers in the order of floats, NaN aside; of both zeros the same. */
+static uint32_t ordered(float score) {
+    uint32_t bits;
+    score += 0.0f;
+    memcpy(&bits, &score, 4);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* What the `count`-th highest of `length` scores is, count at most length, as `ordered` has it; and
+   how many of those that are equal to it are among them. Digit by digit, the numbers are counted
+   that begin as it does. */
+static uint32_t find_least(const float *scores, int32_t length, int32_t count, int32_t *equal) {
+    const uint32_t digits = (1u << DIGIT) - 1;
+    uint32_t least = 0, mask = 0;
+    for (int shift = 32 - DIGIT;; shift = shift > DIGIT ? shift - DIGIT : 0) {
+        int32_t found[1 << DIGIT] = {0};
+        for (int32_t i = 0; i < length; i++) {
+            uint32_t key = ordered(scores[i]);
+            if ((key & mask) == (least & mask))
+                found[key >> shift & digits]++;
+        }
+        uint32_t digit = digits;
+        for (; found[digit] < count; digit--)
+            count -= found[digit];
+        least = (least & mask) | digit << shift;
+        mask |= digits << shift;
+        *equal = count;
+        if (!shift)
+            return least;
+    }
+}
+
+/* Places of the `count` highest scores, ascending; of equal ones the first. `memory`: room for the
+   scores and for numbers of their blocks. */
+static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
+                         float *memory) {
+    const int32_t blocks = (length + BLOCK - 1) / BLOCK;
+    int32_t *block = (int32_t *)(memory + blocks * BLOCK), kept = 0, equal = 0, taken = 0;
+    for (int32_t b = 0; b < blocks; b++) {
+        int32_t end = (b + 1) * BLOCK < length ? (b + 1) * BLOCK : length;
+        float top = scores[b * BLOCK];
+        for (int32_t i = b * BLOCK + 1; i < end; i++)
+            top = scores[i] > top ? scores[i] : top;
+        memory[b] = top;
+    }
+    /* As many blocks as are wanted reach the lowest of the highest blocks' tops, with a score each:
+       blocks that do not reach it have none that is wanted. */
+    uint32_t least = count < blocks ? find_least(memory, blocks, count, &equal) : 0;
+    for (int32_t b = 0; b < blocks; b++)
+        if (ordered(memory[b]) >= least)
+            block[kept++] = b;
+    for (int32_t k = 0; k < kept; k++) {
+        int32_t first = block[k] * BLOCK, left = length - first;
+        for (int32_t i = 0; i < BLOCK; i++) /* scores that are not there are the last ones */
+            memory[k * BLOCK + i] = i < left ? scores[first + i] : -INFINITY;
+    }
+    least = 0;
+    equal = count;
+    if (count < kept * BLOCK)
+        least = find_least(memory, kept * BLOCK, count, &equal);
+    for (int32_t k = 0; taken < count; k++) {
+        uint32_t key = ordered(memory[k]);
+        if (key > least || (key == least && equal-- > 0))
+            places[taken++] = block[k / BLOCK] * BLOCK + k % BLOCK;
+    }
+}
+
+static void highest_work(ft_team *team, int thread, void *argument) {
+    highest_job *job = argument;
+    float *memory = (float *)(job->memory + thread * job->bytes);
+    for (int32_t list; (list = ft_next(team, thread, job->lists)) < job->lists;)
+        find_highest(job->scores + (int64_t)list * job->length, job->length, job->count,
+                     job->places + (int64_t)list * job->count, memory);
+}
+
+/* 0: no memory. */
+EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
+                          int32_t *places, int32_t threads) {
+    threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    highest_job job = {.scores = scores, .lists = lists, .length = length, .count = count,
+                       .places = places};
+    job.bytes = 64 * ((8 * ((int64_t)length + BLOCK) + 63) / 64);
+    job.memory = malloc((size_t)(threads * job.bytes));
+    if (!job.memory)
+        return 0;
+    ft_run(highest_work, &job, threads);
+    free(job.memory);
+    return 1;
+}
