@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.families.decoder import Decoder
+from foretell.ops.gates import save
 from foretell.ops.keeping import KV
 from foretell.ops.words import Words
 from foretell.spec import kv_of
@@ -36,11 +39,13 @@ SMALL = {
     "snapkv": "snapkv:budget=10,window=3,kernel=3",
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
+    "duo-attention": "duo-attention:sparsity=0.5,sinks=2,recent=6,every=3,gates={gates}",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
+    "duo-attention": "duo-attention:sparsity=0",
 }
 # Every fourth token ends a sentence.
 WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
@@ -49,7 +54,15 @@ PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 
 def small(name: str) -> KV:
     """It with settings that change the rows of short texts."""
-    return kv_of(SMALL.get(name, f"{name}:budget=10,every=3"))
+    return kv_of(SMALL.get(name, f"{name}:budget=10,every=3").replace("{gates}", gates()))
+
+
+@cache
+def gates() -> str:
+    """A file of gates for the target, which are spread over all of its heads."""
+    path = Path(tempfile.mkdtemp()) / "gates.safetensors"
+    save(torch.tensor([[0.9, 0.1], [0.8, 0.7], [0.2, 0.3]]), path, target(), 1)
+    return str(path)
 
 
 def large(name: str) -> KV:
