@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foretell.errors import BadConfig
-from foretell.ops.gates import streaming_of
+from foretell.ops.gates import check_sparsity, streaming_of
 from foretell.ops.keeping import KV, check_every
 from foretell.ops.ragged import Ragged
 
@@ -45,8 +45,7 @@ class DuoAttention(KV):
     gates: str = ""  # a file or a folder; else those that ship
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sparsity <= 1:
-            raise BadConfig.field("duo-attention:sparsity", self.sparsity, "between 0 and 1")
+        check_sparsity("duo-attention", self.sparsity)
         for name, least in (("sinks", 0), ("recent", 1)):
             if getattr(self, name) < least:
                 value = getattr(self, name)

@@ -25,6 +25,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
+from foretell.ops.paging import extremes, upper
 from foretell.ops.selecting import Selecting
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ class Pages(Selecting):
         for layer, keys in enumerate(cache.k):
             known = self.bounds.get(layer)
             first = 0 if known is None else known.shape[2]
-            new = keys[:, first * self.page : pages * self.page].unflatten(1, (-1, self.page))
-            made = torch.stack([new.amax(2), new.amin(2)])
+            made = extremes(keys[:, first * self.page : pages * self.page], self.page)
             bounds[layer] = made if known is None else torch.cat([known, made], 2)
         self.bounds = bounds
 
@@ -105,13 +105,3 @@ class Pages(Selecting):
         above = upper(q, bounds)
         read = above.topk(self.count, -1).indices
         return torch.zeros_like(above, dtype=torch.bool).scatter_(-1, read, True)
-
-
-def upper(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-    """What each query (H, n, D) can give to any key of each page at most, (H, n, pages).
-
-    Positive numbers of the query meet the largest of the keys, negative ones the smallest.
-    """
-    times = len(q) // bounds.shape[1]
-    highest, lowest = bounds.repeat_interleave(times, 1)
-    return q.clamp(min=0) @ highest.transpose(1, 2) + q.clamp(max=0) @ lowest.transpose(1, 2)

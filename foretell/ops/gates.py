@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from foretell.errors import BadConfig
 from foretell.ops.marked import Kind
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ GATES = Kind(
 def save(gates: torch.Tensor, path: Path, model: Model, steps: int) -> None:
     """Writes gates (L, KV), whole or not at all. Raises BadFile."""
     GATES.save(gates, path, model, steps=str(steps))
+
+
+def check_sparsity(method: str, sparsity: float) -> None:
+    """Raises BadConfig for what is no share of heads."""
+    if not 0 <= sparsity <= 1:
+        raise BadConfig.field(f"{method}:sparsity", sparsity, "between 0 and 1")
 
 
 def streaming(gates: torch.Tensor, sparsity: float) -> torch.Tensor:

@@ -46,10 +46,13 @@ class Ragged(Holding):
         """Whether rows leave the cache."""
         return bool(self.streaming.any())
 
-    @property
-    def stays(self) -> int:
-        """Rows that a cache has before any leave it."""
-        return self.first + self.recent
+    def last(self, length: int) -> int:
+        """The last rows that streaming heads see of a text behind so many tokens."""
+        return self.recent
+
+    def complete(self, length: int) -> bool:
+        """Whether all heads see all rows behind so many tokens."""
+        return not self.leaves or length < self.first + self.last(length)
 
     def clear(self) -> None:
         self.held, self.near = {}, None
@@ -62,15 +65,16 @@ class Ragged(Holding):
         if not self.leaves:
             return NEVER
         # Forwards end where streaming heads begin to miss rows: all nodes are watched, or none.
-        beyond = length - self.stays
+        beyond = length - self.first - self.last(length)
         return -beyond if beyond < 0 else self.block - beyond % self.block
 
     def change(self, cache: Any) -> None:
-        if self.leaves:
-            super().change(cache)
+        blocks = (cache.base - self.first - self.last(cache.length)) // self.block
+        if self.leaves and blocks > 0:
+            self.hold(*cache.give(blocks * self.block, self.first))
 
     def watches(self, job: Any) -> bool:
-        return self.leaves and bool(job.cache.length >= self.stays)
+        return not self.complete(job.cache.length)
 
     def keep(self, cache: Any, nodes: Any) -> None:
         self.near = None
@@ -109,7 +113,8 @@ class Ragged(Holding):
         """Which rows of the cache streaming heads see, bool (n, rows)."""
         if self.near is None or self.near[0] is not job:
             here, columns = places(job)
-            self.near = job, (columns < self.first) | (here[:, None] - columns < self.recent)
+            last = self.last(job.cache.length)
+            self.near = job, (columns < self.first) | (here[:, None] - columns < last)
         return self.near[1]
 
     def parts(self, job: Any, asked: Attention) -> list[Part]:
@@ -157,6 +162,11 @@ def masked(asked: Attention, seen: torch.Tensor | None) -> Attention:
     """The same over those rows alone that each query may see, bool (H, n, rows); None: all."""
     if seen is None:
         return asked
-    hidden = torch.zeros(seen.shape, dtype=asked.q.dtype, device=asked.q.device)
-    hidden = hidden.masked_fill(~seen, -torch.inf)
+    hidden = hiding(seen, asked.q)
     return replace(asked, mask=hidden if asked.mask is None else hidden + asked.mask)
+
+
+def hiding(seen: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The additive mask that hides the other rows, of the number format of `like`."""
+    hidden = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+    return hidden.masked_fill(~seen, -torch.inf)

@@ -40,12 +40,14 @@ SMALL = {
     "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
     "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
     "duo-attention": "duo-attention:sparsity=0.5,sinks=2,recent=6,every=3,gates={gates}",
+    "lserve": "lserve:budget=12,page=4,part=2,reuse=2,sinks=4,recent=4,prompt=8,gates={gates}",
 }
 LARGE = {
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
     "duo-attention": "duo-attention:sparsity=0",
+    "lserve": "lserve:sparsity=0,bits=16",
 }
 # Every fourth token ends a sentence.
 WORDS = Words([b"." if token % 4 == 0 else b"a%d" % token for token in range(VOCAB)])
