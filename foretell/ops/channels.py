@@ -24,6 +24,7 @@ from foretell.ops.marked import Kind
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
+
 def _wrong(channels: torch.Tensor) -> str:
     right = channels.dim() == 3 and channels.numel() > 0
     numbers = torch.arange(channels.shape[-1])

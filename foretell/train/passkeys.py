@@ -70,18 +70,19 @@ class Planting:
             )
             keys = [" ".join(draw.choices(WORDS, k=self.words)) for _ in range(self.keys)]
             planted = [
-                encode(PLANTED.format(nth=nth, key=key)) for nth, key in zip(ORDER, keys, strict=False)
+                encode(PLANTED.format(nth=nth, key=key))
+                for nth, key in zip(ORDER, keys, strict=False)
             ]
             tail, answers = self._questions(encode, keys)
             begin, end = encode(BEGIN), encode(END)
             count = length - len(begin) - len(end) - len(tail) - sum(map(len, planted))
             if count < 1:
-                need = length - count + 1
-                raise BadConfig.field("shortest", self.shortest, f"at least {need} for the passkeys")
+                need = f"at least {length - count + 1} for the passkeys"
+                raise BadConfig.field("shortest", self.shortest, need)
             while len(book) < count:
                 token = next(rest, None)
                 if token is None:
-                    raise BadConfig(f"the texts have less than {self.longest} tokens; give longer ones")
+                    raise BadConfig("the texts are too short; give longer ones, or more")
                 book.append(token)
             depths = sorted(draw.sample(range(50, 951), self.keys))
             places = [count * depth // 1000 for depth in depths]

@@ -107,9 +107,11 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = replace(SMALL, part=4)
     elif slip == "rejected":  # the choice of a rejected draft is kept
         keep = Served.keep
-        monkeypatch.setattr(
-            Served, "keep", lambda self, cache, nodes: keep(self, cache, nodes and [-1])
-        )
+
+        def beside(self: Served, cache: Any, nodes: Sequence[int]) -> None:
+            keep(self, cache, nodes and [min(1, len(cache.tokens) - 1)])
+
+        monkeypatch.setattr(Served, "keep", beside)
     else:
         made = replace(SMALL, in_prompt=8)
     assert differs(made, loops(SMALL), 2, True) > 1e-3
@@ -132,7 +134,10 @@ def test_a_rejected_draft_leaves_the_state_as_it_was() -> None:
 
 def test_parts_as_large_as_pages_choose_what_quest_does() -> None:
     random = torch.Generator().manual_seed(1)
-    keys, q = torch.randn(2, 40, WIDTH, generator=random), torch.randn(4, 6, WIDTH, generator=random)
+    keys, q = (
+        torch.randn(2, 40, WIDTH, generator=random),
+        torch.randn(4, 6, WIDTH, generator=random),
+    )
     policy = replace(SMALL, part=4, count=5)
     ours = policy.best(q, policy.bound(keys))
     best = upper(q, extremes(keys, 4)).topk(4, -1).indices
@@ -142,7 +147,10 @@ def test_parts_as_large_as_pages_choose_what_quest_does() -> None:
 
 def test_bounds_hold_for_rounded_rows_too() -> None:
     random = torch.Generator().manual_seed(2)
-    keys, q = torch.randn(2, 64, WIDTH, generator=random), torch.randn(4, 9, WIDTH, generator=random)
+    keys, q = (
+        torch.randn(2, 64, WIDTH, generator=random),
+        torch.randn(4, 9, WIDTH, generator=random),
+    )
     policy = replace(SMALL, bits=8, part=4)
     above = upper(q, policy.bound(keys))
     held = policy.joined(None, keys, keys)

@@ -56,7 +56,9 @@ def test_a_table_has_the_channels_in_order_of_importance(tmp_path: Path) -> None
     importance = torch.rand(3, 2, 8)
     save(importance, tmp_path / "t", model, 12)
     channels, _ = CHANNELS.read(tmp_path / "t")
-    assert torch.equal(importance.gather(-1, channels.long()), importance.sort(-1, descending=True)[0])
+    assert torch.equal(
+        importance.gather(-1, channels.long()), importance.sort(-1, descending=True)[0]
+    )
 
 
 def test_the_tables_that_ship_can_be_read() -> None:
@@ -69,5 +71,5 @@ def test_the_tables_that_ship_can_be_read() -> None:
 def test_damaged_tables_are_refused(tmp_path: Path, channels: list[object]) -> None:
     table = torch.tensor(channels)
     save_file({"channels": table}, tmp_path / "t", {"schema": CHANNELS.schema})
-    with pytest.raises(BadFile, match="t: is damaged.*foretell train channels"):
+    with pytest.raises(BadFile, match=r"t: is damaged.*foretell train channels"):
         CHANNELS.read(tmp_path / "t")

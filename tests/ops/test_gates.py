@@ -43,7 +43,7 @@ def test_gates_are_read_for_the_model_they_were_made_for(tmp_path: Path) -> None
 @pytest.mark.parametrize("gates", [[[0.2, 1.1]], [0.2, 0.3], [[0, 1]], [[float("nan"), 0.2]]])
 def test_damaged_gates_are_refused(tmp_path: Path, gates: list[object]) -> None:
     GATES.save(torch.tensor(gates), tmp_path / "g", target())
-    with pytest.raises(BadFile, match="g: is damaged.*foretell train gates"):
+    with pytest.raises(BadFile, match=r"g: is damaged.*foretell train gates"):
         GATES.read(tmp_path / "g")
 
 

@@ -46,7 +46,7 @@ def test_a_table_is_found_in_a_file_a_folder_and_by_its_mark(
 
 def test_none_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marked, "ASSETS", tmp_path)
-    with pytest.raises(Unsupported, match="kv=x.*none ships.*`make` and give it as table=FILE"):
+    with pytest.raises(Unsupported, match=r"kv=x.*none ships.*`make` and give it as table=FILE"):
         KIND.find(Decoder(tiny("llama"), "llama"), "", "kv=x", (3, 2))
 
 
