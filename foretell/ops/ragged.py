@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretell.ops.attention import Attention, merge, partial_attention
+from foretell.ops.attention import Attention, merge
 from foretell.ops.holding import Holding, Layers, Part
 from foretell.ops.keeping import NEVER
 
@@ -123,8 +123,8 @@ class Ragged(Holding):
             return []
         others = self.others(asked)
         q = asked.q[others]
-        mask = self.held_mask(job, asked, q)
-        part = partial_attention(q, *held.rows(), mask, asked.scale, asked.softcap)
+        keys, values = held.rows()
+        part = replace(asked, q=q).over(keys, values, self.held_mask(job, asked, q))
         if bool(others.all()):
             return [part]
         out = part[0].new_zeros(part[0].shape[0], len(asked.q), part[0].shape[-1])
