@@ -99,7 +99,7 @@ class Served(Ragged):
     # committed token (H, pages), and for the scratch rows (H, rows, pages).
     chosen: Mapping[int, torch.Tensor] = field(default_factory=dict)
     pending: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    choosing: tuple[Any, list[int]] | None = None  # of the running job, see `_sources`
+    choosing: tuple[Any, list[int]] | None = None  # of the last job, see `_sources`
     read: torch.Tensor | None = None  # pages that the running layer's nodes read (H, n, pages)
 
     @property
@@ -158,8 +158,7 @@ class Served(Ragged):
         if nodes and self.pending:
             chosen = {layer: own[:, nodes[-1]].clone() for layer, own in self.pending.items()}
             self.chosen = {**self.chosen, **chosen}
-        self.pending, self.choosing, self.read = {}, None, None
-        super().keep(cache, nodes)
+        self.pending, self.read = {}, None
 
     # --- what is read
 
@@ -213,8 +212,8 @@ class Served(Ragged):
 
     def _sources(self, job: Any) -> list[int]:
         """Of each scratch row the one whose choice holds for it; -1: that of committed tokens."""
-        if self.choosing is None or self.choosing[0] is not job:
-            places = job.scratch_positions
-            anew = [at % self.reuse == 0 or at == self.prompt for at in places]
-            self.choosing = job, inherited(job.cache.plan.parents, anew)
+        nodes = (tuple(job.cache.plan.parents), tuple(job.scratch_positions))
+        if self.choosing is None or self.choosing[0] != nodes:
+            anew = [at % self.reuse == 0 or at == self.prompt for at in nodes[1]]
+            self.choosing = nodes, inherited(nodes[0], anew)
         return self.choosing[1]

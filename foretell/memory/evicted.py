@@ -55,7 +55,7 @@ class EvictedRows(SharedRows):
         rows = LEAST_ROWS
         while rows < self.base + SPARE_ROWS:
             rows *= 2
-        if rows * 4 > self.capacity or not self.any_length:
+        if rows * 4 > self.capacity:
             return
         k, v = (copied(layers, slice(0, self.base)) for layers in (self.k, self.v))
         self.begin(rows)

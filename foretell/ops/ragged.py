@@ -39,7 +39,7 @@ class Ragged(Holding):
 
     streaming: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
     held: Mapping[int, Any] = field(default_factory=dict)  # of each layer its other heads' rows
-    near: tuple[Any, torch.Tensor] | None = None  # of the running job, see `_near`
+    near: tuple[Any, torch.Tensor] | None = None  # of the last job, see `_near`
 
     @property
     def leaves(self) -> bool:
@@ -76,9 +76,6 @@ class Ragged(Holding):
     def watches(self, job: Any) -> bool:
         return not self.complete(job.cache.length)
 
-    def keep(self, cache: Any, nodes: Any) -> None:
-        self.near = None
-
     def hold(self, keys: Layers, values: Layers) -> None:
         held = dict(self.held)
         for layer, streaming in enumerate(self.streaming):
@@ -110,11 +107,14 @@ class Ragged(Holding):
         return seen.repeat_interleave(len(asked.q) // len(seen), 0)
 
     def _near(self, job: Any) -> torch.Tensor:
-        """Which rows of the cache streaming heads see, bool (n, rows)."""
-        if self.near is None or self.near[0] is not job:
+        """Which rows of the cache streaming heads see, bool (n, rows). Layers share it."""
+        cache = job.cache
+        known_by = (cache.length, cache.base, len(job.tokens), tuple(job.scratch_positions))
+        if self.near is None or self.near[0] != known_by:
             here, columns = places(job)
-            last = self.last(job.cache.length)
-            self.near = job, (columns < self.first) | (here[:, None] - columns < last)
+            last = self.last(cache.length)
+            near = (columns < self.first) | (here[:, None] - columns < last)
+            self.near = known_by, near
         return self.near[1]
 
     def parts(self, job: Any, asked: Attention) -> list[Part]:

@@ -51,7 +51,7 @@ def loops(policy: Served) -> driving.Twin:
             for first in range(page * policy.block, (page + 1) * policy.block, policy.part):
                 rows = range(first, first + policy.part)
                 keys = [rows_of(text[: p + 1], layer)[1][head // TIMES] for p in rows]
-                found.append(sum(max(float(q[d] * k[d]) for k in keys) for d in range(WIDTH)))
+                found.append(float((q * torch.stack(keys)).amax(0).sum()))
             return max(found)
 
         pages = range((len(text) - 1) // policy.block)
