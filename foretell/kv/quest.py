@@ -24,7 +24,8 @@ import torch
 from foretell.errors import BadConfig
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
-from foretell.ops.listed import Listed, highest, products
+from foretell.ops.listed import Listed, highest
+from foretell.ops.paging import extremes, upper
 from foretell.ops.selecting import Selecting
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Pages(Selecting):
         for layer, keys in enumerate(cache.k):
             known = self.bounds.get(layer)
             first = 0 if known is None else known.shape[1]
-            made = bounds_of(keys[:, first * self.page : pages * self.page], self.page)
+            made = extremes(keys[:, first * self.page : pages * self.page], self.page)
             bounds[layer] = made if known is None else torch.cat([known, made], 1)
         self.bounds = bounds
 
@@ -100,20 +101,3 @@ class Pages(Selecting):
         `bounds` (KV, pages, 2 * D).
         """
         return highest(upper(q, bounds), self.count)
-
-
-def bounds_of(keys: torch.Tensor, page: int) -> torch.Tensor:
-    """The largest and the smallest number of each channel of keys (KV, rows, D) in every whole page
-    (KV, pages, 2 * D).
-    """
-    whole = keys.shape[1] // page * page
-    pages = keys[:, :whole].unflatten(1, (-1, page))
-    return torch.cat([pages.amax(2), pages.amin(2)], -1)
-
-
-def upper(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-    """What each query (H, n, D) can give to any key of each page at most, (H, n, pages).
-
-    Positive numbers of the query meet the largest of the keys, negative ones the smallest.
-    """
-    return products(torch.cat([q.clamp(min=0), q.clamp(max=0)], -1), bounds)

@@ -10,6 +10,9 @@ import torch
 from foretell.memory.policy import copied
 from foretell.memory.shared import SharedRows
 
+LEAST_ROWS = 256  # of buffers that became shorter
+SPARE_ROWS = 64  # of theirs for what follows
+
 
 class EvictedRows(SharedRows):
     """The part of a cache that concerns rows given up. `core.cache.Cache` is the whole."""
@@ -44,7 +47,21 @@ class EvictedRows(SharedRows):
         """
         k, v = (copied(layers, slice(first, first + count)) for layers in (self.k, self.v))
         self.compact([*range(first), *range(first + count, self.base)])
+        self._shrink()
         return k, v
+
+    def _shrink(self) -> None:
+        """Lets go of buffers that are far longer than its rows, as those of a long prompt are."""
+        rows = LEAST_ROWS
+        while rows < self.base + SPARE_ROWS:
+            rows *= 2
+        if rows * 4 > self.capacity:
+            return
+        k, v = (copied(layers, slice(0, self.base)) for layers in (self.k, self.v))
+        self.begin(rows)
+        for own, kept in zip((*self.k, *self.v), (*k, *v), strict=True):
+            if own is not None:
+                own[:, : self.base] = kept
 
     def row_positions(self) -> Sequence[int]:
         """Of the committed rows, their tokens' positions in the text."""

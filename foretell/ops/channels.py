@@ -13,24 +13,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadFile, Unsupported, first_line
+from foretell.errors import Unsupported
 from foretell.ops.attention import Attention
-from foretell.ops.files import whole
-from foretell.ops.fingerprint import norm_mark
 from foretell.ops.keeping import CachePolicy
+from foretell.ops.marked import Kind
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
-SCHEMA = "foretell channels 1"
-MAKE = "make one with `foretell train channels --model MODEL --text TEXTS --out FILE`"
-NAME = "channels.safetensors"  # in a folder
-SHIPPED = Path(__file__).parents[1] / "assets" / "channels"
+
+def _wrong(channels: torch.Tensor) -> str:
+    right = channels.dim() == 3 and channels.numel() > 0
+    numbers = torch.arange(channels.shape[-1])
+    if right and bool((channels.sort(-1).values == numbers).all()):
+        return ""
+    return "a head's channels are not all there once"
+
+
+CHANNELS = Kind(
+    "channels",
+    "a table of its key channels",
+    "make one with `foretell train channels --model MODEL --text TEXTS --out FILE`",
+    "calibration",
+    _wrong,
+)
 
 
 @dataclass(eq=False)
@@ -90,47 +99,13 @@ def read_under(model: Model, policy: CachePolicy, texts: Iterable[Sequence[int]]
 def save(importance: torch.Tensor, path: Path, model: Model, tokens: int) -> None:
     """Writes the table, whole or not at all. Raises BadFile."""
     order = importance.argsort(dim=-1, descending=True, stable=True).to(torch.int16)
-    about = {"schema": SCHEMA, "norm": norm_mark(model), "tokens": str(tokens)}
-    with whole(path) as part:
-        save_file({"channels": order.contiguous()}, part, about)
-
-
-def read(path: Path) -> tuple[torch.Tensor, str]:
-    """A file's table (L, KV, D), and the mark of the model that it was made for. Raises BadFile."""
-    try:
-        with safe_open(path, "pt") as opened:
-            about = opened.metadata() or {}
-            if about.get("schema") != SCHEMA or [*opened.keys()] != ["channels"]:
-                raise BadFile(f"{path}: is no table of channels; {MAKE}")
-            channels = opened.get_tensor("channels").long()
-    except (OSError, SafetensorError) as error:
-        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
-    whole_rows = channels.dim() == 3 and channels.numel() > 0
-    if not whole_rows or not bool(
-        (channels.sort(-1).values == torch.arange(channels.shape[-1])).all()
-    ):
-        raise BadFile(f"{path}: is damaged (a head's channels are not all there once); {MAKE}")
-    return channels, about.get("norm", "")
+    CHANNELS.save(order, path, model, tokens=str(tokens))
 
 
 def table_for(model: Model, calibration: str, method: str) -> torch.Tensor:
-    """The table (L, KV, D) in a file, or in a folder under NAME; without one that which ships for
-    this model. Raises BadFile where it is another model's, Unsupported where none ships.
+    """The table (L, KV, D) in a file or a folder; without one that which ships for this model.
+
+    Raises BadFile where it is another model's, Unsupported where none ships.
     """
-    mark = norm_mark(model)
-    shapes = [shape[:2] for shape in model.layout if shape is not None]
-    if not calibration:
-        for path in sorted(SHIPPED.glob("*.safetensors")):
-            channels, norm = read(path)
-            if mark and norm == mark:
-                return channels
-        need = "a table of its key channels, and none ships for it"
-        cure = f"{MAKE} and give it as calibration=FILE"
-        raise Unsupported.missing(method, model.name, need, cure)
-    path = Path(calibration)
-    if path.is_dir():
-        path = path / NAME
-    channels, norm = read(path)
-    if norm != mark or [tuple(channels.shape[1:])] * len(channels) != shapes:
-        raise BadFile(f"{path}: was made for another model than {model.name}; {MAKE}")
-    return channels
+    shapes = [shape for shape in model.layout if shape is not None]
+    return CHANNELS.find(model, calibration, method, (len(shapes), *shapes[0][:2])).long()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
+from foretell.ops.gates import save
 from foretell.ops.keeping import KV
 from foretell.ops.planning import CanvasKV
 from foretell.ops.words import Words
@@ -49,6 +52,8 @@ SMALL = {
     "minicache": "minicache:buffer=4,gamma=0.1",
     "lazyllm": "lazyllm:every=3",
     "fastkv": "fastkv:budget=10,length=14,window=3,kernel=3",
+    "duo-attention": "duo-attention:sparsity=0.5,sinks=2,recent=6,every=3,gates={gates}",
+    "lserve": "lserve:budget=12,page=4,part=2,reuse=2,sinks=4,recent=4,prompt=8,gates={gates}",
 }
 LARGE = {
     "ape": "ape:prefix=3,sizes=12,temperature=1,scale=1",
@@ -62,6 +67,8 @@ LARGE = {
     "actqkv": "actqkv:local=400",
     "minicache": "minicache:buffer=400",
     "lazyllm": "lazyllm:rate=0",
+    "duo-attention": "duo-attention:sparsity=0",
+    "lserve": "lserve:sparsity=0,bits=16",
 }
 # Some that are joined, of which each part is small or large.
 JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")
@@ -73,6 +80,14 @@ PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 def small(name: str) -> KV:
     """It with settings that change the rows of short texts."""
     return joined(name, SMALL, "budget=10,every=3")
+
+
+@cache
+def gates() -> str:
+    """A file of gates for the target, which are spread over all of its heads."""
+    path = Path(tempfile.mkdtemp()) / "gates.safetensors"
+    save(torch.tensor([[0.9, 0.1], [0.8, 0.7], [0.2, 0.3]]), path, target(), 1)
+    return str(path)
 
 
 def large(name: str) -> KV:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.kv.quest import Pages, Quest, bounds_of, upper
+from foretell.kv.quest import Pages, Quest
 from foretell.ops.listed import products
+from foretell.ops.paging import extremes, upper
 from tests.kv import driving
 from tests.kv.driving import TIMES, WIDTH, differs, rows_of, text_of
 
@@ -67,17 +68,17 @@ def test_the_bound_holds_for_every_key_and_is_reached() -> None:
     random = torch.Generator().manual_seed(0)
     keys = torch.randn(2, 24, WIDTH, generator=random, dtype=torch.float64)
     q = torch.randn(4, 7, WIDTH, generator=random, dtype=torch.float64)
-    above = upper(q, bounds_of(keys, 4))
+    above = upper(q, extremes(keys, 4))
     products = q @ keys.repeat_interleave(2, 0).transpose(1, 2)
     most = products.unflatten(-1, (-1, 4)).amax(-1)
     assert (above >= most - 1e-12).all() and (above > most + 0.1).any()
-    one = upper(q, bounds_of(keys, 1))
+    one = upper(q, extremes(keys, 1))
     assert torch.allclose(one, products)
 
 
 def test_pages_nest_in_the_budget() -> None:
     random = torch.Generator().manual_seed(1)
-    bounds = bounds_of(torch.randn(2, 40, WIDTH, generator=random), 4)
+    bounds = extremes(torch.randn(2, 40, WIDTH, generator=random), 4)
     q = torch.randn(4, 6, WIDTH, generator=random)
     smaller = replace(SMALL, count=3).chosen(q, bounds)
     for count in range(4, 11):

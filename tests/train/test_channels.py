@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.ops.channels import read
+from foretell.ops.channels import CHANNELS
 from foretell.train.channels import FindChannels, find_channels, pieces
 from tests import tiny
 
@@ -27,7 +27,7 @@ def test_a_table_is_written_and_texts_that_are_too_short_are_refused(tmp_path: P
     out = tmp_path / "c.safetensors"
     report = find_channels(lm, tiny.TEXTS, out, FindChannels(length=16))
     assert report["tokens"] > 30 and 0.25 <= report["quarter"] <= 1
-    assert read(out)[0].shape == (2, 2, 8)
+    assert CHANNELS.read(out)[0].shape == (2, 2, 8)
     with pytest.raises(BadConfig, match="no piece of 8 tokens"):
         find_channels(lm, ["x"], out, FindChannels())
     with pytest.raises(BadConfig, match="length=7"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretell.cli._loading import load_model, quiet
+from foretell.cli._loading import load_model
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
-from foretell.cli._output import check_writable, emit, emit_json, progress_bar
+from foretell.cli._output import check_writable, emit, emit_json
 from foretell.cli.train._settings import settings_of
+from foretell.cli.train._texts import TextOption, texts_of, told
 
 if TYPE_CHECKING:
     from foretell.train.channels import FindChannels as Settings
@@ -27,36 +27,18 @@ def channels(
     out: Annotated[
         Path, typer.Option(metavar="FILE.safetensors", help="The file to write the table to.")
     ],
-    text: Annotated[
-        list[str],
-        typer.Option(
-            metavar="SOURCE",
-            help="Texts to read: stdlib, a folder, a .jsonl or a text file. Repeatable.",
-        ),
-    ],
+    text: TextOption,
     settings: Settings,
     as_json: Json = False,
 ) -> int:
     """Find which channels of a model's keys matter; the model stays as it is."""
     check_writable("--out", out)
     from foretell.train.channels import FindChannels, find_channels
-    from foretell.train.corpus import documents
 
     config = FindChannels(**dataclasses.asdict(settings))
-
-    def texts() -> Iterator[str]:
-        for source in text:
-            for _, document in documents(source):
-                yield document.encode("utf-8", "replace").decode()
-
     lm = load_model(models, executors, profile=False)
-    with progress_bar() as progress, quiet():
-        bar = progress.add_task("reading", total=None)
-
-        def tell(what: str, done: int, total: int | None) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
-
-        report = find_channels(lm, texts(), out, config, tell)
+    with told("reading") as tell:
+        report = find_channels(lm, texts_of(text), out, config, tell)
     if as_json:
         emit_json({"file": str(out), **report})
     else:
