@@ -63,7 +63,7 @@ from foretell.ops.superposing import (
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
 from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 from foretell.policy.spending import REASON, Spent
-from foretell.text import TokenIds
+from foretell.text import TokenIds, check_ids
 
 MIXED = -1  # the token of a node whose state is a sum
 REFUSED = {
@@ -116,6 +116,7 @@ class Superposed(Strategy):
         refuse_options("superposed", ctx.request.sampling, REFUSED)
         refuse_source("superposed", ctx.request)
         refuse_policy("superposed", ctx.request)
+        check_ids("superposed:corpus", self.corpus, ctx.models["target"].vocab)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:
