@@ -445,7 +445,7 @@ def test_an_unknown_argument_names_the_nearest(argument: str) -> None:
     [
         ("token-recyling", "did you mean token-recycling"),
         ("n-gram", "did you mean ngram"),
-        ("", "unknown method"),
+        ("", "unknown method ''; `foretell methods` lists all"),
         ("ngram:k=x", "ngram:k='x'"),
         ("ngram:kk=3", "did you mean k"),
         ("ngram:k", "name=value"),
