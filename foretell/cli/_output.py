@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,18 @@ def table(*columns: str | Column) -> Table:
 def message(text: str) -> None:
     """One line on standard error."""
     print(" ".join(text.split()), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def warned_in_lines() -> Iterator[None]:
+    """A warning is one line on standard error, without the place in the program."""
+
+    def told(text: Warning | str, *about: Any, **more: Any) -> None:
+        message(f"warning: {text}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = told
+        yield
 
 
 def check_writable(option: str, path: Path | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.errors import BadConfig, PromptTooLong
+from foretell.errors import BadConfig, ForetellError, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
 from foretell.serve.errors import ARGUMENTS, ApiError
@@ -109,7 +109,6 @@ def translate(
         value = getattr(request, field)
         if value is not None:
             arguments[argument] = value
-    arguments.setdefault("temperature", TEMPERATURE)
     if arguments.get("top_k") == -1:  # vLLM's way to switch it off
         arguments["top_k"] = 0
     for name in ("bad_words", "stop", "stop_token_ids"):
@@ -126,6 +125,9 @@ def translate(
         _limit(request, lm, one, bounds) for one in ids for _ in range(n)
     ]
     arguments |= _form(request) | _beside(request, bounds.tests) | _constraint(request, bounds)
+    method = _method(request, bounds.method)
+    if "temperature" not in arguments:
+        arguments["temperature"] = _usual_temperature(lm, method, arguments.get("reward"))
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -136,7 +138,7 @@ def translate(
     if seconds:
         arguments["timeout"] = min(seconds)
     prompts = [one for one in ids for _ in range(n)]
-    return Call(prompts, _method(request, bounds.method), arguments, n, texts)
+    return Call(prompts, method, arguments, n, texts)
 
 
 # --- prompts
@@ -311,6 +313,17 @@ def _method(request: Request, default: str) -> str:
             if _above(value, LARGEST_FIELD):
                 raise _refused("method", f"{name}={value}: at most {LARGEST_FIELD} over HTTP")
     return spec
+
+
+def _usual_temperature(lm: LM, method: str, reward: Any) -> float:
+    """That of requests that name none: OpenAI's, or 0 where the method draws nothing anyway."""
+    if method == "auto":
+        return TEMPERATURE
+    try:
+        strategy = lm.resolve(method, reward)[1]
+    except ForetellError:  # which is told where the answer is made
+        return TEMPERATURE
+    return TEMPERATURE if getattr(strategy, "draws", True) else 0.0
 
 
 def _beside(request: Request, tests: str) -> dict[str, Any]:
