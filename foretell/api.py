@@ -269,7 +269,7 @@ class LM:
 
     def _batch(self, prompt: Any, method: Any, sampling: dict[str, Any]) -> _Batch:
         """Checks everything before anything runs. A wrong argument raises; of many prompts one that
-        cannot be used becomes its error, unless none can.
+        cannot be used, or that its method refuses, becomes its error, unless none can be used.
         """
         threads_here()
         check_names(sampling)
@@ -299,9 +299,7 @@ class LM:
     ) -> list[Request] | ForetellError:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
-        traced = terms.pop("trace")
-        pictures = terms.pop("pictures")
-        reward = terms.pop("reward")
+        traced, pictures, reward = map(terms.pop, ("trace", "pictures", "reward"))
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
@@ -324,16 +322,18 @@ class LM:
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:
         """The same, or why the prompt cannot be used. Raises where its arguments cannot be."""
-        engine = self.engine
+        engine, first = self.engine, requests[0]
         try:
-            first = requests[0]
-            plain = Request(first.prompt, resolve("plain")[1], inputs=first.inputs)
-            models_for(engine, plain)
+            models_for(engine, Request(first.prompt, resolve("plain")[1], inputs=first.inputs))
         except ForetellError as error:
             return error
         models = models_for(engine, first)
         check_prefix(first, models)
-        Context(engine, first, models)
+        ctx = Context(engine, first, models)
+        try:
+            first.strategy.run(ctx).close()  # what it refuses before its first forward
+        except ForetellError as error:
+            return error
         return requests
 
     # --- methods and what they cost

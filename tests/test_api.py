@@ -497,6 +497,16 @@ def test_a_list_of_wrong_length_is_refused(options: dict[str, Any]) -> None:
         SHARED.generate([CODE, PROSE, "x"], **options)
 
 
+def test_a_prompt_that_its_method_refuses_takes_no_other_along() -> None:
+    methods = ["plain", "extract:start=nowhere,stop=x"]
+    lm = tiny.lm(draft=False)
+    first, second = lm.generate([CODE, PROSE], methods, max_new_tokens=4)
+    assert first.error is None and len(first.tokens) == 4
+    assert second.finish_reason == "error" and "has no start='nowhere'" in str(second.error)
+    with pytest.raises(BadConfig, match="has no start='nowhere'"):
+        lm.generate([CODE, PROSE], methods[1])
+
+
 def test_a_batch_of_everything_is_each_alone() -> None:
     prompts = [CODE, PROSE, [3, 4, 5, 3, 4], "return a + b\n" * 3, "x"]
     columns: dict[str, list[Any]] = {

@@ -40,7 +40,9 @@ MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
 TESTS = "tests"  # the reward that runs programs
-NAME_FILES = ("path", "head", "weights", "encoder", "attribute")  # fields of methods and rewards
+NAME_FILES = ("path", "head", "weights", "encoder", "attribute", "calibration")  # fields
+# Fields that hold a text, which a value beginning with an @ alone takes from a file.
+TEXTS = ("cue", "end", "passage", "pattern", "principle", "references", "start", "stop", "words")
 
 
 @dataclass(frozen=True)
@@ -392,7 +394,9 @@ def _tested(spec: str, file: str) -> Reward:
 
 def _refuse_files(field: str, spec: str) -> None:
     for _, name, value in given(spec):
-        if "@" in value or "/" in value or "\\" in value or name in NAME_FILES:
+        value = unwrapped(value)
+        named = value.startswith("@") if name in TEXTS else not {*"@/\\"}.isdisjoint(value)
+        if named or name in NAME_FILES:
             raise _refused(field, f"{name}: files of the server cannot be named")
 
 

@@ -175,12 +175,26 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
         {"method": "best-of", "reward": "bleu:references=@secret"},
         {"method": "best-of:reward=(r3:encoder=contriever)"},
         {"rows": "lol:amateur=./runs"},
+        {"kv": "double-sparsity:calibration=channels.safetensors"},
+        {"method": "extract:passage=(@secret)"},
     ],
 )
 def test_no_file_of_the_server_can_be_named(lm: LM, fields: dict[str, str]) -> None:
     with pytest.raises(ApiError, match="files of the server cannot be named") as caught:
         call(lm, **fields)
     assert caught.value.param == ("reward" if "reward" in fields else next(iter(fields)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": r"conditional-beam:pattern=\d+/\d+"},
+        {"method": "best-of", "reward": "keywords:words=and/or a@b.org"},
+        {"method": "extract:passage=(km/h, or m/s)"},
+    ],
+)
+def test_a_text_may_have_a_slash(lm: LM, fields: dict[str, str]) -> None:
+    assert call(lm, **fields).method == fields["method"]
 
 
 def test_a_budget_goes_with_the_method(lm: LM) -> None:
