@@ -91,7 +91,14 @@ def message(text: str) -> None:
 def warned_in_lines() -> Iterator[None]:
     """A warning is one line on standard error, without the place in the program."""
 
-    def told(text: Warning | str, *about: Any, **more: Any) -> None:
+    def told(
+        text: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
         message(f"warning: {text}")
 
     with warnings.catch_warnings():
