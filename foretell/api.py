@@ -279,7 +279,7 @@ class LM:
 
     def _batch(self, prompt: Any, method: Any, sampling: dict[str, Any]) -> _Batch:
         """Checks everything before anything runs. A wrong argument raises; of many prompts one that
-        cannot be used becomes its error, unless none can.
+        cannot be used, or that its method refuses, becomes its error, unless none can be used.
         """
         threads_here()
         check_names(sampling)
@@ -313,9 +313,7 @@ class LM:
         except ForetellError as error:
             return error
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
-        traced = terms.pop("trace")
-        canvas = terms.pop("canvas")
-        reward = terms.pop("reward")
+        traced, canvas, reward = map(terms.pop, ("trace", "canvas", "reward"))
         sampling = self._text.sampling(options)
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
@@ -334,18 +332,20 @@ class LM:
 
     def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:
         """The same, or why the prompt cannot be used. Raises where its arguments cannot be."""
-        engine = self.engine
+        engine, first = self.engine, requests[0]
         try:
-            first = requests[0]
-            method = simplest(engine.models["target"])
-            plain = Request(first.prompt, resolve(method)[1], inputs=first.inputs)
-            plain.policy = first.policy
+            plain = Request(first.prompt, resolve(simplest(engine.models["target"]))[1])
+            plain.inputs, plain.policy = first.inputs, first.policy
             models_for(engine, plain)
         except ForetellError as error:
             return error
         models = models_for(engine, first)
         check_prefix(first, models)
-        Context(engine, first, models)
+        ctx = Context(engine, first, models)
+        try:
+            first.strategy.run(ctx).close()  # what it refuses before its first forward
+        except ForetellError as error:
+            return error
         return requests
 
     # --- methods and what they cost

@@ -37,8 +37,12 @@ class UnknownMethod(BadConfig):
     @classmethod
     def near(cls, kind: str, name: str, known: Iterable[str]) -> UnknownMethod:
         known = sorted(known)
-        close = get_close_matches(name, known, n=3, cutoff=0.4) or known
-        return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close)}?")
+        close = get_close_matches(name, known, n=3, cutoff=0.4)
+        if close:
+            return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close)}?")
+        if kind == "method":  # there are too many of them for a line
+            return cls(f"unknown method {name!r}; `foretell methods` lists all")
+        return cls(f"unknown {kind} {name!r}; choose one of {', '.join(known)}")
 
 
 class Unsupported(ForetellError):

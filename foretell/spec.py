@@ -8,8 +8,9 @@ joined by `+` share one tree, and `rule` and `nodes` come after the last:
 `snapkv:budget=1024+gear:bits=4`. A field that holds numbers takes them with spaces between:
 `rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.text.TokenIds), it may be a text
 file instead: `input-guided:source=@essay.txt`. One that holds a drafter takes a spec, in
-parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`. Booleans are 1, true,
-yes, on or 0, false, no, off.
+parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`. Any other value may
+have them too: `extract:passage=(Paris, not Rome)`. Booleans are 1, true, yes, on or 0, false, no,
+off.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
 
     if isinstance(text, Reward):
         return text
+    text = unwrapped(text)
     if kind == TokenIds:
         return tokens(field, text, encode)
     if kind == tuple[int, ...]:
@@ -86,7 +88,7 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
     if Drafter in get_args(kind):
         return _inner(field, text, encode)
     if Reward in get_args(kind):
-        return reward_of(unwrapped(text), encode)
+        return reward_of(text, encode)
     if kind == Written:
         return content(field, text) if text.startswith("@") else text
     if kind is bool:
@@ -174,8 +176,13 @@ def split(text: str, mark: str) -> list[str]:
 
 
 def unwrapped(value: str) -> str:
-    """A field's value without parentheses around it."""
-    return value[1:-1] if value.startswith("(") and value.endswith(")") else value
+    """A field's value without parentheses around it, if these belong together."""
+    depth = 0
+    for place, letter in enumerate(value):
+        depth += (letter == "(") - (letter == ")")
+        if depth <= 0:
+            return value[1:-1] if place and place == len(value) - 1 else value
+    return value
 
 
 def given(spec: str) -> Iterator[tuple[str, str, str]]:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
+from foretell.errors import BadConfig
+
 # The type of a method's field that holds a text; a spec may name a file instead of writing its ids.
 TokenIds = Annotated[tuple[int, ...], "ids of a text's tokens"]
 # The same of one that is read as it is written.
 Written = Annotated[str, "a text"]
+
+
+def check_ids(field: str, ids: Sequence[int], vocab: int) -> None:
+    """Raises BadConfig, with the field's name, for an id that a vocabulary of this size has not."""
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise BadConfig.field(field, token, f"ids of the vocabulary, 0 to {vocab - 1}")
 
 
 def stopped(

@@ -445,7 +445,7 @@ def test_an_unknown_argument_names_the_nearest(argument: str) -> None:
     [
         ("token-recyling", "did you mean token-recycling"),
         ("n-gram", "did you mean ngram"),
-        ("", "unknown method"),
+        ("", "unknown method ''; `foretell methods` lists all"),
         ("ngram:k=x", "ngram:k='x'"),
         ("ngram:kk=3", "did you mean k"),
         ("ngram:k", "name=value"),
@@ -495,6 +495,16 @@ def test_a_list_of_wrong_length_is_refused(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(BadConfig, match=f"{name}: . values for 3 prompts"):
         SHARED.generate([CODE, PROSE, "x"], **options)
+
+
+def test_a_prompt_that_its_method_refuses_takes_no_other_along() -> None:
+    methods = ["plain", "extract:start=nowhere,stop=x"]
+    lm = tiny.lm(draft=False)
+    first, second = lm.generate([CODE, PROSE], methods, max_new_tokens=4)
+    assert first.error is None and len(first.tokens) == 4
+    assert second.finish_reason == "error" and "has no start='nowhere'" in str(second.error)
+    with pytest.raises(BadConfig, match="has no start='nowhere'"):
+        lm.generate([CODE, PROSE], methods[1])
 
 
 def test_a_batch_of_everything_is_each_alone() -> None:

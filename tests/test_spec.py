@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from foretell.drafters.rsd_c import RsdC
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.rules.coin import Coin
 from foretell.rules.walk import Walk
-from foretell.spec import given, resolve, split
+from foretell.spec import given, resolve, split, unwrapped
 from foretell.text import TokenIds
 
 
@@ -116,6 +117,20 @@ def test_only_a_text_s_tokens_may_come_from_a_file() -> None:
 )
 def test_what_stands_in_parentheses_is_one_value(text: str, mark: str, parts: list[str]) -> None:
     assert split(text, mark) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("(a,b)", "a,b"), ("a", "a"), ("(a)(b)", "(a)(b)"), ("(a)|(b)", "(a)|(b)"), ("((a))", "(a)"),
+     ("()", ""), ("(", "("), (")(", ")("), ("a(b)", "a(b)"), ("", "")],
+)  # fmt: skip
+def test_parentheses_around_a_value_are_no_part_of_it(text: str, value: str) -> None:
+    assert unwrapped(text) == value
+
+
+def test_a_text_may_stand_in_parentheses() -> None:
+    made: Any = resolve("extract:passage=(Paris, not Rome),longest=(3)")[1]
+    assert made.passage == "Paris, not Rome" and made.longest == 3
 
 
 def test_what_a_spec_says_includes_the_specs_within_it() -> None:

@@ -26,7 +26,7 @@ import foretell
 from foretell.cli._commands import command_group
 from foretell.cli._input import check_arguments
 from foretell.cli._options import split_specs
-from foretell.cli._output import CURE, abandon, emit, message, refusals
+from foretell.cli._output import CURE, abandon, emit, message, refusals, warned_in_lines
 from foretell.errors import ForetellError
 
 __all__ = ["app", "main", "run", "split_specs"]
@@ -104,7 +104,7 @@ def _invoke(arguments: list[str]) -> int:
     check_arguments(arguments)
     command = typer.main.get_command(app)
     try:
-        with command.make_context("foretell", arguments) as context:
+        with warned_in_lines(), command.make_context("foretell", arguments) as context:
             return int(command.invoke(context) or 0)
     except typer.Exit as request:  # after --help and --version
         return request.exit_code

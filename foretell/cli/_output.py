@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,25 @@ def table(*columns: str | Column) -> Table:
 def message(text: str) -> None:
     """One line on standard error."""
     print(" ".join(text.split()), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def warned_in_lines() -> Iterator[None]:
+    """A warning is one line on standard error, without the place in the program."""
+
+    def told(
+        text: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        message(f"warning: {text}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = told
+        yield
 
 
 def check_writable(option: str, path: Path | None) -> None:

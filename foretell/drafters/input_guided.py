@@ -38,7 +38,7 @@ from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import plant
-from foretell.text import TokenIds
+from foretell.text import TokenIds, check_ids
 
 AHEAD = 8  # tokens behind the place that was left in which a single token finds it again
 
@@ -126,13 +126,8 @@ class InputGuided(Drafter):
                 raise BadConfig.field(f"input-guided:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> Pointer:
-        vocab = ctx.models["target"].vocab
         source = self.source or self._read(ctx)
-        for token in source:
-            if not 0 <= token < vocab:
-                raise BadConfig.field(
-                    "input-guided:source", token, f"ids of the vocabulary, 0 to {vocab - 1}"
-                )
+        check_ids("input-guided:source", source, ctx.models["target"].vocab)
         known = len(ctx.tokens)
         if source:
             return Pointer(source, self.n, 0, known)

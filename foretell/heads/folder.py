@@ -138,6 +138,9 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
         if value.shape != own[name].shape:
             shapes = f"{tuple(value.shape)}, and {found} has {tuple(own[name].shape)}"
             raise BadModel(f"{folder / WEIGHTS}: {name} is {shapes}")
+        if not value.isfinite().all():
+            what = f"{name} is damaged (a weight is not a finite number)"
+            raise BadModel(f"{folder / WEIGHTS}: {what}; {MAKE}")
     head.load_state_dict(tensors)
     head.requires_grad_(False).eval()
     head.ranks = ranks_of(folder, config.get("ranks", []))
@@ -201,7 +204,7 @@ def warn_of_another(folder: Path, told: dict[str, str], target: Any) -> None:
     other = [meanings[name] for name in meanings if told.get(name, "") != ours.get(name, "")]
     if other:
         warnings.warn(
-            f"{folder}: was made for {' and '.join(other)} that are not those of {target.name}; "
+            f"{folder}: was made for {' and '.join(other)} other than those of {target.name}; "
             "it drafts worse, and never changes the answers",
             stacklevel=2,
         )

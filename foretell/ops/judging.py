@@ -69,21 +69,23 @@ def save(judge: LinearJudge, path: Path) -> None:
         save_file(tensors, part, {"schema": SCHEMA, "norm": judge.norm})
 
 
-def load(path: str | Path) -> LinearJudge:
-    """The judge in a file. Raises BadFile where it cannot be read, is damaged or is no judge."""
+def load(path: str | Path, make: str = MAKE) -> LinearJudge:
+    """The judge in a file; `make`: what makes one. Raises BadFile where it cannot be read, is
+    damaged or is no judge.
+    """
     try:
         with safe_open(path, "pt") as opened:
             about = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
+        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {make}") from error
     if about.get("schema") != SCHEMA or tensors.keys() != {"weight", "bias", "excluded"}:
-        raise BadFile(f"{path}: is no judge of schema {SCHEMA}; {MAKE}")
+        raise BadFile(f"{path}: has not the schema {SCHEMA}; {make}")
     weight, bias, excluded = (tensors[name] for name in ("weight", "bias", "excluded"))
     if weight.ndim != 1 or bias.shape != (1,) or excluded.ndim != 1:
-        raise BadFile(f"{path}: is damaged (its tensors are not those of a judge); {MAKE}")
+        raise BadFile(f"{path}: is damaged (its tensors are not those of a judge); {make}")
     if not bool(weight.isfinite().all() & bias.isfinite().all()):
-        raise BadFile(f"{path}: is damaged (a weight is not a finite number); {MAKE}")
+        raise BadFile(f"{path}: is damaged (a weight is not a finite number); {make}")
     tokens = frozenset(int(token) for token in excluded.tolist())
     return LinearJudge(weight.float(), bias.float()[0], tokens, about.get("norm", ""))
 
@@ -92,11 +94,12 @@ def classifier_of(target: Any, path: str) -> LinearJudge:
     """One in a file of this form that says how likely a text is to have some attribute. Raises
     BadFile where the file is damaged, or was made for another target.
     """
-    judge = load(path)
+    make = "make one with `foretell train attribute`"
+    judge = load(path, make)
     if judge.norm != norm_mark(target):
         raise BadFile(
             f"{path}: was made for another target than {target.name}, whose states mean something "
-            "else; make one for it"
+            f"else; {make}"
         )
     return judge
 

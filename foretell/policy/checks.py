@@ -30,9 +30,10 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         cure = "choose a method of the kind diffusion, for example 'threshold'"
         raise Unsupported.missing(request.name, target.name, need, cure)
     for part in request.parts:
+        who = request.name if part is request.strategy else source_name(part)
         for need in {*part.needs} - target.caps:
             raise Unsupported.missing(
-                request.name, target.name, f"the capability {need!r}", "choose another method"
+                who, target.name, f"the capability {need!r}", "choose another method"
             )
         brought = engine.brought.get(part) or part.bring(engine.models)
         if brought:
@@ -40,13 +41,13 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         models |= brought
         if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
             raise Unsupported.missing(
-                request.name, target.name, "hidden states", "use another method or model"
+                who, target.name, "hidden states", "use another method or model"
             )
         for name in {*part.models} - {*models}:
             cure = f'load one: load(..., models={{"{name}": ...}})'
             if name == "draft":
                 cure = "load one: load(..., draft=...), or --draft of a command"
-            raise Unsupported.missing(request.name, target.name, f"a {name!r} model", cure)
+            raise Unsupported.missing(who, target.name, f"a {name!r} model", cure)
     check_inputs(request, models)
     if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(
@@ -54,6 +55,11 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         )
     request.room = room_for(engine, request, models)
     return models
+
+
+def source_name(source: object) -> str:
+    """What a source of rows is called where one is asked for."""
+    return type(source).__name__.lower()
 
 
 def refuse_options(name: str, sampling: Sampling, reasons: Mapping[str, str]) -> None:
@@ -69,7 +75,7 @@ def refuse_options(name: str, sampling: Sampling, reasons: Mapping[str, str]) ->
 def refuse_source(name: str, request: Request) -> None:
     """Raises BadConfig where a request has a source of rows, and method `name` reads the target."""
     if not (request.source is None or isinstance(request.source, Direct)):
-        source = type(request.source).__name__.lower()
+        source = source_name(request.source)
         raise BadConfig(
             f"{name} reads the target itself, and the rows of {source!r} are none of its own; "
             "leave out the source of other rows, or take another method"

@@ -44,7 +44,7 @@ from foretell.ops.mixing import (
     plausible,
     wanted,
 )
-from foretell.text import TokenIds
+from foretell.text import TokenIds, check_ids
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -84,6 +84,7 @@ class Cfg(Source):
             check_room(ctx, "cfg:model", name)
         if self.model and not self.negative:
             return None
+        check_ids("cfg:negative", self.negative, ctx.models[self.model or "target"].vocab)
         prompt = self.negative or tuple(ctx.tokens[: len(ctx.tokens) - len(ctx.output)][-1:])
         beside = yield from open_beside(ctx, "cfg", prompt, self.model or "target")
         return beside

@@ -48,7 +48,7 @@ from foretell.ops.mixing import (
     wanted,
 )
 from foretell.ops.words import words_of
-from foretell.text import TokenIds
+from foretell.text import TokenIds, check_ids
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -141,6 +141,7 @@ class Lol(Source):
         """The prompt with the instruction, which stands behind what begins every prompt."""
         prompt = list(ctx.tokens[: len(ctx.tokens) - len(ctx.output)])
         if self.instruction:
+            check_ids("lol:instruction", self.instruction, ctx.models["target"].vocab)
             return [*self.instruction, *prompt]
         words = words_of(ctx.models["target"], "lol:g, which gives an instruction,")
         size = len(words.start) if tuple(prompt[: len(words.start)]) == words.start else 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foretell.stats import Stats
 
 Entry = Mapping[str, Any]  # of Output.logprobs: token, logprob, top
+BESIDE = ("kv", "rows", "warp", "constraint")  # kinds of what changes a text beside its method
 Scores = Sequence[Sequence[Entry]]  # of each prompt, from its second token on
 
 
@@ -77,8 +78,9 @@ class Answer:
         self.call = call
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        beside = (call.arguments.get("reward"), request.policy)
-        self.method, self.guarantee = served.about(call.method, *beside)
+        beside = {kind: getattr(request, kind) for kind in BESIDE} | {"kv": request.policy}
+        reward = call.arguments.get("reward")
+        self.method, self.guarantee = served.about(call.method, reward, beside)
         ends = () if request.ignore_eos else served.lm.engine.eos
         self.ends = frozenset((*ends, *(request.stop_token_ids or ())))
         self._spellings: dict[int, Spelling] = {}
@@ -97,10 +99,13 @@ class Answer:
                 raise of_ours(output.error)
             choices.append(self._choice(index, output, scores))
         stats = [output.stats for output in outputs]
+        about = self.numbers(stats)
+        if any(len(output.samples) > 1 for output in outputs):
+            about["samples"] = [list(map(_sample, output.samples)) for output in outputs]
         return self._head(self.kind) | {
             "choices": choices,
             "usage": self.usage(stats),
-            "foretell": self.numbers(stats),
+            "foretell": about,
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -135,6 +140,7 @@ class Answer:
             "drafted": sum(one.drafted for one in stats),
             "accepted": sum(one.accepted for one in stats),
             "tokens_per_step": round(later / steps, 3) if steps else 1.0,
+            "forwards": sum(sum(one.calls.values()) for one in stats),
             "computed_by": self.served.computed_by,
         }
 
@@ -354,6 +360,15 @@ class Chat(Answer):
             "logprobs": logprobs,
             "finish_reason": piece.finish_reason,
         }
+
+
+def _sample(output: Output) -> dict[str, Any]:
+    """One of the texts that a method found, the answer among them."""
+    return {
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "score": output.score,
+    }
 
 
 def answer_for(served: Served, request: Request, call: Call) -> Answer:

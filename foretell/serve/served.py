@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,18 @@ class Served:
         """Who computes the target's forwards."""
         return self.lm.models["target"].usual_executor
 
-    def about(self, method: str, reward: Any = None, kv: str | None = None) -> tuple[str, str]:
-        """The name of a method, `auto` resolved, and what it guarantees under a cache policy.
-        `reward`: what it chooses by, which some methods cannot be made without.
+    def about(
+        self, method: str, reward: Any = None, beside: Mapping[str, str | None] | None = None
+    ) -> tuple[str, str]:
+        """The name of a method, `auto` resolved, and what it guarantees with what goes `beside` it:
+        of each kind (kv, rows, warp, constraint) a spec. `reward`: what it chooses by, which some
+        methods cannot be made without.
         """
         name, strategy = self.lm.resolve(method, reward)
         claim = strategy_guarantee(name, strategy)
-        if kv is None:
-            return name, claim
-        for piece in pieces(kv, "kv"):
-            claim = weaker(claim, card(piece.partition(":")[0], "kv").guarantee)
+        for kind, spec in (beside or {}).items():
+            for part in pieces(spec, kind) if spec else ():
+                claim = weaker(claim, card(part.partition(":")[0], kind).guarantee)
         return name, claim
 
     @cached_property

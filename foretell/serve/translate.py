@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.contexts import Contexts
-from foretell.errors import BadConfig, PromptTooLong
+from foretell.errors import BadConfig, ForetellError, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
 from foretell.serve.errors import ARGUMENTS, ApiError
@@ -42,7 +42,11 @@ LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and
 SEEDS = 2**31
 TESTS = "tests"  # the reward that runs programs
 # Fields of what stands beside a request that name a file or a folder.
-NAME_FILES = ("path", "head", "weights", "encoder", "attribute", "dir", "calibration")
+NAME_FILES = (
+    *("path", "head", "weights", "encoder", "attribute", "dir", "calibration", "gates", "filter"),
+)
+# Fields that hold a text, which a value beginning with an @ alone takes from a file.
+TEXTS = ("cue", "end", "passage", "pattern", "principle", "references", "start", "stop", "words")
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,6 @@ def translate(
         value = getattr(request, field)
         if value is not None:
             arguments[argument] = value
-    arguments.setdefault("temperature", TEMPERATURE)
     if arguments.get("top_k") == -1:  # vLLM's way to switch it off
         arguments["top_k"] = 0
     for name in ("bad_words", "stop", "stop_token_ids"):
@@ -130,6 +133,9 @@ def translate(
     arguments |= _form(request) | _beside(request, bounds.tests) | _constraint(request, bounds)
     if kv is not None:
         arguments["kv"] = kv
+    method = _method(request, bounds.method)
+    if "temperature" not in arguments:
+        arguments["temperature"] = _usual_temperature(lm, method, arguments.get("reward"))
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -140,7 +146,7 @@ def translate(
     if seconds:
         arguments["timeout"] = min(seconds)
     prompts = [one for one in ids for _ in range(n)]
-    return Call(prompts, _method(request, bounds.method), arguments, n, texts)
+    return Call(prompts, method, arguments, n, texts)
 
 
 # --- prompts
@@ -343,6 +349,17 @@ def _method(request: Request, default: str) -> str:
     return spec
 
 
+def _usual_temperature(lm: LM, method: str, reward: Any) -> float:
+    """That of requests that name none: OpenAI's, or 0 where the method draws nothing anyway."""
+    if method == "auto":
+        return TEMPERATURE
+    try:
+        strategy = lm.resolve(method, reward)[1]
+    except ForetellError:  # which is told where the answer is made
+        return TEMPERATURE
+    return TEMPERATURE if getattr(strategy, "draws", True) else 0.0
+
+
 def _beside(request: Request, tests: str) -> dict[str, Any]:
     """What goes with the method: a source of rows, warpers, a reward, by their specs, which are
     checked here so that a fault is known by its field. Raises ApiError.
@@ -409,7 +426,9 @@ def _tested(spec: str, file: str) -> Reward:
 
 def _refuse_files(field: str, spec: str) -> None:
     for _, name, value in given(spec):
-        if "@" in value or "/" in value or "\\" in value or name in NAME_FILES:
+        value = unwrapped(value)
+        named = value.startswith("@") if name in TEXTS else not {*"@/\\"}.isdisjoint(value)
+        if named or name in NAME_FILES:
             raise _refused(field, f"{name}: files of the server cannot be named")
 
 

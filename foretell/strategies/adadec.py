@@ -51,6 +51,8 @@ class Adadec(Strategy):
     width: int = 3  # tokens that are tried
     ahead: int = 5  # tokens behind each
 
+    draws = False
+
     def __post_init__(self) -> None:
         if math.isnan(self.theta):
             raise BadConfig.field("adadec:theta", self.theta, "a number of nats, or inf")

@@ -40,6 +40,8 @@ class Beam(Strategy):
     penalty: float = 1.0  # power of the length that scores are divided by; 0: the likeliest text
     early: bool = False  # whether it ends as soon as `width` texts have ended
 
+    draws = False
+
     def __post_init__(self) -> None:
         if not 1 <= self.width <= 256:
             raise BadConfig.field("beam:width", self.width, "between 1 and 256")

@@ -63,6 +63,8 @@ class ConditionalBeam(Strategy):
     pattern: str = ""  # regular expression that matches the whole text
     exact: bool = False  # whether it searches depth first, by the condition alone
 
+    draws = False
+
     def __post_init__(self) -> None:
         ranges = {"width": (1, 256), "shortlist": (1, 4096), "penalty": (-10, 10)}
         for name, (low, high) in {**ranges, "weight": (0, 1e6)}.items():

@@ -53,6 +53,8 @@ class Contrastive(Strategy):
     alpha: float = 0.6  # what being unlike the text counts beside probability
     k: int = 4  # tokens that are compared
 
+    draws = False
+
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise BadConfig.field("contrastive:alpha", self.alpha, "between 0 and 1")

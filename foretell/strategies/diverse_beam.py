@@ -43,6 +43,8 @@ class DiverseBeam(Strategy):
     diversity: float = 0.5  # of log-probability
     penalty: float = 1.0  # power of the length that scores are divided by
 
+    draws = False
+
     def __post_init__(self) -> None:
         ranges = {
             "width": (1, 256),

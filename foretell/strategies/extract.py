@@ -62,6 +62,7 @@ class Extract(Strategy):
     count: int = 1  # best spans that are told of, in Output.samples
 
     needs = ("tree",)
+    draws = False
 
     def __post_init__(self) -> None:
         for name, low, high in (("longest", 0, 1 << 20), ("count", 1, 1024)):

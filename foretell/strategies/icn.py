@@ -60,6 +60,7 @@ class Icn(Strategy):
     navigate: bool = True  # no: first tokens are ranked by the prompt alone
 
     needs = ("tree",)
+    draws = False
 
     def __post_init__(self) -> None:
         for name in ("runs", "each"):

@@ -55,6 +55,8 @@ class PgTd(Strategy):
     enough: float = 0.0  # reward that ends the search: 1 where all tests pass; 0: none
     cache: bool = True  # whether finished texts, rows and rewards are kept, which changes no answer
 
+    draws = False
+
     def __post_init__(self) -> None:
         if self.reward is None:
             raise BadConfig("pg-td: needs a reward; give one, as in reward=tests:path=tests.jsonl")

@@ -63,7 +63,7 @@ from foretell.ops.superposing import (
 from foretell.ops.text_counts import LARGEST, TextCounts, count_in, counts_of
 from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 from foretell.policy.spending import REASON, Spent
-from foretell.text import TokenIds
+from foretell.text import TokenIds, check_ids
 
 MIXED = -1  # the token of a node whose state is a sum
 REFUSED = {
@@ -94,6 +94,7 @@ class Superposed(Strategy):
     nucleus: float = 0.9  # probability of what these are drawn from
 
     needs = ("layers",)
+    draws = False
 
     def __post_init__(self) -> None:
         ranges = {
@@ -116,12 +117,12 @@ class Superposed(Strategy):
         refuse_options("superposed", ctx.request.sampling, REFUSED)
         refuse_source("superposed", ctx.request)
         refuse_policy("superposed", ctx.request)
+        check_ids("superposed:corpus", self.corpus, ctx.models["target"].vocab)
         return self._steps(ctx)
 
     def _steps(self, ctx: Context) -> Steps:
-        prompt = list(ctx.tokens)
+        prompt, texts = list(ctx.tokens), self._texts(ctx)
         room = ctx.limit - len(prompt)  # tokens
-        texts = self._texts(ctx)
         opening = yield from drawn_opening(ctx, min(self.opening, room), self.nucleus)
         alive, done = [Draft(0.0, opening)], list[Draft]()
         if opening and ctx.sampler.ended(opening):
@@ -134,7 +135,7 @@ class Superposed(Strategy):
             cut = REASON
         answers = [(draft.tokens, draft.score, "stop") for draft in done]
         answers += [(draft.tokens, draft.score, cut) for draft in alive]
-        answers = sorted(answers, key=lambda answer: -answer[1])[: self.k]
+        answers = sorted(answers, key=lambda one: -one[1])[: self.k]
         tokens, _, reason = answers[0]
         yield Commit(tokens, torch.empty(0), sources=["target"] * len(tokens))
         if self.megabytes and self.alpha:

@@ -75,8 +75,7 @@ class TrainDraft:
         recipes.check(self, {**ranges, "sampled": (0, 1 << 40)})
         check_heads(self.hidden, self.heads, self.kv_heads)
         self.exit_layers  # noqa: B018
-        if self.batch % self.micro or self.micro < self.window:
-            raise BadConfig("batch must be a multiple of micro, and micro at least window")
+        recipes.check_batches(self)
 
     @property
     def steps(self) -> int:

@@ -79,8 +79,7 @@ class TrainHead:
             raise BadConfig.field("anchors", self.anchors, "at least 1")
         if self.rate < 0:
             raise BadConfig.field("rate", self.rate, "above 0, or 0 (the paper's)")
-        if self.batch % self.micro or self.micro < self.window:
-            raise BadConfig("batch must be a multiple of micro, and micro at least window")
+        recipes.check_batches(self)
 
     @property
     def steps(self) -> int:

@@ -20,13 +20,15 @@ def hits(
     head: Head, texts: Sequence[Known], teacher: Teacher, depths: int, size: int
 ) -> list[float]:
     """At each depth the share of places where the head's best token is the target's best one and
-    was at every depth before, in those of the texts that are greedy.
+    was at every depth before, in those of the texts that are greedy; [] where none is.
     """
+    texts = [text for text in texts if (text.tokens[text.prompt :] == text.best).all()]
+    if not texts:
+        return []
     head.eval()
     right = np.zeros(depths)
     count = 0
     tokens = torch.tensor(teacher.output.tokens)
-    texts = [text for text in texts if (text.tokens[text.prompt :] == text.best).all()]
     for group in blocks([len(text.tokens) for text in texts], size, 0):
         chosen = [texts[number] for number in group]
         batch, answers = teacher.texts(chosen, 0.0, 0)

@@ -90,8 +90,7 @@ class TrainMedusa2:
         recipes.check(self, {**recipes.OF_RUNS, **ranges})
         if self.schedule not in SCHEDULES:
             raise BadConfig.field("schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
-        if self.batch % self.micro or self.micro < self.window:
-            raise BadConfig("batch must be a multiple of micro, and micro at least window")
+        recipes.check_batches(self)
         _ = self.heads
 
     @property

@@ -39,6 +39,16 @@ def check(settings: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
             raise BadConfig.field(name, value, f"between {low:,} and {high:,}")
 
 
+def check_batches(settings: Any) -> None:
+    """Raises BadConfig where a step is no whole number of forwards, or a forward holds no text."""
+    if settings.micro < settings.window:
+        allowed = f"at least window={settings.window}, which a lower --window allows"
+        raise BadConfig.field("micro", settings.micro, allowed)
+    if settings.batch % settings.micro:
+        allowed = f"a multiple of micro={settings.micro}"
+        raise BadConfig.field("batch", settings.batch, allowed)
+
+
 def shipped() -> dict[str, Path]:
     """Those that come with the package, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ def process(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def test_json_has_no_numbers_that_other_readers_refuse() -> None:
     text = _output.json_text({"a": float("nan"), "b": [1.5, (float("-inf"), 2)], "c": "NaN"})
     assert json.loads(text) == {"a": None, "b": [1.5, [None, 2]], "c": "NaN"}
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with _output.warned_in_lines():
+        warnings.simplefilter("default")
+        warnings.warn("this head\n  drafts badly", stacklevel=1)
+    assert capsys.readouterr().err == "warning: this head drafts badly\n"
 
 
 def test_a_file_is_written_whole_or_not_at_all(

@@ -75,7 +75,7 @@ def test_another_shape_of_target_is_refused_by_the_field(
 def test_another_model_of_this_shape_is_warned_of(written: Path, tmp_path: Path) -> None:
     told = {**fingerprint(target()), "norm": "0" * 16}
     folder = changed(written, tmp_path / "it", fingerprint=told)
-    with pytest.warns(UserWarning, match="weights that are not those of tiny"):
+    with pytest.warns(UserWarning, match="weights other than those of tiny"):
         load(folder, target())
 
 
@@ -86,6 +86,7 @@ def test_what_is_damaged_is_told(written: Path, tmp_path: Path) -> None:
             ({"norm.weight": None}, "lacks norm.weight"),
             ({"more": torch.zeros(1)}, "has more, which eagle3 has not"),
             ({"norm.weight": torch.zeros(3)}, r"norm.weight is \(3,\)"),
+            ({"norm.weight": tensors["norm.weight"] / 0}, r"norm.weight is damaged \(a weight is"),
         )
     ):
         folder = changed(written, tmp_path / str(number))

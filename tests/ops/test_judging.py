@@ -55,9 +55,9 @@ def test_states_are_found_by_node_whatever_stands_before_the_tree() -> None:
 @pytest.mark.parametrize(
     ("tensors", "about", "said"),
     [
-        (GOOD, {}, "is no judge of schema"),
-        (GOOD, {"schema": "foretell.judge/9"}, "is no judge of schema"),
-        ({"weight": torch.ones(3)}, {"schema": SCHEMA}, "is no judge of schema"),
+        (GOOD, {}, "has not the schema"),
+        (GOOD, {"schema": "foretell.judge/9"}, "has not the schema"),
+        ({"weight": torch.ones(3)}, {"schema": SCHEMA}, "has not the schema"),
         ({**GOOD, "bias": torch.zeros(2)}, {"schema": SCHEMA}, "its tensors are not"),
         ({**GOOD, "weight": torch.ones(1, 3)}, {"schema": SCHEMA}, "its tensors are not"),
         ({**GOOD, "weight": torch.tensor([1.0, torch.nan])}, {"schema": SCHEMA}, "not a finite"),

@@ -122,7 +122,7 @@ def add(models: Mapping[str, Model], source: Cfg, prompt: Sequence[int] = (1, 2)
 
 def test_models_that_cannot_be_mixed_are_refused_in_one_line() -> None:
     source = Cfg(model="other")
-    with pytest.raises(Unsupported, match="a 'other' model; load one"):
+    with pytest.raises(Unsupported, match=r"cfg cannot run on toy: .*a 'other' model; load"):
         add({"target": Toy(8)}, source)
     stranger = Toy(8)
     stranger.tokenizer = tiny.tokenizer()
@@ -134,6 +134,16 @@ def test_models_that_cannot_be_mixed_are_refused_in_one_line() -> None:
     assert isinstance(error, PromptTooLong) and "8 tokens long" in str(error)
     error = add({"target": Toy(8), "other": Toy(4)}, source, (1, 6))
     assert isinstance(error, Unsupported) and "vocabulary has 4" in str(error)
+
+
+@pytest.mark.parametrize("negative", [(1, 8), (-1,)])
+def test_another_prompt_is_of_the_vocabulary(negative: tuple[int, ...]) -> None:
+    target = Toy(8)
+    error = add({"target": target}, Cfg(negative=negative))
+    assert isinstance(error, BadConfig) and "ids of the vocabulary, 0 to 7" in str(error)
+    small = {"target": Toy(16), "other": Toy(8)}
+    error = add(small, Cfg(model="other", negative=(8,)))
+    assert "cfg:negative=8: must be ids of the vocabulary, 0 to 7" in str(error)
 
 
 def test_tokens_that_one_model_lacks_are_impossible() -> None:

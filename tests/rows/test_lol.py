@@ -165,3 +165,6 @@ def test_amateurs_that_do_not_fit_are_refused_in_one_line() -> None:
     live = engine.add(Request([1], Plain(), source=Lol(layer=5, g=0.0)))
     list(engine.run())
     assert "lol:layer=5: must be at most 4 here" in str(live.error)
+    live = engine.add(Request([1], Plain(), source=Lol(instruction=(1, 8))))
+    list(engine.run())
+    assert "lol:instruction=8: must be ids of the vocabulary, 0 to 7" in str(live.error)

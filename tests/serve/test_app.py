@@ -111,6 +111,22 @@ def test_rows_and_warpers_go_with_any_method(live: Live, client: httpx.Client) -
         assert answer["choices"][0]["text"] == wanted
 
 
+def test_a_method_that_finds_several_texts_tells_all(live: Live, client: httpx.Client) -> None:
+    """Without a temperature, since beam search draws nothing."""
+    fields = {"method": "beam:width=3", "max_tokens": 6, "n": 2}
+    answer = completion(client, **fields)
+    told = answer["foretell"]["samples"]
+    found = offline(live, method="beam:width=3", max_new_tokens=6).samples
+    assert told[0] == told[1] and len(told) == 2
+    assert [one["text"] for one in told[0]] == [one.text for one in found]
+    assert [one["score"] for one in told[0]] == pytest.approx([one.score for one in found])
+    assert told[0][0]["text"] == answer["choices"][0]["text"]
+    refused = client.post(
+        "/v1/completions", json={"prompt": TEXT, "method": "beam", "temperature": 0.7}
+    )
+    assert refused.status_code == 400 and "nothing is drawn" in refused.text
+
+
 def test_an_answer_tells_how_it_came_about(client: httpx.Client) -> None:
     told = completion(client, **GREEDY, method="token-recycling:nodes=4")["foretell"]
     assert told["method"] == "token-recycling" and told["guarantee"] == "exact"
@@ -119,6 +135,9 @@ def test_an_answer_tells_how_it_came_about(client: httpx.Client) -> None:
     assert 0 <= told["accepted"] <= told["drafted"] > 0
     plain = completion(client, **GREEDY, speculation="off")["foretell"]
     assert plain["method"] == "plain" and plain["drafted"] == 0
+    assert plain["forwards"] >= plain["steps"] and "samples" not in plain
+    guided = completion(client, **GREEDY, rows="cfg:g=2")["foretell"]
+    assert guided["guarantee"].startswith("lossy") and guided["forwards"] > guided["steps"]
     lossy = completion(client, **GREEDY, method="suffix:rule=typical")["foretell"]
     assert lossy["guarantee"].startswith("lossy")
 

@@ -94,3 +94,18 @@ def test_a_method_that_needs_a_reward_has_it_from_the_request(method: str) -> No
     assert name == method and guarantee.startswith("lossy")
     with pytest.raises(BadConfig, match="needs a reward"):
         served.about(method)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "name"),
+    [
+        ("kv", "snapkv:budget=64", "snapkv"),
+        ("rows", "cfg:g=2", "cfg"),
+        ("warp", "momentum+rpg:decay=0.8", "momentum"),
+        ("constraint", "monitor:file=a.py", "monitor"),
+    ],
+)
+def test_what_changes_a_text_beside_its_method_is_told(kind: str, spec: str, name: str) -> None:
+    served = Served(tiny.lm(draft=False), "tiny")
+    assert served.about("plain", None, {kind: None})[1] == "exact"
+    assert served.about("plain", None, {kind: spec})[1] == card(name, kind).guarantee

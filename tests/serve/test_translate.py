@@ -13,7 +13,9 @@ from foretell import wrap
 from foretell.api import LM
 from foretell.constraints.monitor import Monitor
 from foretell.core.types import Sampling
+from foretell.errors import ForetellError
 from foretell.kv.ape import Ape
+from foretell.registry import names
 from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
 from foretell.serve.translate import Bounds, Call, translate
@@ -39,6 +41,21 @@ def test_defaults_are_those_of_openai(lm: LM) -> None:
         "seed": [5],
         "max_new_tokens": [16],
     }
+
+
+@pytest.mark.parametrize("name", names("strategy"))
+def test_a_method_that_draws_nothing_needs_no_temperature(lm: LM, name: str) -> None:
+    """It says so by `draws`, and refuses a temperature in its own words."""
+    fields = {"reward": "length"} if name in ("a-star", "deal", "pg-td", "transfer-q") else {}
+    method = {"spar": "spar:depth=0"}.get(name, name)
+    usual = call(lm, method=method, **fields).arguments["temperature"]
+    try:
+        lm.generate("The quick", method, temperature=0.5, max_new_tokens=2, **fields)
+        refused = False
+    except ForetellError as error:
+        refused = "cannot honour temperature" in str(error)
+    assert usual == (0.0 if refused else 1.0)
+    assert call(lm, method=method, temperature=0.5, **fields).arguments["temperature"] == 0.5
 
 
 def test_every_field_of_sampling_arrives(lm: LM) -> None:
@@ -161,12 +178,28 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
         {"rows": "lol:amateur=./runs"},
         {"kv": "gear+offload:dir=rows"},
         {"kv": "double-sparsity:calibration=channels"},
+        {"kv": "double-sparsity:calibration=channels.safetensors"},
+        {"kv": "duo-attention:gates=gates"},
+        {"method": "learn2pd:filter=own"},
+        {"method": "extract:passage=(@secret)"},
     ],
 )
 def test_no_file_of_the_server_can_be_named(lm: LM, fields: dict[str, str]) -> None:
     with pytest.raises(ApiError, match="files of the server cannot be named") as caught:
         call(lm, **fields)
     assert caught.value.param == ("reward" if "reward" in fields else next(iter(fields)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": r"conditional-beam:pattern=\d+/\d+"},
+        {"method": "best-of", "reward": "keywords:words=and/or a@b.org"},
+        {"method": "extract:passage=(km/h, or m/s)"},
+    ],
+)
+def test_a_text_may_have_a_slash(lm: LM, fields: dict[str, str]) -> None:
+    assert call(lm, **fields).method == fields["method"]
 
 
 def test_a_budget_goes_with_the_method(lm: LM) -> None:

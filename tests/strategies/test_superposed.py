@@ -486,11 +486,13 @@ def test_no_room_and_the_context() -> None:
 # --- what is refused
 
 
-def test_rows_from_elsewhere_are_refused_by_name_before_a_forward() -> None:
+def test_rows_and_ids_from_elsewhere_are_refused_by_name_before_a_forward() -> None:
     model = Decoder(families.tiny("llama"), "llama")
     before, engine = model.calls, Engine({"target": model})
     with pytest.raises(BadConfig, match=r"superposed reads the target itself.*'guidance'"):
         engine.add(Request([1], Superposed(), Sampling(), source=Guidance()))
+    with pytest.raises(BadConfig, match="superposed:corpus=99999: must be ids of the vocabulary"):
+        engine.add(Request([1], Superposed(corpus=(1, 99999)), Sampling()))
     assert not engine.live and model.calls == before
 
 

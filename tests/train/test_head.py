@@ -121,6 +121,12 @@ def test_the_target_as_its_own_head_is_always_right(files: Any) -> None:
     assert late[0] < 0.5 and late[3] < 0.1
 
 
+def test_without_greedy_answers_there_are_no_hits(files: Any) -> None:
+    corpus = Corpus(*files, window=32)
+    drawn = [dataclasses.replace(text, best=text.best + 1) for text in corpus.held_back]
+    assert hits(Perfect(), drawn, teacher_of(Perfect()), 4, 64) == []
+
+
 def test_overlaps_are_the_chances_that_a_drawn_token_is_accepted(files: Any) -> None:
     corpus = Corpus(*files, window=32)
     perfect = Perfect()

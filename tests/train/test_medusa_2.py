@@ -266,7 +266,7 @@ def test_the_heads_part_grows() -> None:
         ("dropout", 1.0, "dropout=1.0"),
         ("schedule", "cosine", "schedule='cosine': must be one of sine"),
         ("objective", "mse", "objective='mse'"),
-        ("micro", 100, "batch must be a multiple of micro"),
+        ("micro", 100, "batch=256: must be a multiple of micro=100"),
     ],
 )
 def test_bad_settings_are_told(field: str, value: Any, words: str) -> None:

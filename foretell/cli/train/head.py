@@ -134,6 +134,6 @@ def head(
     emit(
         f"{out / 'head'}: {config.kind}, {report['parameters']:,} parameters, "
         f"{report['tokens_seen']:,} tokens seen; of greedy answers held back it foretells the next "
-        f"tokens, each if all before it: {hits}"
+        f"tokens, each if all before it: {hits or 'there were none; give more prompts'}"
     )
     return 0

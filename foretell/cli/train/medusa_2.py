@@ -94,6 +94,7 @@ def medusa_2(
     emit(
         f"{out}: {report['parameters']:,} parameters, {report['tokens_seen']:,} tokens seen; "
         f"perplexity of answers held back {before} before and {after} after; of greedy ones the "
-        f"heads foretell the next tokens, each if all before it: {hits}"
+        f"heads foretell the next tokens, each if all before it: "
+        f"{hits or 'there were none; give more prompts'}"
     )
     return 0

@@ -84,7 +84,8 @@ def test_a_run_is_repeated_by_what_it_kept(run: Any, tmp_path: Path) -> None:
         ({"decay": 2}, "mine.toml: decay=2: must be between 0 and 1"),
         ({"depths": 65}, "mine.toml: depths=65: must be between 0"),
         ({"kind": "eagle9"}, "mine.toml: kind='eagle9': must be one of"),
-        ({"micro": 1000}, "mine.toml: batch must be a multiple of micro"),
+        ({"micro": 1000}, "mine.toml: batch=1024: must be a multiple of micro=1000"),
+        ({"window": 2000}, "mine.toml: micro=1024: must be at least window=2000, which a lower"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(
