@@ -102,7 +102,7 @@ def warned_in_lines() -> Iterator[None]:
         message(f"warning: {text}")
 
     with warnings.catch_warnings():
-        warnings.showwarning = told
+        warnings.showwarning = told  # type: ignore[assignment]  # of other names
         yield
 
 

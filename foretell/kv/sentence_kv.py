@@ -18,7 +18,7 @@ rows for every query head
 - tokens end a sentence by their text, with a closing quotation mark or bracket too
 - the row behind the first ones can be read, and no sentence is too long to be kept
 - room that ended sentences leave goes to the running one, whose rows are read as recent ones only
-- rows stay in memory beside the model; torch reads all keys, and no time is saved yet
+- rows stay in memory beside the model
 """
 
 from __future__ import annotations
@@ -168,9 +168,7 @@ class Sentences(Voted):
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
         if job.cache.length < self.prompt:
             return super().attend(job, asked)
-        q, keys = asked.q, asked.keys
-        read = self._reads(job, asked.layer, q, keys).repeat_interleave(len(q) // len(keys), 0)
-        return attend_to(read, asked)
+        return attend_to(self._reads(job, asked.layer, asked.q, asked.keys), asked)
 
     def _reads(self, job: Any, layer: int, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """The rows that each new node reads, bool (KV, n, rows)."""

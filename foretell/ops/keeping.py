@@ -191,7 +191,7 @@ class Watching(CachePolicy):
         self.nodes[layer] = kept
 
     def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        received = {}
+        received: dict[int, torch.Tensor] = {}
         rows = [*range(cache.base), *(cache.base + node for node in nodes)]
         for layers in self._alike() if nodes else ():
             first = layers[0]

@@ -28,6 +28,7 @@ from foretell.runtimes.native import NativeExecutor
 from tests.families import families
 from tests.families.families import WINDOW
 from tests.families.test_families import PROMPTS, TREE, answer
+from tests.kv import policies
 from tests.runtimes.questions import agree, hidden_states_are_those_of_torch
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the C library is not built")
@@ -340,3 +341,39 @@ def test_auto_leaves_it_alone_where_it_does_not_suit() -> None:
     assert native.suits(families.tiny("llama", dtype=torch.bfloat16, **SIZES))
     assert not native.suits(families.tiny("llama", **SIZES))
     assert not native.suits(families.tiny("gemma2", dtype=torch.bfloat16, **SIZES))
+
+
+WATCHED = ("quest:budget=12,page=4,dense=1", "h2o:budget=12,every=3", "tova:budget=12,every=4")
+
+
+def greedy(model: Decoder, kv: str | None, strategy: Any = None, tokens: int = 12) -> Any:
+    """A text and who computed it."""
+    (live,) = policies.run(
+        model, [[3, *range(30, 50)]], kv and policies.kv_of(kv), strategy, tokens=tokens
+    )
+    return live
+
+
+@pytest.mark.parametrize("format", ("bfloat16", "int8"))
+@pytest.mark.parametrize("kv", WATCHED)
+@torch.inference_mode()
+def test_watched_steps_are_those_of_torch(kv: str, format: str) -> None:
+    """Layer by layer the library computes what lies between the policies' attention."""
+    ours = quick("qwen3", format)
+    theirs = Decoder(small("qwen3", format), "qwen3", blocks)
+    replies = []
+    for model in (ours, theirs):
+        cache = model.cache()
+        cache.use(policies.kv_of(kv).policy(model), 20)
+        tokens = [3, *range(30, 50)]
+        wide = TokenTree(tokens[-1]).chain([7, 8][: cache.policy.room(20) - 1])
+        found = []
+        for tree in (wide, TokenTree(9)):
+            found.append(answer(model, cache, Ask(tree, taps=(0, 1, 2)), tokens))
+            tokens = [*tokens[:-1], tokens[-1], 9]
+        replies.append(found)
+    for a, b in zip(*replies, strict=True):
+        assert a.computed_by == "native" and b.computed_by == "torch"
+        assert agree(a.logits, b.logits, NEAR[format])
+        for tap in (0, 1, 2):
+            assert agree(a.hidden[tap], b.hidden[tap], NEAR[format])
