@@ -97,7 +97,8 @@ def large(name: str) -> KV:
 
 def joined(name: str, specs: Mapping[str, str], usual: str) -> KV:
     """One or several with these settings, or the usual ones."""
-    return kv_of("+".join(specs.get(part, f"{part}:{usual}") for part in name.split("+")))
+    spec = "+".join(specs.get(part, f"{part}:{usual}") for part in name.split("+"))
+    return kv_of(spec.replace("{gates}", gates()) if "{gates}" in spec else spec)
 
 
 @cache

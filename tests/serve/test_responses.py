@@ -83,7 +83,7 @@ def test_a_method_guarantees_what_its_weakest_part_does(method: str, claim: str)
     ("kv", "claim"), [("offload", "exact"), ("gear+offload", "lossy"), ("offload+snapkv", "lossy")]
 )
 def test_joined_cache_policies_guarantee_what_the_weakest_does(kv: str, claim: str) -> None:
-    name, guarantee = Served(tiny.lm(draft=False), "tiny").about("plain", kv=kv)
+    name, guarantee = Served(tiny.lm(draft=False), "tiny").about("plain", beside={"kv": kv})
     assert name == "plain" and guarantee.split(":")[0] == claim
 
 
