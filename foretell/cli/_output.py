@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -91,18 +91,20 @@ def message(text: str) -> None:
 def warned_in_lines() -> Iterator[None]:
     """A warning is one line on standard error, without the place in the program."""
 
-    def told(
-        text: Warning | str,
+    tell = message
+
+    def showwarning(
+        message: Warning | str,
         category: type[Warning],
         filename: str,
         lineno: int,
-        file: Any = None,
+        file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        message(f"warning: {text}")
+        tell(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.showwarning = told  # type: ignore[assignment]  # of other names
+        warnings.showwarning = showwarning
         yield
 
 
