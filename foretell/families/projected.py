@@ -45,7 +45,8 @@ class ProjectedAttention(nn.Module):
             self.q_norm, self.k_norm = stock.q_norm, stock.k_norm
         square = (self.head_dim, self.head_dim)
         self.key_basis = nn.Parameter(torch.empty(kept, heads // kept, *square))
-        self.rotate = sys.modules[type(stock).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
+        family: Any = sys.modules[type(stock).__module__]
+        self.rotate = family.apply_rotary_pos_emb
 
     def forward(
         self,

@@ -26,7 +26,7 @@ prompt alone, and merges each new token at once
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -85,8 +85,8 @@ class Minicache(KV):
         if len({*target.layout}) > 1 or not one_kind or len(turned) > 1:
             need = "rows of one shape and one kind of position in every layer"
             raise Unsupported.missing("kv=minicache", target.name, need, "leave kv out")
-        form = Pairs(self, len(target.layout), *target.layout[0])
-        return Stored(0, 0, self.buffer, form=form)
+        shape: Any = target.layout[0]
+        return Stored(0, 0, self.buffer, form=Pairs(self, len(target.layout), *shape))
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Pairs(Form):
     def _pair(self, name: str, shallow: torch.Tensor, deep: torch.Tensor) -> Code:
         """What stands for rows (KV, n, D) of two layers."""
         both = torch.stack([self._units(shallow), self._units(deep)])  # (2, U, n, W)
-        pair = merged(*both, self.set.t)
+        pair = merged(both[0], both[1], self.set.t)
         kept = apart(pair.angles, self.set.gamma, self.set.rule).flatten().nonzero()[:, 0]
         return {
             **self._stored(name, pair.directions.to(shallow.dtype)),

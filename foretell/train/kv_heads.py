@@ -142,12 +142,13 @@ def compressed(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
 
     `fold`: those of keys commute with rotations and become part of the matrices.
     """
-    groups, merge, width = bases.shape[2:5]
+    groups, merge = bases.shape[2:4]
     config = copy.deepcopy(hf.config)
     config.num_key_value_heads = groups
     if not fold:
         setattr(config, FIELD, {"heads": groups * merge})
-    model = (type(hf) if fold else projected(type(hf)))(config).to(hf.dtype)
+    kind: Any = type(hf)
+    model = (kind if fold else projected(kind))(config).to(hf.dtype)
     names = {module: name for name, module in hf.named_modules()}
     state = hf.state_dict()
     for layer, both in zip(hf.get_decoder().layers, bases, strict=True):
@@ -294,7 +295,10 @@ def train(
         found["tuned"] = perplexity(hf, corpus.held, config.window)
     report: dict[str, Any] = {
         "heads": {"before": heads, "after": heads // config.merge},
-        "lost": {name: round(float(share), 4) for name, share in zip(("keys", "values"), lost)},
+        "lost": {
+            name: round(float(share), 4)
+            for name, share in zip(("keys", "values"), lost, strict=True)
+        },
         "calibrated": tokens,
         "parameters": size,
         "tokens_seen": config.steps * config.batch if size else 0,

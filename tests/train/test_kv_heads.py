@@ -111,13 +111,13 @@ def test_documents_are_held_out_whole() -> None:
 
 def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     lm = model()
-    with pytest.raises(BadConfig, match="merge=3: must be a divisor of the 2 key heads.*1, 2"):
+    with pytest.raises(BadConfig, match=r"merge=3: must be a divisor of the 2 key heads.*1, 2"):
         train(lm, DOCUMENTS, tmp_path, replace(QUICK, merge=3))
     normed = wrap(families.tiny("qwen3"), None, name="normed")
-    with pytest.raises(Unsupported, match="basis=folded.*no norm stands behind"):
+    with pytest.raises(Unsupported, match=r"basis=folded.*no norm stands behind"):
         train(normed, DOCUMENTS, tmp_path, replace(QUICK, basis="folded"))
     for other in (foretell.LM(Toy(8)), wrap(tiny.gpt2(), tiny.tokenizer())):
-        with pytest.raises(Unsupported, match="train kv-heads.*llama family's build"):
+        with pytest.raises(Unsupported, match=r"train kv-heads.*llama family's build"):
             train(other, DOCUMENTS, tmp_path, QUICK)
     with pytest.raises(BadConfig, match="texts are too few"):
         train(lm, DOCUMENTS[:1], tmp_path, QUICK)
