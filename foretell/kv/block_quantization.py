@@ -143,8 +143,8 @@ def pairs(turn: Turn, width: int, device: torch.device) -> torch.Tensor:
 
 
 def by_size(keys: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
-    """The channels (KV, D) of each head's keys (KV, n, D), the pairs of small numbers first. Turning
-    a pair changes no size.
+    """The channels (KV, D) of each head's keys (KV, n, D), the pairs of small numbers first.
+    Turning a pair changes no size.
     """
     squares = keys.to(torch.promote_types(keys.dtype, torch.float32)).square().sum(1)
     sizes = squares + squares[:, partners]

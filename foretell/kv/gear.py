@@ -189,4 +189,5 @@ def thin(
     left, right = left.to(dtype), right.to(dtype)
     beside = (lost - left.to(lost) @ right.to(lost).transpose(1, 2)).norm(dim=(1, 2))
     nearer = (beside < lost.norm(dim=(1, 2)))[:, None, None]
-    return (left * nearer).contiguous(), (right * nearer).contiguous()
+    # What is no number, where squares overflowed, is not nearer either.
+    return left.where(nearer, 0).contiguous(), right.where(nearer, 0).contiguous()

@@ -40,8 +40,7 @@ class Form:
     def decode_all(self, codes: Sequence[Code], layer: int) -> Rows:
         """The rows of all of these, one behind another."""
         parts = [self.decode(code, layer) for code in codes]
-        keys, values = zip(*parts, strict=True)
-        return torch.cat(keys, 1), torch.cat(values, 1)
+        return torch.cat([k for k, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
     def under(self, layer: int) -> int:
         """The layer under which this one's code lies: where layers share one, the same."""
@@ -68,18 +67,22 @@ class LayerForm(Form):
             return super().decode_all(codes, layer)
         parts = []
         for alike in runs(codes):
+            if len(alike) == 1:
+                parts.append(self.decode(alike[0], layer))
+                continue
             stacked = {name: torch.stack([code[name] for code in alike]) for name in alike[0]}
-            rows = self.decode(stacked, layer)
-            parts.append([part.transpose(0, 1).flatten(1, 2) for part in rows])
-        keys, values = zip(*parts, strict=True)
-        return torch.cat(keys, 1), torch.cat(values, 1)
+            keys, values = self.decode(stacked, layer)
+            parts.append((keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)))
+        return torch.cat([k for k, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
     def encode_layer(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
     ) -> Code:
+        """`encode` of a layer's rows (KV, n, D)."""
         raise NotImplementedError
 
     def decode_layer(self, code: Code) -> Rows:
+        """`decode` of a layer's code."""
         raise NotImplementedError
 
 

@@ -40,14 +40,8 @@ MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
 TESTS = "tests"  # the reward that runs programs
-NAME_FILES = (
-    "path",
-    "head",
-    "weights",
-    "encoder",
-    "attribute",
-    "dir",
-)  # fields of methods and rewards
+# Fields of what stands beside a request that name a file or a folder.
+NAME_FILES = ("path", "head", "weights", "encoder", "attribute", "dir", "calibration")
 
 
 @dataclass(frozen=True)

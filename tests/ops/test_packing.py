@@ -37,7 +37,9 @@ def test_numbers_are_rounded_group_by_group(bits: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bits", BITS)
 def test_no_number_is_more_than_half_a_step_away(bits: int, dtype: torch.dtype) -> None:
-    numbers = (torch.randn(50, 32) * 3 + 11).to(dtype)  # far from 0, where bfloat16 is coarse
+    random = torch.Generator().manual_seed(3)
+    # Far from 0, where bfloat16 is coarse.
+    numbers = (torch.randn(500, 32, generator=random) * 3 + 11).to(dtype)
     grid = rounded(numbers, bits, 16)
     away = (grid.numbers(bits, 32) - numbers.float()).abs().unflatten(-1, (2, 16))
     half = grid.step.float()[..., None] / 2

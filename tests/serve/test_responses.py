@@ -79,6 +79,14 @@ def test_a_method_guarantees_what_its_weakest_part_does(method: str, claim: str)
         assert guarantee == card("typical", "rule").guarantee
 
 
+@pytest.mark.parametrize(
+    ("kv", "claim"), [("offload", "exact"), ("gear+offload", "lossy"), ("offload+snapkv", "lossy")]
+)
+def test_joined_cache_policies_guarantee_what_the_weakest_does(kv: str, claim: str) -> None:
+    name, guarantee = Served(tiny.lm(draft=False), "tiny").about("plain", kv=kv)
+    assert name == "plain" and guarantee.split(":")[0] == claim
+
+
 @pytest.mark.parametrize("method", ["a-star", "deal", "transfer-q", "pg-td"])
 def test_a_method_that_needs_a_reward_has_it_from_the_request(method: str) -> None:
     served = Served(tiny.lm(draft=False), "tiny")

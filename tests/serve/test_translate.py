@@ -158,6 +158,8 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
         {"method": "best-of", "reward": "bleu:references=@secret"},
         {"method": "best-of:reward=(r3:encoder=contriever)"},
         {"rows": "lol:amateur=./runs"},
+        {"kv": "gear+offload:dir=rows"},
+        {"kv": "double-sparsity:calibration=channels"},
     ],
 )
 def test_no_file_of_the_server_can_be_named(lm: LM, fields: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,10 @@ def counted(budget: str, length: int) -> int:
 
 def with_budget(spec: str, config: Any, rows: int) -> KV:
     """A policy that holds or reads so many rows. Raises BadConfig where it cannot."""
+    parts: Sequence[KV] = getattr(config, "parts", ())
+    if any(part.role == "evictor" for part in parts):  # of several, it decides how many are left
+        held = [with_budget(spec, p, rows) if p.role == "evictor" else p for p in parts]
+        return dataclasses.replace(config, parts=tuple(held))  # type: ignore[no-any-return]
     names = {field.name for field in dataclasses.fields(config)}
     if "budget" in names:
         return dataclasses.replace(config, budget=rows)  # type: ignore[no-any-return]

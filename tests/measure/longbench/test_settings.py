@@ -32,6 +32,9 @@ def test_budgets_rewrite_every_spec() -> None:
     assert [one.budget for one in (*kv[1:5], *kv[7:])] == [100, 300, 100, 300, 100, 300]
     assert kv[1].window == 8 and kv[3].every == 16
     assert [one.sinks + one.window for one in kv[5:7]] == [100, 300]
+    (_, both) = Settings(kv=("gear:bits=2+snapkv",), budgets=("300",)).contenders(1000)
+    of_both: Any = both.kv
+    assert of_both.of("evictor").budget == 300 and of_both.of("encoder").bits == 2
     found = Settings(kv=("snapkv:budget=99",)).contenders(1000)
     assert [one.name for one in found] == ["none", "snapkv:budget=99"]
 
@@ -50,6 +53,7 @@ def test_budgets_rewrite_every_spec() -> None:
         ({"text": "a.txt"}, "--text: perplexity alone reads it"),
         ({"kv": ("snapkv",), "budgets": ("20",)}, "snapkv:budget=20: must be at least 33"),
         ({"kv": ("streaming-llm",), "budgets": ("4",)}, "streaming-llm:window=0"),
+        ({"kv": ("gear+offload",), "budgets": ("400",)}, "--budgets: gear+offload has no budget"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(given: dict[str, Any], said: str) -> None:
