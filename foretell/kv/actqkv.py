@@ -1,10 +1,10 @@
-"""Holds older tokens in blocks outside the cache, asks for them by the queries that stand out, and
-reads more of them in layers where many matter.
+"""Holds older tokens in blocks, and asks for them by the queries that stand out.
 
 As infllm, but for two things. A span's queries count in its probe by how far they are from the
-running mean of their layer, in units of its variance. And the layers of a token share `blocks`
-times their number of blocks by how even the chances are that they give to all blocks: by the mean
-entropy of the last `history` tokens. Blocks are compared by the cosine.
+running mean of their layer, in units of its variance. And layers where many blocks matter read more
+of them: the layers of a token share `blocks` times their number by how even the chances are that
+they give to all blocks, by the mean entropy of the last `history` tokens. Blocks are compared by
+the cosine.
 
 Paper: Xiao et al., Activation-aware Probe-Query: Effective Key-Value Retrieval for Long-Context LLM
 Inference, arXiv:2502.13542

@@ -52,7 +52,6 @@ class Composition(KV):
                 f"kv={self.name}: {evictor.name} gives up rows at every step, and rows that are "
                 f"stored are not given up one by one; {LEGAL}"
             )
-
         encoder = self.of("encoder")
         if evictor is not None and encoder is not None and encoder.aligned:
             raise BadConfig(

@@ -295,7 +295,10 @@ def train(
         found["tuned"] = perplexity(hf, corpus.held, config.window)
     report: dict[str, Any] = {
         "heads": {"before": heads, "after": heads // config.merge},
-        "lost": {"keys": round(float(lost[0]), 4), "values": round(float(lost[1]), 4)},
+        "lost": {
+            name: round(float(share), 4)
+            for name, share in zip(("keys", "values"), lost, strict=True)
+        },
         "calibrated": tokens,
         "parameters": size,
         "tokens_seen": config.steps * config.batch if size else 0,

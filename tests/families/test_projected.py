@@ -60,7 +60,7 @@ def test_merged_heads_are_computed_alike_by_all_of_torchs_ways(family: str) -> N
         with torch.inference_mode():
             decoder.self_test()
         torch.testing.assert_close(
-            decoder.score(TEXTS[0])[0], rows_of(after)[-1], atol=1e-6, rtol=0
+            decoder.score(TEXTS[0])[0], rows_of(after)[-1], atol=1e-5, rtol=0
         )
     whole = Decoder(before, family).cache()
     assert 2 * fused.cache().bytes == whole.bytes
