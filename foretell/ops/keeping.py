@@ -218,8 +218,9 @@ class Watching(CachePolicy):
         groups: dict[Any, list[int]] = {}
         for layer, known in self.nodes.items():
             noted = [*known.values(), *([self.pending[layer]] if layer in self.pending else ())]
-            shapes = len(noted[0]) if noted else 0, tuple(known), layer in self.pending
-            groups.setdefault((shapes, layer in self.received), []).append(layer)
+            shapes = tuple(note.shape for note in noted)
+            kind = shapes, tuple(known), layer in self.pending, layer in self.received
+            groups.setdefault(kind, []).append(layer)
         return list(groups.values())
 
 
