@@ -16,6 +16,9 @@ from foretell.errors import BadModel, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.loop import StockBlock
+from foretell.heads import model as heads
+from foretell.heads.folder import target_shape
+from foretell.ops.fingerprint import norm_mark
 from foretell.ops.head_merging import FIELD, commuting, gathered, leading, pooled
 from foretell.train.kv_heads import compressed
 from tests import tiny
@@ -114,6 +117,24 @@ def test_a_folder_is_loaded_by_its_path_and_executors_take_it_or_say_why(folder:
             foretell.load(folder, executor=executor, dtype=dtype)
     exact = foretell.load(folder, dtype="int8", exact_bits=True)
     assert len(exact.generate(TEXTS[0], max_new_tokens=3, method="plain").tokens) == 3
+    # It is known by its last norm, in exact bits too.
+    assert norm_mark(exact.models["target"]) == norm_mark(lm.models["target"])
+
+
+def test_heads_that_draft_for_the_model_before_do_not_draft_for_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last norm is that of the model before, by which heads that ship are found."""
+    target: Any = foretell.load(folder, executor="torch").models["target"]
+    monkeypatch.setattr(heads, "SHIPPED", tmp_path)
+    (tmp_path / "one").mkdir()
+    for kv_heads, found in ((2, None), (1, tmp_path / "one")):
+        config = {"kind": "eagle3", "target": {"kv_heads": kv_heads}}
+        config["fingerprint"] = {"norm": norm_mark(target)}
+        (tmp_path / "one" / "config.json").write_text(json.dumps(config))
+        assert heads.shipped(target, "eagle3") == found
+    with pytest.raises(Unsupported, match="not projected behind their rotation"):
+        target_shape(target)
 
 
 def test_keys_that_cannot_be_moved_are_not(folder: Path) -> None:
