@@ -24,7 +24,7 @@ OTHER = "ngram:n=2,k=3"
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of its own; however quick these models are, their default is AUTO."""
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("foretell.api.STEP", 0.0)
+    monkeypatch.setattr("foretell.defaults.STEP", 0.0)
 
 
 def profile_of(lm: foretell.LM, **change: Any) -> Path:
@@ -257,7 +257,7 @@ def test_a_damaged_profile_of_other_conditions_is_passed_over() -> None:
 def test_auto_drafts_with_a_small_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = foretell.load("demo", dtype="int8")
     assert lm.default == AUTO, "its draft model is a seventh of it"
-    monkeypatch.setattr("foretell.api.CHEAP", 1 / 4)
+    monkeypatch.setattr("foretell.defaults.CHEAP", 1 / 4)
     lm.measure()
     assert lm.default == f"{AUTO}+draft:best=yes" and profiles.objection(lm.default) is None
     for more in ({}, {"temperature": 1.0, "seed": 5}):

@@ -123,6 +123,7 @@ def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, slip: Any) -> N
         check(kv, True, evicting(kv), PROMPT, 24)
 
 
+@torch.inference_mode()
 def test_copies_of_a_cache_evict_by_themselves() -> None:
     """What one of them gives up stays in the other, and its keys."""
     policy = made(SPECS[1]).policy(target())

@@ -30,7 +30,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "measure_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(tuning, "PLANS", ((8, 2, 1),))
-    monkeypatch.setattr("foretell.api.STEP", 0.0)  # however quick these models are
+    monkeypatch.setattr("foretell.defaults.STEP", 0.0)  # however quick these models are
 
 
 def invent(
@@ -109,7 +109,7 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
     lm.measure()
     step = lm.engine.costs_of(lm.models["target"]).single()
     for limit, later, expected in ((step / 2, step / 9, AUTO), (step * 2, step * 9, QUICK)):
-        monkeypatch.setattr("foretell.api.STEP", limit)
+        monkeypatch.setattr("foretell.defaults.STEP", limit)
         lm = tiny.lm()
         assert lm.auto == lm.default == expected
         costs = lm.engine.costs_of(lm.models["target"])
@@ -121,7 +121,7 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
         assert bench.Method(lm, "auto").about == f"stands for {expected}, the default"
     monkeypatch.setattr(tuning, "CANDIDATES", (OTHER,))
     invent(monkeypatch, {QUICK: 2.0}, {})
-    monkeypatch.setattr("foretell.api.STEP", 1e9)
+    monkeypatch.setattr("foretell.defaults.STEP", 1e9)
     assert tune()["default"] == QUICK == tiny.lm().auto
 
 
