@@ -3,8 +3,9 @@
 An answer is written in steps, such as paragraphs. Of all partial answers the one with the smallest
 f = g + 1 - r is taken, and `k` next steps are drawn behind it, side by side. r, from 0 to 1, is the
 reward of what is written so far, and g adds up how much r has risen on the way, so that f never
-falls: it is the quality that was lost. The first whole answer that is taken is the result. Where
-the reward tells good steps from bad ones, few of the bad ones are ever continued.
+falls: it is the quality that was lost. The first whole answer that is taken is the result, or the
+best by reward of the first `goals`. Where the reward tells good steps from bad ones, few of the bad
+ones are ever continued.
 
 Paper: Chatziveroglou, A*-Decoding: Token-Efficient Inference Scaling, arXiv:2505.13672
 Guarantee: lossy: the reward decides beside the model, on purpose
@@ -58,13 +59,20 @@ class AStar(Strategy):
     k: int = 4  # steps behind a partial answer
     end: str = "\n\n"  # of a step
     longest: int = 128  # tokens of a step
+    goals: int = 1  # whole answers that are taken, of which the one of the highest reward is kept
     frontier: int = 64  # partial answers that are kept
     tokens: int = 0  # that may be drawn in all; 0: as many as it takes
 
     def __post_init__(self) -> None:
         if self.reward is None:
             raise BadConfig("a-star: needs a reward; give one, as in reward=keywords:words=dog")
-        ranges = {"k": (1, 64), "longest": (1, 4096), "frontier": (1, 256), "tokens": (0, 1 << 31)}
+        ranges = {
+            "k": (1, 64),
+            "longest": (1, 4096),
+            "goals": (1, 64),
+            "frontier": (1, 256),
+            "tokens": (0, 1 << 31),
+        }
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if not least <= value <= most:
@@ -83,10 +91,14 @@ class AStar(Strategy):
         heap = [Partial(1.0, 1.0, 0, ctx.branch)]
         finished: list[tuple[float, int]] = []
         try:
-            whole = yield from self.search(ctx, heap, finished)
+            taken = yield from self.search(ctx, heap, finished)
         except Spent:
-            whole = False
-        best = heap[0].branch if whole or not finished else max(finished)[1]
+            taken = []
+        whole = bool(taken)
+        if whole:
+            best = min(taken, key=lambda one: one.lost).branch
+        else:
+            best = max(finished)[1] if finished else heap[0].branch
         for branch in [branch for branch in ctx.branches if branch != best]:
             if not ctx.branches[branch].quiet:
                 yield Drop(branch)
@@ -94,16 +106,21 @@ class AStar(Strategy):
 
     def search(
         self, ctx: Context, heap: list[Partial], finished: list[tuple[float, int]]
-    ) -> Generator[Message, Any, bool]:
-        """Opens partial answers until the first of the heap is whole; returns whether one is.
+    ) -> Generator[Message, Any, list[Partial]]:
+        """Opens partial answers until `goals` whole ones were taken, or all that there are; returns
+        them, none where the tokens were spent before.
 
         `finished`: (reward, branch) of those that were seen to end, none dropped.
         """
         drawn = 0
-        while ctx.branches[heap[0].branch].reason is None:
-            if self.tokens and drawn >= self.tokens:
-                return False
+        taken: list[Partial] = []
+        while heap and len(taken) < self.goals:
             best = heap[0]
+            if ctx.branches[best.branch].reason is not None:
+                taken.append(heapq.heappop(heap))
+                continue
+            if self.tokens and drawn >= self.tokens:
+                return []
             behind = yield from branches(ctx, self.k, start=best.branch)
             before = len(ctx.branches[best.branch].output)
             room = self.tokens - drawn if self.tokens else self.k * self.longest
@@ -122,7 +139,7 @@ class AStar(Strategy):
             heap[:], given_up = kept(heap, self.frontier)
             finished[:] = [one for one in finished if one[1] not in given_up]
             yield from self.drop(ctx, given_up)
-        return True
+        return taken
 
     def step(self, ctx: Context, most: int) -> Generator[Message, Any, None]:
         """Draws the next step on its branch, of at most so many tokens."""

@@ -63,12 +63,18 @@ def search(config: AStar, seed: int, most: int) -> tuple[list[int], str, int]:
                 break
         return [*text, *new], ""
 
+    whole: list[tuple[float, float, int, int, float, list[int], str]] = []
     while True:
+        if len(whole) == config.goals or not open_texts:
+            best = min(whole, key=lambda one: one[1])
+            return best[5], best[6], taken
         best = min(open_texts, key=lambda one: one[:4])
         if best[6]:
-            return best[5], best[6], taken
+            open_texts.remove(best)
+            whole.append(best)
+            continue
         if config.tokens and drawn >= config.tokens:
-            ended = [one for one in open_texts if one[6]]
+            ended = [one for one in [*whole, *open_texts] if one[6]]
             if ended:
                 best = max(ended, key=lambda one: (1 - one[1], one[3]))
             return best[5], "budget", taken
@@ -92,12 +98,13 @@ def search(config: AStar, seed: int, most: int) -> tuple[list[int], str, int]:
 
 
 @pytest.mark.parametrize("tokens", [0, 20])
-@pytest.mark.parametrize("k", [2, 3])
-def test_the_answer_is_that_of_a_plain_search(k: int, tokens: int) -> None:
+@pytest.mark.parametrize(("k", "goals"), [(2, 1), (3, 1), (2, 3)])
+def test_the_answer_is_that_of_a_plain_search(k: int, goals: int, tokens: int) -> None:
     reasons = set()
     longest = 0
     for seed in range(10):
-        config = AStar(Share(), k, end=laws.spell([END]), longest=4, tokens=tokens)
+        end = laws.spell([END])
+        config = AStar(Share(), k, end=end, longest=4, goals=goals, tokens=tokens)
         live = write(config, sampled(seed))
         text, why, taken = search(config, seed, 12)
         assert live.ctx.branches[live.result].output == text
@@ -106,6 +113,17 @@ def test_the_answer_is_that_of_a_plain_search(k: int, tokens: int) -> None:
         reasons.add(why)
         longest = max(longest, taken)
     assert longest > 2 and ("budget" in reasons) == bool(tokens)
+
+
+def test_more_goals_bring_a_better_answer_and_cost_more() -> None:
+    rewards: dict[int, float] = {}
+    opened: dict[int, int] = {}
+    for goals in (1, 3):
+        config = AStar(Share(), 2, end=laws.spell([END]), longest=4, goals=goals)
+        found = [search(config, seed, 12) for seed in range(10)]
+        rewards[goals] = sum(laws.spell(text).count("b") / len(text) for text, _, _ in found)
+        opened[goals] = sum(taken for _, _, taken in found)
+    assert rewards[3] > rewards[1] and opened[3] > opened[1]
 
 
 def test_ended_from_outside_it_has_a_text() -> None:
