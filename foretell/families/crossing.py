@@ -7,6 +7,7 @@ is ours, knows where.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -146,6 +147,9 @@ class DecoderParts:
             (m for m in self.layers[0].modules() if hasattr(m, "relative_attention_bias")), None
         )
         self.bias = None if first is None else RelativeBias(first)
+        # transformers 5.24 began to rename it.
+        parameters = inspect.signature(self.layers[0].forward).parameters
+        self.cache_name = "cache" if "cache" in parameters else "past_key_values"
 
     def measure_scale(self, entering: torch.Tensor, ids: torch.Tensor) -> None:
         """Finds the embedding's scale by what enters layer 0 for `ids` (1, T), (1, T, E)."""
@@ -185,7 +189,7 @@ class DecoderParts:
         if self.bias is not None:
             more = {"position_bias": self.bias, "encoder_decoder_position_bias": ELSEWHERE}
         if source is ELSEWHERE:
-            more["past_key_values"] = BRIDGE
+            more[self.cache_name] = BRIDGE
         for i in layers:
             for tap in taps:
                 if tap <= i and tap not in hidden:

@@ -74,7 +74,6 @@ class StockBlock:
             attention_mask=None,
             position_ids=positions,
             position_embeddings=rotary,
-            past_key_values=None,
             use_cache=False,
         )
 

@@ -54,6 +54,7 @@ class ProjectedAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,  # what transformers calls the same from 5.24 on
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As the family's: hidden (B, n, E) -> (B, n, E), and what attention gives besides."""
@@ -67,8 +68,9 @@ class ProjectedAttention(nn.Module):
         q, k = self.rotate(q.transpose(1, 2), k.transpose(1, 2), *position_embeddings)
         q, k = project(q, k, self.key_basis)
         v = v.transpose(1, 2)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+        held = past_key_values if cache is None else cache
+        if held is not None:
+            k, v = held.update(k, v, self.layer_idx)
         kind = self.config._attn_implementation
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kind, None)
         out, weights = attend(

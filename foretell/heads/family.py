@@ -151,7 +151,6 @@ class FamilyLayer(nn.Module):
                     h[None] if alone else h,
                     attention_mask=None,
                     position_embeddings=tuple(part.to(h.dtype) for part in rotation),
-                    past_key_values=None,
                     use_cache=False,
                 )
         finally:
