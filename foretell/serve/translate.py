@@ -173,7 +173,7 @@ def _behind(request: Request, prompt: Any) -> Any:
     """What is asked, behind its contexts where it has some."""
     if request.contexts is None:
         return prompt
-    return Contexts(request.contexts, prompt, request.prefix or "")
+    return Contexts(request.contexts, prompt, request.prefix or "", request.expand or ())
 
 
 def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[int], Any]:
