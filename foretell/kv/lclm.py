@@ -6,7 +6,7 @@ target. So a change in a window changes its rows only. The rows stand between tw
 context whose words matter is expanded: it stands before the question as plain text, while its rows
 stay (`Contexts(..., expand=[2])`).
 
-Source: LCLM, latent context language models, github.com/LeonLixyz/LCLM
+Paper: End-to-End Context Compression at Scale (LCLM); code: github.com/LeonLixyz/LCLM
 Guarantee: lossy: contexts are read as fewer rows; with drafts the text is the one without them
 Cost: target 1
 Needs: layers that can be run one by one; cache rows of every layer, of all of the text

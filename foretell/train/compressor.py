@@ -141,7 +141,7 @@ class Texts:
                 if (place % HELD_OUT == 0) != held or len(pieces) >= enough:
                     continue
                 # No more of it is coded than is read.
-                text = given[index][: EACH * size * 16]
+                text = given[index][: EACH * size * 8]
                 tokens = lm.encode(text, special=False)
                 each = min(EACH, len(tokens) // size, enough - len(pieces))
                 pieces += [tokens[i * size : (i + 1) * size] for i in range(each)]

@@ -21,6 +21,7 @@ from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, pars
 from foretell.serve.translate import Bounds, Call, translate
 from tests import tiny
 from tests.families.seq2seq import CONTEXT, seq2seq
+from tests.heads.compressors import folder
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +303,20 @@ def test_contexts_are_read_apart(lm: LM) -> None:
     assert len(answer.tokens) == 4
 
 
+def test_contexts_are_compressed(lm: LM) -> None:
+    kv = f"lclm:folder={folder(lm.models['target'], 'lclm')}"
+    documents = ["the lazy dog " * 12] * 3
+    made = call(lm, contexts=documents, kv=kv, expand=[2], max_tokens=10_000)
+    context = lm.encode(documents[0], special=False)
+    question = lm.encode("The quick", special=False)
+    assert made.prompts[0][-len(question) :] == question
+    size = len(context)
+    assert len(made.prompts[0]) == len(lm.encode("")) + 4 * size + len(question)
+    rows = 3 * (size // 4 * 2 + (size % 4 + 1) // 2 + 2)
+    taken = len(made.prompts[0]) - 3 * size + rows
+    assert made.arguments["max_new_tokens"] == [tiny.CONTEXT - taken]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -313,6 +328,9 @@ def test_contexts_are_read_apart(lm: LM) -> None:
         ({"contexts": ["the lazy dog " * 60]}, "contexts"),
         ({"contexts": ["a"], "kv": "snapkv"}, "contexts"),
         ({"prefix": "Read."}, "prefix"),
+        ({"expand": [1]}, "expand"),
+        ({"contexts": ["a"], "expand": [2]}, "contexts"),
+        ({"contexts": ["a"], "kv": "arc-encoder"}, "method"),
     ],
 )
 def test_contexts_that_cannot_be_read(lm: LM, fields: dict[str, Any], param: str) -> None:

@@ -68,14 +68,14 @@ def test_the_encoder_learns_and_the_target_stays(tmp_path: Path, kind: str) -> N
     assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
     folder = tmp_path / "run" / "compressor"
     kv = f"{kind}:folder={folder}"
-    assert lm.generate(Contexts([DOCUMENTS[1]], "A"), "plain", max_new_tokens=4, kv=kv).tokens
+    assert lm.generate(Contexts([tiny.TEXTS[1]], "A"), "plain", max_new_tokens=4, kv=kv).tokens
     told = measured(lm, kind, folder, DOCUMENTS, 24, 24, 4)
     assert told["texts"] == 4 and told["rows"] == report["rows"]
     other = model()
     with torch.no_grad():
         other.models["target"].loop.norm.weight.add_(0.5)
     with pytest.raises(BadModel, match="other weights"):
-        other.generate(Contexts([DOCUMENTS[1]], "A"), "plain", max_new_tokens=4, kv=kv)
+        other.generate(Contexts([tiny.TEXTS[1]], "A"), "plain", max_new_tokens=4, kv=kv)
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
