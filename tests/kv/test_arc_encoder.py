@@ -28,12 +28,12 @@ def spec(**more: Any) -> str:
     return f"arc-encoder:folder={folder(LM.models['target'], 'arc-encoder', **more)}"
 
 
-@pytest.mark.parametrize("method", ["suffix", "ngram", "draft", "token-recycling"])
+@pytest.mark.parametrize("method", ["suffix", "draft", "token-recycling"])
 def test_drafts_leave_the_text_as_it_is(method: str) -> None:
     prompt = Contexts(DOCS, QUESTION, "Read.")
-    plain = LM.generate(prompt, "plain", max_new_tokens=24, kv=spec())
-    assert LM.generate(prompt, method, max_new_tokens=24, kv=spec()).tokens == plain.tokens
-    assert plain.tokens != LM.generate(prompt, "plain", max_new_tokens=24).tokens
+    plain = LM.generate(prompt, "plain", max_new_tokens=12, kv=spec())
+    assert LM.generate(prompt, method, max_new_tokens=12, kv=spec()).tokens == plain.tokens
+    assert plain.tokens != LM.generate(prompt, "plain", max_new_tokens=12).tokens
 
 
 def test_contexts_may_be_longer_than_all_positions_together() -> None:
