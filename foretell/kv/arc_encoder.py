@@ -22,7 +22,6 @@ the context is read in several pieces and it is not of the last one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foretell.ops.compressing import Compressing
 
@@ -35,4 +34,4 @@ class ArcEncoder(Compressing):
     prefix: int = 0  # first tokens, which precede all contexts
     sizes: tuple[int, ...] = ()  # tokens of each context; what follows them is the question
 
-    kind: ClassVar[str] = "arc-encoder"
+    kind = "arc-encoder"

@@ -24,7 +24,6 @@ the context is read in several pieces and it is not of the last one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foretell.ops.compressing import Compressing
 
@@ -37,4 +36,4 @@ class Lclm(Compressing):
     prefix: int = 0  # first tokens, which precede all contexts
     sizes: tuple[int, ...] = ()  # tokens of each context; what follows them is the question
 
-    kind: ClassVar[str] = "lclm"
+    kind = "lclm"
