@@ -44,6 +44,7 @@ TESTS = "tests"  # the reward that runs programs
 # Fields of what stands beside a request that name a file or a folder.
 NAME_FILES = (
     *("path", "head", "weights", "encoder", "attribute", "dir", "calibration", "gates", "filter"),
+    "folder",
 )
 # Fields that hold a text, which a value beginning with an @ alone takes from a file.
 TEXTS = ("cue", "end", "passage", "pattern", "principle", "references", "start", "stop", "words")
@@ -185,6 +186,8 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
     try:
         if isinstance(prompt, Contexts):
             field = "contexts"
+            if spec is not None:
+                _refuse_files("kv", spec)  # before a policy reads any
             ids, kv = lm.read_apart(prompt, spec)
         else:
             ids = lm.prompt_ids(prompt)
