@@ -4,7 +4,8 @@
            | context 2            | question
            | the longest context  |
 
-Which policy reads them, and how, is `kv/ape.py`.
+Which policy reads them, and how, is `kv/ape.py`. Others read each of them as a few rows that a
+trained encoder makes, one behind the other: `kv/arc_encoder.py`, `kv/lclm.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class Contexts:
     """`question` stands behind all contexts: a text, token ids, or chat messages, in the last of
     which the contexts stand before what it says. `prefix` stands before each of them; left out, it
     is what the tokenizer puts before any prompt, or what the chat has before the contexts.
+    `expand`: numbers of contexts, from 1, which stand before the question as plain text too.
     """
 
     contexts: Sequence[Given]
     question: Given | Sequence[Mapping[str, Any]]
     prefix: Given = ""
+    expand: Sequence[int] = ()
 
     def laid_out(self, text: Text) -> tuple[list[int], list[list[int]], list[int]]:
         """Token ids of prefix, contexts and question. Raises BadConfig or BadModel."""
@@ -51,7 +54,14 @@ class Contexts:
             prefix = text.encode(self.prefix)
         else:
             prefix = _ids(text, self.prefix, "prefix")
-        return prefix, contexts, _ids(text, question, "question")
+        plain = [token for one in self._expanded(len(contexts)) for token in contexts[one - 1]]
+        return prefix, contexts, [*plain, *_ids(text, question, "question")]
+
+    def _expanded(self, count: int) -> Sequence[int]:
+        for one in self.expand:
+            if not isinstance(one, int) or not 1 <= one <= count:
+                raise BadConfig.field("expand", one, f"a context's number, from 1 to {count}")
+        return self.expand
 
 
 def _ids(text: Text, given: Any, name: str) -> list[int]:
@@ -86,8 +96,8 @@ def apart(prompt: Contexts, kv: str | KV | None, text: Text) -> tuple[list[int],
     reading = getattr(config, "reading", None)
     if reading is None:
         raise BadConfig(
-            f"kv={config.name}: contexts that are read apart come under kv={KIND} alone; leave kv "
-            "out"
+            f"kv={config.name}: contexts that are read apart come under kv={KIND}, or under a "
+            "compressor as kv=arc-encoder:folder=FOLDER; leave kv out"
         )
     prefix, contexts, question = prompt.laid_out(text)
     ids = [*prefix, *(token for one in contexts for token in one), *question]

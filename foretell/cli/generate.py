@@ -67,6 +67,13 @@ def generate(
             help="A text that is read apart from others, before the prompt. Repeatable; see ape.",
         ),
     ] = None,
+    expand: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Of a --context, from 1, that stands before the prompt as it is too. Repeatable.",
+        ),
+    ] = None,
     prefix: Annotated[
         str, typer.Option(help="What stands before each --context: an instruction, say.")
     ] = "",
@@ -94,11 +101,13 @@ def generate(
         raise BadConfig("--compare measures one sample: leave --n out")
     if prefix and not context:
         raise BadConfig("--prefix: it stands before contexts, and there are none; add --context")
+    if expand and not context:
+        raise BadConfig("--expand: it names contexts, and there are none; add --context")
     texts = [content("--context", name) for name in context or ()]
     text = prompt_text(prompt)
     lm = load_model(models, executors)
     question: Question = [{"role": "user", "content": text}] if chat else text
-    asked: Asked = Contexts(texts, question, prefix) if context else question
+    asked: Asked = Contexts(texts, question, prefix, expand or ()) if context else question
     from foretell.measure.profiling import numbers
 
     about = {

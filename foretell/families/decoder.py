@@ -35,8 +35,7 @@ from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, chec
 from foretell.families.retrieving import Retrieving
 from foretell.families.skipping import skipping
 from foretell.families.turning import Move, Turn, move_of, turn_of
-from foretell.heads.anchored import Rows
-from foretell.heads.model import HeadModel, head_model
+from foretell.heads.model import Headed, head_model
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job
 from foretell.ops.growth import TreeShape
@@ -473,9 +472,7 @@ class Decoder(Model):
         """It with the LoRA weights in a folder, see adapted.py. Raises Unsupported, BadModel."""
         return adapted(self, Decoder, folder)
 
-    def headed(
-        self, method: str, kind: str, folder: str, shape: TreeShape | None
-    ) -> HeadModel | Rows:
+    def headed(self, method: str, kind: str, folder: str, shape: TreeShape | None) -> Headed:
         """A trained head for it, see heads/model.py: the one in `folder`, else the one that ships.
 
         Raises Unsupported, BadModel.

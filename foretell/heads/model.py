@@ -23,6 +23,7 @@ from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight
 from foretell.heads.anchored import Anchored, Rows
 from foretell.heads.base import Head, Nodes
 from foretell.heads.caches import KnownTokens
+from foretell.heads.compressors import KINDS, Compressor, compressor_of
 from foretell.heads.eagle import OneLayer
 from foretell.heads.folder import target_shape
 from foretell.heads.formats.reading import load
@@ -43,15 +44,16 @@ SHIPPED = Path(__file__).parents[1] / "assets"
 STATE = 0  # the tap under which it gives what nodes below it are to be given as features
 
 
-def head_model(
-    target: Any, method: str, kind: str, folder: str, shape: TreeShape | None
-) -> HeadModel | Rows:
+def head_model(target: Any, method: str, kind: str, folder: str, shape: TreeShape | None) -> Headed:
     """A head of this kind for a decoder: the one in `folder`; "": the one that ships for it.
+    Compressors of contexts are found in the same way.
 
     Raises Unsupported where there is none for `method`, or the target shows no hidden states;
     BadModel where the folder's is damaged, or made for another target.
     """
     target_shape(target, method)
+    if kind in KINDS:
+        return compressor_of(target, method, kind, folder)
     found = Path(folder) if folder else shipped(target, kind)
     if found is None:
         need = f"a head of kind {kind}, and none ships for this model"
@@ -465,3 +467,6 @@ def describe(job: Job) -> tuple[library.Job, Any]:
         segments=0,
     )
     return part, (held, seen)
+
+
+Headed = HeadModel | Rows | Compressor  # what `head_model` finds

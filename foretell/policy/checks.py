@@ -145,8 +145,9 @@ def check_prompt(request: Request, target: Model) -> None:
     spared = 0 if request.policy is None else request.policy.spared
     if spared and len(prompt) - spared >= target.context:
         raise PromptTooLong(
-            f"the prefix, the longest context and the question have {len(prompt) - spared} tokens "
-            f"and {target.name} holds {target.context}; cut the longest context in two"
+            f"the prefix, what is read of the contexts and the question take "
+            f"{len(prompt) - spared} positions and {target.name} holds {target.context}; cut the "
+            "longest context in two, or shorten it"
         )
     if len(prompt) - spared >= target.context and not endless:
         raise PromptTooLong(

@@ -132,6 +132,7 @@ class Request(Fields):
     # Texts that are read apart, each behind the prefix, and before what is asked.
     contexts: Annotated[list[Passage], Field(min_length=1, max_length=4096)] | None = None
     prefix: Passage | None = None
+    expand: Annotated[list[Count], Field(max_length=4096)] | None = None
     reward: Words | None = None
     budget: Words | None = None
     warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -159,6 +160,8 @@ class Request(Fields):
             raise ValueError("structured_outputs: not together with response_format")
         if self.prefix is not None and self.contexts is None:
             raise ValueError("prefix: only with contexts, which follow it")
+        if self.expand is not None and self.contexts is None:
+            raise ValueError("expand: only with contexts, whose numbers it has")
         return self
 
 

@@ -12,7 +12,7 @@ from foretell.contexts import Contexts
 from foretell.errors import BadConfig, ForetellError, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
-from foretell.serve.errors import ARGUMENTS, ApiError
+from foretell.serve.errors import ARGUMENTS, ApiError, of_ours
 from foretell.serve.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -44,6 +44,7 @@ TESTS = "tests"  # the reward that runs programs
 # Fields of what stands beside a request that name a file or a folder.
 NAME_FILES = (
     *("path", "head", "weights", "encoder", "attribute", "dir", "calibration", "gates", "filter"),
+    "folder",
 )
 # Fields that hold a text, which a value beginning with an @ alone takes from a file.
 TEXTS = ("cue", "end", "passage", "pattern", "principle", "references", "start", "stop", "words")
@@ -173,7 +174,7 @@ def _behind(request: Request, prompt: Any) -> Any:
     """What is asked, behind its contexts where it has some."""
     if request.contexts is None:
         return prompt
-    return Contexts(request.contexts, prompt, request.prefix or "")
+    return Contexts(request.contexts, prompt, request.prefix or "", request.expand or ())
 
 
 def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[int], Any]:
@@ -185,6 +186,8 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
     try:
         if isinstance(prompt, Contexts):
             field = "contexts"
+            if spec is not None:
+                _refuse_files("kv", spec)  # before a policy reads any
             ids, kv = lm.read_apart(prompt, spec)
         else:
             ids = lm.prompt_ids(prompt)
@@ -201,7 +204,7 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
                 field,
                 "invalid_value",
             )
-    length = len(ids) - _spared(kv)
+    length = len(ids) - _spared(kv, target)
     if length >= target.context:
         raise ApiError(
             f"{field}: it has {length} tokens, and the model holds {target.context} with the "
@@ -212,9 +215,15 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
     return ids, kv
 
 
-def _spared(kv: Any) -> int:
-    """Tokens of a prompt that take no positions of their own, under what `_prompts` returned."""
-    return 0 if kv is None else int(kv.spared)
+def _spared(kv: Any, target: Any) -> int:
+    """Tokens of a prompt that take no positions of their own, under what `_prompts` returned.
+
+    Raises ApiError where the target cannot have such a policy.
+    """
+    try:
+        return 0 if kv is None else int(kv.policy(target).spared)
+    except ForetellError as error:
+        raise of_ours(error) from None
 
 
 def _source(target: Any, inputs: Mapping[str, Any], ids: list[int], field: str) -> list[int]:
@@ -259,7 +268,7 @@ def _asked_limit(request: Request) -> int | None:
 def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds, kv: Any) -> int:
     """Tokens of an answer at most: what is asked, and what the context holds."""
     target = lm.models["target"]
-    room = target.context + _spared(kv) - len(placed(target, list(ids))[0])
+    room = target.context + _spared(kv, target) - len(placed(target, list(ids))[0])
     if bounds.answer_tokens is not None:
         room = min(room, bounds.answer_tokens)
     given = _asked_limit(request)

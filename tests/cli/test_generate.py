@@ -218,8 +218,16 @@ def test_contexts_are_read_apart(run: Any, folder: str, tmp_path: Path) -> None:
     want = tiny.lm().generate(prompt, "plain", max_new_tokens=12)
     assert code == 0 and out == want.text + "\n"
     assert out != run(*options, *named, "--prefix", "Read.", "--kv", "ape:temperature=0.2")[1]
+    code, expanded, _ = run(*options, *named, "--expand", "2")
+    texts = [file.read_text() for file in files]
+    lm = tiny.lm()
+    ids = [token for text in (texts[1], CODE) for token in lm.encode(text, special=False)]
+    by_hand = lm.generate(foretell.Contexts(texts, ids), "plain", max_new_tokens=12)
+    assert code == 0 and expanded == by_hand.text + "\n"
     for wrong, message in (
         (["--prefix", "Read."], "--prefix: it stands before contexts"),
+        (["--expand", "1"], "--expand: it names contexts"),
+        ([*named, "--expand", "3"], "expand=3: must be a context's number, from 1 to 2"),
         (["--context", str(tmp_path / "none")], "--context"),
         ([*named, "--kv", "tova"], "kv=tova: contexts"),
         (["--kv", "ape"], "kv=ape: it reads contexts"),

@@ -29,11 +29,14 @@ from foretell.spec import kv_of
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.families.families import VOCAB, tiny
+from tests.heads.compressors import folder
 
 NAMES = [n for n in registry.names("kv") if not issubclass(registry.load(n, "kv"), CanvasKV)]
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
     "ape": "ape:prefix=3,sizes=5 7,temperature=0.5,scale=0.5",
+    "arc-encoder": "arc-encoder:prefix=3,sizes=5 7,folder={arc-encoder}",
+    "lclm": "lclm:prefix=3,sizes=5 7,folder={lclm}",
     "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
     "double-sparsity": "double-sparsity:budget=8,channels=8,bits=4,dense=1",
     "quest": "quest:budget=12,page=4,dense=1",
@@ -57,6 +60,8 @@ SMALL = {
 }
 LARGE = {
     "ape": "ape:prefix=3,sizes=12,temperature=1,scale=1",
+    "arc-encoder": "arc-encoder:prefix=3,sizes=40,folder={arc-encoder}",  # a text too short for it
+    "lclm": "lclm:prefix=3,sizes=40,folder={lclm}",
     "double-sparsity": "double-sparsity:budget=400,channels=8",
     "streaming-llm": "streaming-llm:sinks=2,window=400",
     "elastic-cache": "elastic-cache:ratio=0",
@@ -98,7 +103,12 @@ def large(name: str) -> KV:
 def joined(name: str, specs: Mapping[str, str], usual: str) -> KV:
     """One or several with these settings, or the usual ones."""
     spec = "+".join(specs.get(part, f"{part}:{usual}") for part in name.split("+"))
-    return kv_of(spec.replace("{gates}", gates()) if "{gates}" in spec else spec)
+    if "{gates}" in spec:
+        spec = spec.replace("{gates}", gates())
+    for kind in ("arc-encoder", "lclm"):
+        if f"{{{kind}}}" in spec:
+            spec = spec.replace(f"{{{kind}}}", folder(target(), kind))
+    return kv_of(spec)
 
 
 @cache

@@ -196,7 +196,7 @@ def test_contexts_may_be_longer_than_all_positions_together() -> None:
     left = model.context - (3 + size + 4)
     (full,) = run(model, [prompt], kv, tokens=2 * model.context)
     assert len(full.ctx.output) == left
-    with pytest.raises(PromptTooLong, match="longest context and the question have"):
+    with pytest.raises(PromptTooLong, match="contexts and the question take"):
         long = [i % 90 for i in range(3 + 2 * model.context)]
         run(model, [[*long, 1]], Ape(prefix=3, sizes=(model.context, model.context)))
 

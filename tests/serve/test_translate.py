@@ -302,6 +302,14 @@ def test_contexts_are_read_apart(lm: LM) -> None:
     assert len(answer.tokens) == 4
 
 
+def test_contexts_are_expanded(lm: LM) -> None:
+    documents = ["the lazy dog " * 4, "over the fox"]
+    made = call(lm, contexts=documents, expand=[2])
+    long, short = (lm.encode(one, special=False) for one in documents)
+    question = lm.encode("The quick", special=False)
+    assert made.prompts == [[*lm.encode(""), *long, *short, *short, *question]]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -313,6 +321,11 @@ def test_contexts_are_read_apart(lm: LM) -> None:
         ({"contexts": ["the lazy dog " * 60]}, "contexts"),
         ({"contexts": ["a"], "kv": "snapkv"}, "contexts"),
         ({"prefix": "Read."}, "prefix"),
+        ({"expand": [1]}, "expand"),
+        ({"contexts": ["a"], "expand": [2]}, "contexts"),
+        ({"contexts": ["a"], "kv": "arc-encoder"}, "method"),
+        ({"contexts": ["a"], "kv": "arc-encoder:folder=a"}, "kv"),
+        ({"contexts": ["a"], "kv": "lclm:folder=/a"}, "kv"),
     ],
 )
 def test_contexts_that_cannot_be_read(lm: LM, fields: dict[str, Any], param: str) -> None:
