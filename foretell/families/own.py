@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretell.families.decoder import Decoder
 
-FILES = {"pldrllm": "pldr"}  # by model_type, of this folder
+FILES = {"pldrllm": "pldr", "blockffn": "blockffn"}  # by model_type, of this folder
 
 
 def class_of_own(raw: Mapping[str, Any]) -> Any:
