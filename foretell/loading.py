@@ -240,6 +240,7 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.own import own_adapter
     from foretell.families.pictures import Pictured, reads_pictures
     from foretell.families.recurrent import loaded
     from foretell.families.seq2seq import EncoderDecoder
@@ -251,9 +252,10 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     whole = options.executor in ("auto", "torch") and not options.exact_bits
     if whole and reads_pictures(hf):
         return Pictured(hf, name, partial(blocks, ours=True)), ()
-    recurrent = loaded(hf, name, options.exact_bits, options.dtype, options.executor)
-    if recurrent is not None:
-        return recurrent, ()
+    for adapter in (own_adapter, loaded):
+        model = adapter(hf, name, options.exact_bits, options.dtype, options.executor)
+        if model is not None:
+            return model, ()
     kind = hf.device.type
     refusals: Refusals = ()
     for executor, runtime in registry.whole(hf, kind, options.executor):

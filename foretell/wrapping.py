@@ -35,6 +35,7 @@ def wrap(
     """
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
+    from foretell.families.own import own_adapter
     from foretell.families.pictures import Pictured, reads_pictures
     from foretell.families.recurrent import decoder_of
     from foretell.families.seq2seq import EncoderDecoder, check_plain
@@ -45,7 +46,9 @@ def wrap(
             return EncoderDecoder(model, title)
         if reads_pictures(model) and not exact_bits:
             return Pictured(model, title, blocks)
-        return ExactDecoder(model, title) if exact_bits else decoder_of(model, title, blocks)
+        if exact_bits:
+            return own_adapter(model, title, exact_bits) or ExactDecoder(model, title)
+        return decoder_of(model, title, blocks)
 
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     adapters: dict[str, Model] = {}

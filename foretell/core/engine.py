@@ -232,7 +232,7 @@ class Engine:
         `layers`: where only a part of them runs.
         """
         key = (model, executor or model.usual_executor, layers)
-        return self.costs.setdefault(key, Costs())
+        return self.costs.setdefault(key, Costs(model))
 
     def take_costs(self, model: Model, costs: Costs) -> None:
         """Costs that were measured beforehand, of the model's usual executor."""

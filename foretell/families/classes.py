@@ -20,19 +20,26 @@ from transformers import (
 
 from foretell.errors import BadModel
 from foretell.families.masked import Masked, is_masked
+from foretell.families.own import class_of_own
 from foretell.families.projected import projected
 from foretell.ops.head_merging import FIELD
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
 
 
-def class_of(place: str | Path, arguments: Mapping[str, Any]) -> Any:
-    """The class to call `from_pretrained(place, **arguments)` of; raises what that does."""
+def class_of(place: str | Path, arguments: dict[str, Any]) -> Any:
+    """The class to call `from_pretrained(place, **arguments)` of, whose arguments may lose some;
+    raises what that does.
+    """
     if "gguf_file" in arguments:
         return AutoModelForCausalLM
     raw, _ = PreTrainedConfig.get_config_dict(place, revision=arguments.get("revision"))
     if is_masked(raw):
         return Masked(raw)
+    own = class_of_own(raw)
+    if own is not None:
+        arguments.pop("trust_remote_code", None)
+        return own
     chosen = {name: arguments[name] for name in OF_CONFIG if name in arguments}
     config = AutoConfig.from_pretrained(place, **chosen)
     if config.is_encoder_decoder:

@@ -29,6 +29,7 @@ from foretell.errors import Unsupported
 from foretell.families.decoder import Accelerate, Decoder
 from foretell.families.loop import Loop
 from foretell.families.mixers import Held, Mixer, ShortConvolution, State, StateSpaceDual, size
+from foretell.families.own import own_adapter
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.families.stepwise import DeltaRule, GatedLinear, Selective, SplitDeltaRule
 from foretell.memory.buffers import Layout, Shape
@@ -306,4 +307,4 @@ def decoder_of(
     """The adapter of a transformers causal language model. Raises Unsupported."""
     if is_recurrent(hf):
         return Recurrent(hf, name)
-    return Decoder(hf, name, accelerate)
+    return own_adapter(hf, name) or Decoder(hf, name, accelerate)

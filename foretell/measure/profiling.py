@@ -253,7 +253,7 @@ def profile(model: Model, fresh: bool = False, tell: Tell = _silent) -> tuple[Co
         document = {"schema": SCHEMA, "about": about, "rows": lengths, "seconds": seconds}
         with contextlib.suppress(BadFile):  # costs the next start a measurement, nothing else
             write_text(path, json.dumps(document, indent=1))
-    costs = Costs()
+    costs = Costs(model)
     costs.sizes = getattr(getattr(model, "executor", None), "sizes", ())
     for size, (near, far) in seconds.items():
         slope = max(0.0, (far - near) / max(1, lengths[1] - lengths[0]))

@@ -7,6 +7,7 @@ what it brings in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -27,14 +28,18 @@ class Costs:
 
     `seconds[size]`: with no cache rows to attend to. `slope[size]`: what each of these rows adds,
     0 until a profile says more. `sizes`: the only sizes the model computes, if it fills every
-    forward up to the next of a few; else empty.
+    forward up to the next of a few; else empty. `work`: what forwards of 1, 2, ... tokens do, up to
+    a factor, where the model knows it better than that it lies between known sizes; the seconds of
+    other sizes follow it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: object = None) -> None:
         self.seconds: dict[int, float] = {}
         self.slope: dict[int, float] = {}
         self.sizes: tuple[int, ...] = ()
+        self.work: Callable[[int], np.ndarray] | None = getattr(model, "work", None)
         self.frozen: tuple[dict[int, float], dict[int, float]] | None = None
+        self.frozen_work: np.ndarray | None = None
 
     def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
         """One forward of `tokens` tokens that attended to `rows` cache rows took `seconds`.
@@ -73,6 +78,8 @@ class Costs:
         known_sizes = tuple(sorted(self.seconds)) or (1,)
         known_seconds = [self._at(known_size, rows) for known_size in known_sizes]
         rising = np.maximum.accumulate(known_seconds)
+        if self.work is not None:
+            return _by_work(self.work(max(size, known_sizes[-1])), known_sizes, rising)[:size]
         curve: np.ndarray = _weights(size, self.sizes, known_sizes) @ rising
         return curve
 
@@ -95,6 +102,8 @@ class Costs:
     def freeze(self) -> None:
         """Keeps the curve as it is now for `fixed_curve`: it was measured, and is not followed."""
         self.frozen = (dict(self.seconds), dict(self.slope))
+        if self.work is not None:
+            self.frozen_work = self.work(max(2 * SIZES[-1], *self.seconds))
 
     def fixed_curve(self, size: int, rows: int = 0) -> np.ndarray | None:
         """As `curve`, as it was when frozen; None: it never was."""
@@ -103,6 +112,9 @@ class Costs:
         kept = Costs()
         kept.seconds, kept.slope = self.frozen
         kept.sizes = self.sizes
+        work = self.frozen_work
+        if work is not None:
+            kept.work = lambda rows: np.pad(work, (0, max(0, rows - len(work))), "edge")[:rows]
         return kept.curve(size, rows)
 
     def single(self, rows: int = 0) -> float:
@@ -129,6 +141,19 @@ def _weights(size: int, sizes: tuple[int, ...], known_sizes: tuple[int, ...]) ->
     beyond = np.maximum(0, tokens - known_sizes[-1]) / SIZES[-1]
     weights: np.ndarray = np.stack(columns, 1) * (1 + beyond)[:, None]
     return weights
+
+
+def _by_work(work: np.ndarray, known_sizes: tuple[int, ...], seconds: np.ndarray) -> np.ndarray:
+    """Seconds of forwards that do this `work` (n,), of what those of known sizes take: between two
+    of them as much of the way as their work is, and in its proportion elsewhere.
+    """
+    rising = np.maximum.accumulate(work)
+    known = rising[np.array(known_sizes) - 1]
+    curve: np.ndarray = np.interp(rising, known, seconds)
+    below, beyond = rising < known[0], rising > known[-1]
+    curve[below] = seconds[0] * rising[below] / known[0]
+    curve[beyond] = seconds[-1] * rising[beyond] / known[-1]
+    return curve
 
 
 class Payoff:

@@ -32,6 +32,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -249,6 +250,7 @@ class Run:
                     for k, v in state.items()
                     if torch.is_tensor(v)
                 }
+        tensors |= {f"extra.{name}": value for name, value in self.extra().items()}
         with whole(self.folder / "state.safetensors") as part:
             save_file({key: value.contiguous().clone() for key, value in tensors.items()}, part)
 
@@ -265,6 +267,16 @@ class Run:
                     _, _, index, name = key.split(".", 3)
                     state.setdefault(int(index), {})[name] = value
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+        extra = {k.removeprefix("extra."): v for k, v in tensors.items() if k.startswith("extra.")}
+        if extra:
+            self.take_extra(extra)
+
+    def extra(self) -> dict[str, torch.Tensor]:
+        """What else a run goes on from, by name."""
+        return {}
+
+    def take_extra(self, extra: dict[str, torch.Tensor]) -> None:
+        """Goes on from what `extra` gave when the run was saved."""
 
     def through(self, advance: Callable[[], float], save_every: float, quiet: bool) -> None:
         """Calls `advance` for every step that is left, with a bar and a log. The run is saved every
@@ -328,25 +340,31 @@ class Run:
         self.update()
         return total
 
+    def share(self) -> float:
+        """What part of its learning rates the next step has."""
+        return rate(self.step, self.config)
+
     def update(self) -> None:
         """The end of an optimiser step, when the gradients are there."""
-        c = self.config
         self.processes.add_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser, base in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
-                group["lr"] = base * rate(self.step, c)
+                group["lr"] = base * self.share()
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
 
 
-def export(model: LlamaForCausalLM, corpus: Path, folder: Path) -> None:
-    """Writes a folder that `foretell.load` and transformers open: bfloat16 safetensors, config,
-    tokenizer.
+def export(
+    model: PreTrainedModel, corpus: Path, folder: Path, stored: torch.dtype = torch.bfloat16
+) -> None:
+    """Writes a folder that `foretell.load` and transformers open: safetensors, config, tokenizer.
+
+    The weights, of float32, are `stored` in this number format.
     """
     keep = {n: p.detach().clone() for n, p in model.state_dict().items()}
-    model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    model.to(stored).save_pretrained(folder, safe_serialization=True)
     model.to(torch.float32).load_state_dict(keep)
     PreTrainedTokenizerFast(
         tokenizer_file=str(corpus / "tokenizer.json"),

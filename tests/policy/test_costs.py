@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -183,3 +184,28 @@ def test_after_a_good_time_pauses_begin_anew() -> None:
     payoff.spent = 1e9
     payoff.note(0.0, 1e9, 1.0)
     assert payoff.wait == 1
+
+
+def test_seconds_follow_the_work_that_a_model_knows() -> None:
+    """Between known sizes by work and not by tokens, and beyond them in its proportion."""
+
+    class Knows:
+        known = np.array([10.0, 18, 19, 20, 30, 40, 40, 40, 60])
+
+        def work(self, size: int) -> np.ndarray:
+            return np.pad(self.known, (0, max(0, size - 9)), "edge")[:size]
+
+    model = Knows()
+    costs = Costs(model)
+    assert costs.curve(4).tolist() == pytest.approx([1, 1.8, 1.9, 2.0])  # nothing was measured
+    costs.seconds = {1: 1.0, 4: 3.0, 8: 5.0}
+    assert costs.curve(9).tolist() == pytest.approx([1, 2.6, 2.8, 3, 4, 5, 5, 5, 7.5])
+    assert costs.curve(2).tolist() == pytest.approx([1, 2.6])
+    costs.freeze()
+    model.known = np.arange(1.0, 10)  # what was frozen is not followed
+    assert costs.curve(2).tolist() == pytest.approx([1, 1 + 2 / 3])
+    fixed = costs.fixed_curve(4)
+    assert fixed is not None and fixed.tolist() == pytest.approx([1, 2.6, 2.8, 3])
+    other = Costs()
+    other.seconds = dict(costs.seconds)
+    assert other.curve(2).tolist() == pytest.approx([1, 1 + 2 / 3])  # by tokens
