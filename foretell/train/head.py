@@ -69,7 +69,7 @@ class TrainHead:
         recipes.check(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
         made = {kind for kind, head in kinds().items() if not head.bound}
         if self.kind in kinds().keys() - made:
-            allowed = f"of one that its target is not tuned with; give `train {self.kind}`"
+            allowed = f"one that leaves its target as it is; `train {self.kind}` makes this one"
             raise BadConfig.field("kind", self.kind, allowed)
         if self.kind not in made:
             raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(made))}")

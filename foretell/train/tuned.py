@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,7 +167,14 @@ def export(
     `merged`, OUT/head, the rows that were made with it, and OUT/report.json.
     """
     target: Any = lm.models["target"]
+    before = model.norm_before.to(FORMATS[merged])
     whole = model.adapted.merge_and_unload().to(FORMATS[merged])
+    if torch.equal(model.through.loop.norm.weight.to(before), before):
+        warnings.warn(
+            f"{out}: so little was trained that its last norm is the target's, beside which its "
+            "rows will not be refused; train longer, or at a higher rate",
+            stacklevel=2,
+        )
     whole.save_pretrained(out / "model")
     if lm.tokenizer is not None:
         lm.tokenizer.save_pretrained(out / "model")

@@ -13,7 +13,8 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 
 from foretell.errors import BadConfig
 from foretell.train import answers
-from foretell.train.tuned import answers_of, check
+from foretell.train.head import TrainHead
+from foretell.train.tuned import answers_of, check, export
 from tests import tiny
 from tests.train.test_lud import PROMPT, model_of, random_text
 
@@ -71,3 +72,16 @@ def test_answers_are_cut_and_some_held_back(tmp_path: Path) -> None:
 def test_a_number_format_is_checked() -> None:
     with pytest.raises(BadConfig, match="merged='int8'"):
         check("int8")
+
+
+def test_a_model_that_cannot_be_told_from_its_target_is_warned_of(tmp_path: Path) -> None:
+    made, lm = model_of(), tiny.lm()
+    lm.models["target"].tokenizer = None
+    with pytest.warns(UserWarning, match="so little was trained"):
+        export(lm, made, tmp_path, "float32", {}, {})
+
+
+@pytest.mark.parametrize("kind", ["lud", "k-forcing"])
+def test_the_trainer_of_heads_refuses_what_its_target_is_tuned_with(kind: str) -> None:
+    with pytest.raises(BadConfig, match=f"kind='{kind}'.*`train {kind}` makes this one"):
+        TrainHead(kind=kind)

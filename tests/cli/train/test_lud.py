@@ -12,6 +12,7 @@ import pytest
 from foretell.cli.train import lud
 
 SIZE = ["--tokens", "256", "--batch", "128", "--window", "128", "--rate", "0.01"]
+SIZE += ["--warmup", "1"]
 
 
 def test_from_prompts_to_a_tuned_target_is_one_command(run: Any, tmp_path: Path) -> None:
