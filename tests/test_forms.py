@@ -203,7 +203,11 @@ def test_streams_and_event_loops_have_the_form() -> None:
 def test_every_strategy_honours_a_form(name: str) -> None:
     for spec in laws.variants(name):
         with contextlib.suppress(PromptTooLong):  # it asks more than this model can read
-            output = lm().generate("yes no yes", spec, regex=WORDS, max_new_tokens=30)
+            try:
+                output = lm().generate("yes no yes", spec, regex=WORDS, max_new_tokens=30)
+            except Unsupported as error:
+                assert name in str(error) and "none ships" in str(error)  # it needs rows of its own
+                return
             break
     assert output.text in LANGUAGE and output.finish_reason == "stop"
 

@@ -190,3 +190,12 @@ class ToyRows(Model):
             keys = mix(made[:, 0].astype(np.uint64) * GOLDEN + np.array(places, np.uint64))
         made[:, 0] = whole_numbers(keys)
         return torch.from_numpy(made)
+
+    def noised(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
+        """The same of rows of noise: hashes of their places and of 16 bits of it."""
+        made = np.zeros((len(noise), 1 + self.vocab))
+        numbers = (np.array(noise) * 65_536).astype(np.uint64)
+        with np.errstate(over="ignore"):
+            keys = mix(numbers * GOLDEN + np.arange(len(noise), dtype=np.uint64))
+        made[:, 0] = whole_numbers(keys)
+        return torch.from_numpy(made)

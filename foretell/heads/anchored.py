@@ -64,6 +64,10 @@ class Anchored(Head):
         mapped = torch.einsum("ne,pde->npd", states.to(made), self.maps)
         return made + mapped[torch.arange(len(places)), places]
 
+    def noised(self, noise: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        """(n, E) that rows of noise (n,) enter with at temperatures (n,); few kinds are made so."""
+        raise NotImplementedError
+
 
 class Rows(Model):
     """Such a head as drafters find it among a request's models. It is never asked: `entering` says
@@ -108,3 +112,10 @@ class Rows(Model):
             states = self.target.embed(tokens)
         with torch.inference_mode():
             return self.head.rows(torch.tensor(places, device=self.device), states)
+
+    def noised(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
+        """(n, E) that rows of this noise (n,) enter layer 0 with, of a head that makes such."""
+        numbers = torch.tensor(noise, dtype=torch.float64, device=self.device)
+        with torch.inference_mode():
+            made: torch.Tensor = self.head.noised(numbers, torch.full_like(numbers, temperature))
+        return made

@@ -153,6 +153,7 @@ class Head(nn.Module):
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
     sees_first = True  # whether rows see that of the first token, before which no state stands
+    bound = False  # whether what it says is not verified: with other weights it is refused
     # By depth and rank, how often its token of that rank was the target's; (): not measured.
     ranks: Sequence[Sequence[float]] = ()
 

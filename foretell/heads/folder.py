@@ -147,7 +147,7 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
     told = config.get("fingerprint", {})
     if not isinstance(told, dict):
         raise BadModel(f"{folder / 'config.json'}: fingerprint={told!r} must be a table; {MAKE}")
-    warn_of_another(folder, told, target)
+    warn_of_another(folder, told, target, head.bound)
     return head, None if kept is None else kept.long()
 
 
@@ -197,11 +197,17 @@ def check_target(folder: Path, shape: TargetShape, target: Any) -> None:
             )
 
 
-def warn_of_another(folder: Path, told: dict[str, str], target: Any) -> None:
-    """Warns where the target's weights, tokens or template are not those it was made for."""
+def warn_of_another(folder: Path, told: dict[str, str], target: Any, bound: bool = False) -> None:
+    """Warns where the target's weights, tokens or template are not those it was made for.
+
+    `bound`: what it says enters texts unverified. Then raises BadModel for other weights or tokens.
+    """
     ours = fingerprint(target)
     meanings = {"norm": "weights", "tokens": "a tokenizer", "template": "a chat template"}
     other = [meanings[name] for name in meanings if told.get(name, "") != ours.get(name, "")]
+    if bound and other and other != [meanings["template"]]:
+        what = f"was made for {' and '.join(other)} other than those of {target.name}"
+        raise BadModel(f"{folder}: {what}, and what it says is not verified; load its own model")
     if other:
         warnings.warn(
             f"{folder}: was made for {' and '.join(other)} other than those of {target.name}; "

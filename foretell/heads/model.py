@@ -25,7 +25,7 @@ from foretell.heads.base import Head, Nodes
 from foretell.heads.caches import KnownTokens
 from foretell.heads.compressors import KINDS, Compressor, compressor_of
 from foretell.heads.eagle import OneLayer
-from foretell.heads.folder import target_shape
+from foretell.heads.folder import kinds, target_shape
 from foretell.heads.formats.reading import load
 from foretell.heads.layers import Layer
 from foretell.heads.output import Output
@@ -57,7 +57,8 @@ def head_model(target: Any, method: str, kind: str, folder: str, shape: TreeShap
     found = Path(folder) if folder else shipped(target, kind)
     if found is None:
         need = f"a head of kind {kind}, and none ships for this model"
-        cure = f"give {method}:head=FOLDER; `foretell train head` makes one"
+        trainer = kind if kinds()[kind].bound else "head"
+        cure = f"give {method}:head=FOLDER; `foretell train {trainer}` makes one"
         raise Unsupported.missing(method, target.name, need, cure)
     head, kept = load(found, target, kind)
     if isinstance(head, Anchored):

@@ -64,6 +64,9 @@ def read_beside(
     With an entry above 0 the layers below run over the nodes alone, and those from there on over
     both: two forwards, in which no layer runs twice over a node.
     """
+    if not beside.nodes:
+        alone: Reply = yield Ask(tree, model, ctx.branch, rows=range(len(tree)), taps=tuple(taps))
+        return alone, [alone.logits[:0]] * len(tree)
     wide = beside.widened(tree)
     wanted = range(len(wide))
     layers: tuple[int, ...] | None = None

@@ -144,18 +144,20 @@ def freeze(hf: nn.Module) -> None:
 
 
 class Through:
-    """A frozen decoder as a function of the rows beside a text.
+    """A decoder as a function of the rows beside a text. `frozen`: it is not trained itself.
 
     Raises Unsupported where gradients do not pass through its layers.
     """
 
-    def __init__(self, target: Any):
+    def __init__(self, target: Any, frozen: bool = True):
         target_shape(target, "train head")  # it has a loop over its layers
         if any(isinstance(module, PackedLinear) for module in target.hf.modules()):
             need = "layers that gradients pass through, which packed weights are not"
             cure = "give --states-dtype bfloat16 or float32"
             raise Unsupported.missing("train head", target.name, need, cure)
-        freeze(target.hf)
+        if frozen:
+            freeze(target.hf)
+        self.frozen = frozen
         self.loop = target.loop
         self.layers = [StockBlock(layer) for layer in self.loop.layers]
         output = Output(target, None)
@@ -186,24 +188,40 @@ class Through:
                 out = self.layers[layer](out, rotary[kind], positions)
         return out[0]
 
+    def text(self, tokens: torch.Tensor, entry: int = 0) -> tuple[torch.Tensor, torch.Tensor, Pass]:
+        """Of a text (n,): what enters this layer, (n, E); its normed last states, which the output
+        matrix reads, (n, E); and what rows beside it see of it.
+        """
+        run = Pass(torch.arange(len(tokens), device=self.device))
+        entering = self.layered(self.loop.embedded(tokens), run, range(entry))
+        finals = self.layered(entering, run, range(entry, len(self.layers)))
+        return entering, self.loop.norm(finals), run
+
+    def beside(
+        self, text: Pass, made: torch.Tensor, below: torch.Tensor, places: torch.Tensor, entry: int
+    ) -> torch.Tensor:
+        """Normed last states (m, E) of rows that enter this layer as `made` (m, E), below these
+        places of the text (m,); `places` (m,): in their chains, from 0.
+        """
+        rows = Pass(below + places + 1, below, text.keys, text.values)
+        states = self.layered(made.to(self.dtype), rows, range(entry, len(self.layers)))
+        normed: torch.Tensor = self.loop.norm(states)
+        return normed
+
     def __call__(
         self, head: Anchored, tokens: torch.Tensor, anchors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normed last states, which the output matrix reads: of the text (n,) itself, (n, E), and
         of the rows of these anchors (A,), (A, P, E), with the gradients of the head's weights.
         """
-        count, depth = len(self.layers), head.deepest
-        text = Pass(torch.arange(len(tokens), device=self.device))
-        with torch.no_grad():
-            entering = self.layered(self.loop.embedded(tokens), text, range(head.entry))
-            finals = self.layered(entering, text, range(head.entry, count))
-            finals = self.loop.norm(finals)
+        depth = head.deepest
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            entering, finals, text = self.text(tokens, head.entry)
         places = torch.arange(depth, device=self.device).repeat(len(anchors))
         below = anchors.repeat_interleave(depth)
-        rows = Pass(below + places + 1, below, text.keys, text.values)
-        made = head.rows(places, entering[below]).to(self.dtype)
-        states = self.layered(made, rows, range(head.entry, count))
-        return finals, self.loop.norm(states).unflatten(0, (len(anchors), depth))
+        made = head.rows(places, entering[below])
+        states = self.beside(text, made, below, places, head.entry)
+        return finals, states.unflatten(0, (len(anchors), depth))
 
     @torch.no_grad()
     def laws(self, finals: torch.Tensor) -> torch.Tensor:

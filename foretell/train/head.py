@@ -67,8 +67,12 @@ class TrainHead:
     def __post_init__(self) -> None:
         rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
         recipes.check(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
-        if self.kind not in kinds():
-            raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(kinds()))}")
+        made = {kind for kind, head in kinds().items() if not head.bound}
+        if self.kind in kinds().keys() - made:
+            allowed = f"one that leaves its target as it is; `train {self.kind}` makes this one"
+            raise BadConfig.field("kind", self.kind, allowed)
+        if self.kind not in made:
+            raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(made))}")
         if self.objective not in OBJECTIVES:
             raise BadConfig.field("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
         if not 0 < self.keep <= 1:

@@ -118,8 +118,11 @@ def check(merged: str) -> None:
         raise Unsupported("peft is not installed: pip install 'foretell[lora]'")
 
 
-def adapted(hf: Any, config: TrainMedusa2) -> Any:
-    """The model with adapters on all projections of its layers, which alone are to be trained."""
+def adapted(hf: Any, config: Any) -> Any:
+    """The model with adapters on all projections of its layers, which alone are to be trained.
+
+    `config` has their `rank`, `alpha` and `dropout`, and the `seed` of their weights.
+    """
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(config.seed)
