@@ -20,6 +20,7 @@ from itertools import pairwise
 GRAMS = 4  # longest n-grams that BLEU counts
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 SIGN = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
+INNER = re.compile(r"[.!?]\s")  # where a sentence ends before another
 ENDINGS = ("ing", "ed", "es", "s", "d")  # of an inflected word
 PAIRS = {")": "(", "]": "[", "}": "{"}
 
@@ -39,14 +40,14 @@ def has_word(text: str, word: str) -> bool:
 
 
 def well_formed(text: str) -> bool:
-    """Whether a text looks like one sentence: a capital letter first, a mark at the end and none
-    before it, no word twice in a row, brackets and quotes in pairs, three words at least.
+    """Whether a line looks like sentences: a capital letter first, a mark at the end, no word twice
+    in a row, brackets and quotes in pairs, three words at least.
     """
     text = text.strip()
     own = words(text)
     if len(own) < 3 or not text[0].isupper() or text[-1] not in ".!?" or "\n" in text:
         return False
-    if re.search(r"[.!?]\s", text) or any(a == b for a, b in pairwise(own)):
+    if any(a == b for a, b in pairwise(own)):
         return False
     open_ones: list[str] = []
     for sign in text:
@@ -121,12 +122,13 @@ def kept(text: str, reference: str) -> float:
 
 def sentence(text: str, wanted: Sequence[str]) -> float:
     """1 for one well-formed sentence that has all these words."""
-    return float(well_formed(text) and all(has_word(text, word) for word in wanted))
+    single = not INNER.search(text.strip())
+    return float(single and well_formed(text) and all(has_word(text, word) for word in wanted))
 
 
 def paraphrase(text: str, source: str, others: Sequence[str] = ()) -> float:
     """(1 - BLEU against the source) times what it keeps of the source or another paraphrase, of a
-    well-formed sentence; 0 of others.
+    well-formed line; 0 of others.
     """
     text = text.strip()
     if not well_formed(text):
@@ -135,6 +137,6 @@ def paraphrase(text: str, source: str, others: Sequence[str] = ()) -> float:
 
 
 def summary(text: str, reference: str) -> float:
-    """ROUGE-L against a reference, of a well-formed sentence; 0 of others."""
+    """ROUGE-L against a reference, of a well-formed line; 0 of others."""
     text = text.strip()
     return rouge_l(text, reference) if well_formed(text) else 0.0

@@ -35,7 +35,7 @@ LENGTHS = (3, 4, 5, 6)  # of lists, in turn
 SYMBOLS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789"
 SIZE = 4  # of squares
 GIVEN = 12  # numbers of a sudoku that are given
-TRIES = 100  # of each item, to find one that was not taken yet
+TRIES = 1000  # in a row, to find an item that was not taken yet
 LIST = re.compile(r"\[[^\[\]]*\]")
 NUMBERS = re.compile(f"[1-{SIZE}]{{{SIZE}}}")
 FIRST = (
@@ -169,15 +169,17 @@ def items(task: str, count: int, seed: int = 0, split: str = "test") -> list[Ite
     draw = random.Random(f"{task} {split} {seed}")
     made = TASKS[task].made
     found: dict[str, Item] = {}
-    tries = 0
+    misses = 0  # in a row
     while len(found) < count:
         question = made(draw, split, LENGTHS[len(found) % len(LENGTHS)])
         example = made(draw, split, draw.choice(LENGTHS))
         text = asked(task, question)
-        tries += 1
         if text not in found and text != asked(task, example):
             found[text] = Item(task, question, example)
-        elif tries > TRIES * count:
+            misses = 0
+            continue
+        misses += 1
+        if misses == TRIES:
             raise BadConfig(f"{task}: so many different items ({count}) cannot be made; take fewer")
     return list(found.values())
 
