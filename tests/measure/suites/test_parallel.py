@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,19 +128,21 @@ def test_a_model_that_can_run_nothing_is_a_failure() -> None:
 # --- runs
 
 
-def models() -> dict[str, LM]:
+def models(asked: Sequence[Item]) -> dict[str, LM]:
     words: Any = tiny.tokenizer()
     llama = tiny.llama(max_position_embeddings=2048)
-    denoiser = LM(Denoiser(llama, "denoiser", mask_id=len(words) - 9), words, eos=(0,))
+    used = {token for item in asked for token in words.encode(item.prompt)}
+    mask_id = max(token for token in range(1, len(words)) if token not in used)
+    denoiser = LM(Denoiser(llama, "denoiser", mask_id=mask_id), words, eos=(0,))
     return {"tiny": wrap(llama, words, None, "tiny"), "denoiser": denoiser}
 
 
 def test_it_runs_on_both_kinds_of_models_and_shows_what_it_measured() -> None:
-    both = models()
     settings = Settings(
         models=("tiny", "denoiser"), methods=("threshold:tau=0.5",), max_new_tokens=6
     )
     asked = [*items("copy", 2), *items("sudoku", 2), *items("words_hard", 1)]
+    both = models(asked)
     document = parallel.begin(settings, asked)
     parallel.run(settings, asked, lambda name, dtype: both[name], document)
     assert not parallel.failures(document)
