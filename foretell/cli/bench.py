@@ -38,11 +38,14 @@ from foretell.errors import BadConfig
 if TYPE_CHECKING:
     from foretell.api import LM
 
+# Those of what a suite is run on.
+FILES = ("prompts", "data", "schemas")
 # Options that only suites take, and one of those that do.
 OF_SUITES = {
     ("schemas", "limit"): "jsonschema",
     ("tasks", "budget"): "search",
     ("warp", "reward"): "repetition",
+    ("data",): "parallel",
 }
 
 
@@ -57,7 +60,11 @@ def bench(
         typer.Option(help="One or several: float32, bfloat16, float16, float64, int8, int4, auto."),
     ] = "auto",
     methods: Annotated[
-        str, typer.Option(help="One or several; plain decoding is always among them.")
+        str,
+        typer.Option(
+            help="One or several; plain decoding is always among them. --suite parallel takes sets "
+            "of settings too: orders, thresholds, factors, blocks."
+        ),
     ] = "plain,auto",
     prompts: Annotated[
         list[str] | None,
@@ -93,14 +100,16 @@ def bench(
             help="Tasks with figures of their own in place of prompts: jsonschema; search, what "
             "searches, samples and other methods solve, and what they compute for it; repetition, "
             "whether texts go in circles; monitor, whether names behind dots exist; rewards, what "
-            "rewards and choices by them are worth."
+            "rewards and choices by them are worth; parallel, what is lost where tokens are "
+            "decoded together."
         ),
     ] = None,
     tasks: Annotated[
         str,
         typer.Option(
             help="Sorts of tasks for --suite search, one or several: functions, programs, sums, "
-            "lists, instructions. Without it functions."
+            "lists, instructions. Without it functions. For --suite parallel lists, puzzles, texts "
+            "or single ones, such as shuffle; without it all."
         ),
     ] = "",
     budget: Budget = None,
@@ -109,6 +118,14 @@ def bench(
         typer.Option(
             metavar="FILE|FOLDER",
             help="Schemas for --suite jsonschema. Repeatable; without it some are generated.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Your own copy of ParallelBench's files, for --suite parallel; without it items "
+            "are made.",
         ),
     ] = None,
     warp: Annotated[
@@ -126,8 +143,8 @@ def bench(
         int,
         typer.Option(
             min=0,
-            help="So many tasks of a suite, of jsonschema and repetition so many of each set; "
-            "0: all.",
+            help="So many tasks of a suite, of jsonschema, repetition and parallel so many of each "
+            "set or task; 0: all.",
         ),
     ] = 0,
     threads: Threads = None,
@@ -156,7 +173,7 @@ def bench(
         if spec.partition(":")[0] not in own:
             check_method(spec)
     options: dict[str, Any] = {"prompts": prompts, "schemas": schemas, "limit": limit}
-    options |= {"warp": warp, "reward": reward, "tasks": tasks, "budget": budget}
+    options |= {"warp": warp, "reward": reward, "tasks": tasks, "budget": budget, "data": data}
     given = _given(suite, options | {"html": html_out is not None})
     import torch
 
@@ -188,6 +205,8 @@ def bench(
         items = of.prepare(given, settings, limit)
         document = of.begin(settings, items, file)
         _run(partial(of.run, settings, items), ModelOptions("", draft, device), document, file)
+        if html_out is not None:
+            write_file("--html", html_out, of.html(document))
         if to_stdout:
             emit_json(document)
         else:
@@ -216,7 +235,7 @@ def _ways(suite: str) -> tuple[str, ...]:
     return found
 
 
-def _given(suite: str | None, options: Mapping[str, Any]) -> list[str]:
+def _given(suite: str | None, options: Mapping[str, Any]) -> list[str | Path]:
     """The files that a suite is run on. Raises BadConfig for options that it has no use for."""
     if suite is None:
         for names, of in OF_SUITES.items():
@@ -230,7 +249,8 @@ def _given(suite: str | None, options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if value and name not in (*taken, "limit"):
             raise BadConfig(f"--{name}: --suite {suite} has no use for it; leave it out")
-    return (options["prompts"] if "prompts" in taken else options["schemas"]) or []
+    named = next((options[name] for name in FILES if name in taken), None) or []
+    return [named] if isinstance(named, Path) else named
 
 
 def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:

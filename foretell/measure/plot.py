@@ -226,8 +226,13 @@ def lines(
         y = at(start, tick)[1]
         parts.append(_line(left, y, right, y))
         parts.append(_label(left - 8, y + 4, f"{tick:g}", "end", True))
+    free = -math.inf  # where the next number has room
     for x in xs:
-        parts.append(_label(at(x, 0)[0], bottom + 18, f"{x:g}", "middle", True))
+        place, name = at(x, 0)[0], f"{x:.3g}" if x < 1000 else f"{x:g}"
+        half = CHAR * len(name) / 2
+        if place - half >= free:
+            parts.append(_label(place, bottom + 18, name, "middle", True))
+            free = place + half + 4
     parts.append(_label(0, above + 4, up, soft=True))
     parts.append(_label((left + right) / 2, bottom + 38, across, "middle", True))
     for line, colour in zip(points, colours, strict=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.measure.plot import COLOURS, WIDTH, bars, columns, lines, stacked, track
+from foretell.measure.plot import CHAR, COLOURS, WIDTH, bars, columns, lines, stacked, track
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -113,6 +115,17 @@ def test_lines_go_through_their_points_and_marks_are_named() -> None:
     )
     assert abs(one[1] - two[1]) >= 14, "names lie on each other"
     assert one[1] < two[1], "the line of a mark would cross the name of one to its left"
+
+
+def test_numbers_below_a_line_do_not_overlap() -> None:
+    line = [(1 + number / 30, 1.0) for number in range(200)]
+    svg = lines(["a"], [line], "x", "y", ["red"])
+    texts = [t for t in ET.fromstring(svg).iter(SPACE + "text") if t.get("text-anchor") == "middle"]
+    (height,) = {y for y, n in Counter(t.get("y") for t in texts).items() if n > 1}
+    places = [(float(t.get("x", 0)), str(t.text)) for t in texts if t.get("y") == height]
+    assert len(places) > 5 and places[0][1] == "1"
+    for (x, name), (other, after) in pairwise(places):
+        assert other - x > CHAR * (len(name) + len(after)) / 2
 
 
 def test_ranges_stand_on_their_points_and_fit() -> None:

@@ -4,9 +4,10 @@ package a suite.
 A suite is found by its name. It has `prepare(given, settings, limit)`, what it is run on;
 `begin(settings, tasks, path)`, its document; `run(settings, tasks, load, document, tell, save)`;
 `tables(document)` and `failures(document)`, what is shown of it. `given` is what was named by
-`--schemas`, or by `--prompts` where its `TAKES` has that: options of the command, without dashes,
-that mean something to this suite (without it: schemas). It may have `WAYS`, names that it compares
-beside those of methods.
+`--prompts`, `--data` or `--schemas`, the first of these that its `TAKES` has: options of the
+command, without dashes, that mean something to this suite (without it: schemas). Where `html` is
+one, it has `html(document)`, a page. It may have `WAYS`, names that it compares beside those of
+methods.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
 from foretell.measure.bench.settings import Settings
-from foretell.measure.suites.search.metering import Meter
+from foretell.measure.metering import Meter
 from foretell.measure.suites.search.tasks import Public, Task
 from foretell.policy.spending import Spending, spending_of
 from foretell.registry import load, names

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretell.measure.suites.search.metering import Meter
+from foretell.measure.metering import Meter
 from tests import tiny
 
 PROMPT = list(range(10, 22))
