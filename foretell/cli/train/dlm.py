@@ -1,0 +1,72 @@
+"""`foretell train dlm`: trains a model that fills canvases."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretell.cli._loading import quiet
+from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli.train._recipe import in_use, recipe_option
+from foretell.cli.train._settings import settings_of
+from foretell.errors import BadConfig
+
+if TYPE_CHECKING:
+    from foretell.train.dlm import TrainDLM as Settings
+else:
+    Settings = settings_of("dlm", "TrainDLM")
+
+
+def dlm(
+    invocation: typer.Context,
+    *,
+    recipe: Annotated[str | None, recipe_option("dlm", "TrainDLM")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the finished model will be OUT/model.")
+    ],
+    init: Annotated[
+        str | None,
+        typer.Option(help="The model to begin with; without it a new one learns lists."),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="Folder of answers to learn from, of `foretell train draft --answers`."),
+    ] = None,
+    own: Annotated[
+        int, typer.Option(min=0, help="Prompts that the model answers first, to learn from that.")
+    ] = 0,
+    save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
+    settings: Settings,
+) -> int:
+    """Train a model that fills canvases. Run again, it goes on where it was."""
+    import foretell
+    from foretell.train.answers import known
+    from foretell.train.dlm import TrainDLM, train
+
+    config = TrainDLM(**dataclasses.asdict(settings))
+    files = [] if answers is None else known(answers)
+    if answers is not None and not files:
+        raise BadConfig(f"--answers {answers}: has no answers; `foretell train draft` writes them")
+    with quiet(), refusals(f"--out {out}"):
+        lm = None
+        if init is not None:
+            lm = foretell.load(init, dtype="float32", executor="torch")
+        with progress_bar() as progress:
+            bar = progress.add_task("answering", total=None, visible=bool(own))
+
+            def tell(what: str, done: int, total: int | None) -> None:
+                progress.update(bar, description=what, completed=done, total=total)
+                progress.update(bar, visible=done != total)
+
+            report = train(
+                out, config, lm, files, own, save_every, recipe=in_use(invocation), tell=tell
+            )
+    right = ", ".join(f"{share:.3f} at {rate}" for rate, share in report["right"].items())
+    emit(
+        f"{out / 'model'}: {report['parameters']:,} parameters, {report['examples_seen']:,} "
+        f"examples seen; of masked tokens held back, right: {right}"
+    )
+    return 0
