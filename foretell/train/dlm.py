@@ -15,8 +15,10 @@ count as its answer.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,6 +54,7 @@ RATES = (0.15, 0.5, 0.9)  # at which a finished model is asked
 MASK_TOKEN = "<|mask|>"
 PROJECTIONS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
 Tell = Callable[[str, int, int | None], None]
+Telling = Callable[[], AbstractContextManager[Tell | None]]
 
 
 @dataclass(frozen=True)
@@ -186,9 +189,9 @@ def converted(lm: LM, block: int) -> tuple[Reader, Any]:
     target: Any = lm.models["target"]
     if "canvas" in target.caps:
         return Reader(target.hf, target.mask_id, target.shift, target.block), lm.tokenizer
-    hf, tokenizer = target.hf, lm.tokenizer
-    if tokenizer is None:
+    if lm.tokenizer is None:
         raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
+    hf, tokenizer = target.hf, copy.deepcopy(lm.tokenizer)
     mask_id = max(hf.config.vocab_size, len(tokenizer))
     added = [MASK_TOKEN] if tokenizer.mask_token_id is None else []
     if added:
@@ -198,16 +201,20 @@ def converted(lm: LM, block: int) -> tuple[Reader, Any]:
         assert tokenizer.mask_token_id == mask_id, "it stands behind all others"
     else:
         mask_id = tokenizer.mask_token_id
-    rows = hf.get_input_embeddings().weight
-    means = [rows.mean(0), hf.get_output_embeddings().weight.mean(0)]
-    if mask_id >= len(rows):
-        hf.resize_token_embeddings(mask_id + 1, mean_resizing=False)
+    known = len(hf.get_input_embeddings().weight)
     with torch.no_grad():
-        tables = (hf.get_input_embeddings(), hf.get_output_embeddings())
-        for table, mean in zip(tables, means, strict=True):
-            table.weight[len(rows) :] = mean
+        means = [table.weight.mean(0) for table in tables_of(hf)]
+        if mask_id >= known:
+            hf.resize_token_embeddings(mask_id + 1, mean_resizing=False)
+        for table, mean in zip(tables_of(hf), means, strict=True):
+            table.weight[known:] = mean
             table.weight[mask_id] = mean
     return Reader(hf, mask_id, 1, block), tokenizer
+
+
+def tables_of(hf: Any) -> tuple[Any, Any]:
+    """The embeddings and the output matrix, which may be the same."""
+    return hf.get_input_embeddings(), hf.get_output_embeddings()
 
 
 class DLMRun(Run):
@@ -260,21 +267,22 @@ class DLMRun(Run):
 
 
 def own_answers(
-    lm: LM, data: Examples, count: int, config: TrainDLM, tell: Tell | None = None
+    lm: Any, data: Examples, count: int, config: TrainDLM, telling: Telling = nullcontext
 ) -> list[Example]:
     """What a model that fills canvases answers to the prompts of these examples, one token a step
     and the surest first.
     """
     found = []
-    for number in range(count):
-        example = data[number]
-        length = min(config.longest, config.window - 1 - example.given)
-        options: dict[str, Any] = {"max_new_tokens": length, "temperature": 0.0}
-        prompt = example.ids[: example.given].tolist()
-        answer = lm.generate(prompt, method=f"confidence:block={config.certain}", **options)
-        found.append(Example(np.array([*prompt, *answer.tokens]), len(prompt)))
-        if tell is not None:
-            tell("answering", number + 1, count)
+    with telling() as tell:
+        for number in range(count):
+            example = data[number]
+            length = min(config.longest, config.window - 1 - example.given)
+            options: dict[str, Any] = {"max_new_tokens": length, "temperature": 0.0}
+            prompt = example.ids[: example.given].tolist()
+            answer = lm.generate(prompt, method=f"confidence:block={config.certain}", **options)
+            found.append(Example(np.array([*prompt, *answer.tokens]), len(prompt)))
+            if tell is not None:
+                tell("answering", number + 1, count)
     return found
 
 
@@ -354,7 +362,7 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
     recipe: Mapping[str, Any] | None = None,
-    tell: Tell | None = None,
+    telling: Telling = nullcontext,
 ) -> dict[str, Any]:
     """Trains until `config.examples` are seen; writes OUT/model and returns the report.
 
@@ -379,12 +387,12 @@ def train(
         if own:
             asked: Examples = Answers(texts, end, config.window, config.seed) if files else lists
             texts = kept(
-                out / "own.safetensors", lambda: own_answers(init, asked, own, config, tell)
+                out / "own.safetensors", lambda: own_answers(init, asked, own, config, telling)
             )
         data = answers = Answers(texts, end, config.window, config.seed)
         held_back = answers.held_back
     layers = {}
-    reader.hf.train()
+    reader.hf.requires_grad_(True).train()
     if config.rank:
         layers = with_lora(reader.hf, adapters(config))
     run = DLMRun(out, config, reader, data, end)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretell.cli._loading import quiet
-from foretell.cli._output import emit, progress_bar, refusals
+from foretell.cli._output import emit, refusals
+from foretell.cli.train._asking import first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
@@ -45,6 +47,7 @@ def dlm(
     import foretell
     from foretell.train.answers import known
     from foretell.train.dlm import TrainDLM, train
+    from foretell.train.processes import Processes
 
     config = TrainDLM(**dataclasses.asdict(settings))
     files = [] if answers is None else known(answers)
@@ -54,16 +57,16 @@ def dlm(
         lm = None
         if init is not None:
             lm = foretell.load(init, dtype="float32", executor="torch")
-        with progress_bar() as progress:
-            bar = progress.add_task("answering", total=None, visible=bool(own))
-
-            def tell(what: str, done: int, total: int | None) -> None:
-                progress.update(bar, description=what, completed=done, total=total)
-                progress.update(bar, visible=done != total)
-
-            report = train(
-                out, config, lm, files, own, save_every, recipe=in_use(invocation), tell=tell
-            )
+        report = train(
+            out,
+            config,
+            lm,
+            files,
+            own,
+            save_every,
+            recipe=in_use(invocation),
+            telling=partial(first_alone, Processes()),
+        )
     right = ", ".join(f"{share:.3f} at {rate}" for rate, share in report["right"].items())
     emit(
         f"{out / 'model'}: {report['parameters']:,} parameters, {report['examples_seen']:,} "
