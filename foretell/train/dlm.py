@@ -32,6 +32,7 @@ from foretell.families.masked import OURS
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
+from foretell.train.answers import PIECE, read
 from foretell.train.draft import blocks
 from foretell.train.lists import Example, Lists
 from foretell.train.lm import Run, check_heads
@@ -120,11 +121,11 @@ class Examples(Protocol):
 
 class Answers:
     """Answers with their prompts, of which one in HELD_BACK is left out; each round over the
-    others is in another order. An end stands behind each.
+    others is in another order. An end stands behind each that is not cut.
     """
 
     def __init__(self, texts: Sequence[Example], end: int, window: int, seed: int):
-        ended = [Example(np.append(text.ids, end), text.given) for text in texts]
+        ended = [text if text.cut else with_end(text, end) for text in texts]
         fitting = [text for text in ended if len(text.ids) <= window]
         self.held_back = fitting[::HELD_BACK]
         self.train = [text for i, text in enumerate(fitting) if i % HELD_BACK]
@@ -141,21 +142,33 @@ class Answers:
         return self.train[order[place]]
 
 
-def texts_of(files: Sequence[Path]) -> list[Example]:
-    """The answers in files that `foretell train draft` and `foretell train head` write."""
-    from foretell.train.answers import read
+def with_end(text: Example, end: int) -> Example:
+    return Example(np.append(text.ids, end), text.given)
 
-    return [Example(text.tokens, text.prompt) for file in files for text in read(file)]
+
+def texts_of(files: Sequence[Path]) -> list[Example]:
+    """The answers in files that `foretell train draft` and `foretell train head` write, or the
+    pieces of plain texts, whose first token alone is given.
+    """
+    found = []
+    for text in (text for file in files for text in read(file)):
+        cut = text.prompt == 1 and len(text.tokens) == PIECE
+        found.append(Example(text.tokens, text.prompt, cut))
+    return found
 
 
 def filled_up(texts: Sequence[Example], end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B, n) and which of them are answers; shorter texts are filled up with ends."""
+    """Ids (B, n) and which of them are answers; shorter texts are filled up with ends, which are to
+    be learnt but behind a text that was cut.
+    """
     width = max(len(text.ids) for text in texts)
     ids = np.full((len(texts), width), end, np.int64)
     answers = np.ones((len(texts), width), bool)
     for row, text in enumerate(texts):
         ids[row, : len(text.ids)] = text.ids
         answers[row, : text.given] = False
+        if text.cut:
+            answers[row, len(text.ids) :] = False
     return torch.from_numpy(ids), torch.from_numpy(answers)
 
 
@@ -349,7 +362,7 @@ def check(
     if not files and [*tokenizer.get_vocab()] != [*Lists(0).tokenizer.get_vocab()]:
         raise BadConfig(
             "lists are learnt with their own tokenizer only, and the model of --init has another; "
-            "give --answers"
+            "give --answers or --text"
         )
 
 

@@ -47,6 +47,7 @@ PHRASES = (
     "\n",
 )
 LONGEST = 64  # positions of a canvas
+SHOWN = 0.3  # share of the questions that stand behind an example
 ROOM = 0.2  # share of the canvases that are longer than their answer needs
 
 
@@ -76,10 +77,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass
 class Example:
-    """Token ids (n,), of which the first `given` are not to be learnt."""
+    """Token ids (n,), of which the first `given` are not to be learnt. `cut`: it goes on behind
+    them.
+    """
 
     ids: np.ndarray
     given: int
+    cut: bool = False
 
 
 def single(operation: str, draw: random.Random, length: int) -> Question:
@@ -98,7 +102,7 @@ def single(operation: str, draw: random.Random, length: int) -> Question:
 
 
 def item(task: str, draw: random.Random, one_word: bool = False) -> Item:
-    """A question, in one of two cases behind an example."""
+    """A question, now and then behind an example."""
     length = draw.choice(LENGTHS)
     made: list[Question] = []
     for _ in range(2):
@@ -107,7 +111,7 @@ def item(task: str, draw: random.Random, one_word: bool = False) -> Item:
         else:
             made.append(TASKS[task].made(draw, "train", length))
         length = draw.choice(LENGTHS)
-    return Item(task, made[0], made[1] if draw.random() < 0.5 else None)
+    return Item(task, made[0], made[1] if draw.random() < SHOWN else None)
 
 
 class Lists:

@@ -20,8 +20,17 @@ from foretell.errors import BadConfig
 from foretell.families.canvas import Denoiser
 from foretell.ops.canvas import MASKED, look
 from foretell.train import dlm
-from foretell.train.answers import Text, save
-from foretell.train.dlm import Answers, DLMRun, TrainDLM, converted, filled_up, new_model, train
+from foretell.train.answers import PIECE, Text, save, write_texts
+from foretell.train.dlm import (
+    Answers,
+    DLMRun,
+    TrainDLM,
+    converted,
+    filled_up,
+    new_model,
+    texts_of,
+    train,
+)
 from foretell.train.lists import Example, Lists
 from foretell.train.masking import Reader
 from tests import tiny
@@ -212,14 +221,28 @@ def test_answers_end_and_some_are_held_back() -> None:
     assert ids.shape == answers.shape == (2, 9)
     length = len(data.train[0].ids)
     assert ids[0, length - 1 :].eq(0).all() and answers[0].tolist() == [False] * 2 + [True] * 7
+    _, answers = filled_up([replace(data.train[0], cut=True), Example(np.full(9, 4), 3)], 0)
+    assert answers[0].tolist() == [False] * 2 + [True] * (length - 2) + [False] * (9 - length)
+    cut = Answers([Example(np.full(6, 9), 1, cut=True)] * 40, 0, 7, 1)
+    assert all(len(text.ids) == 6 for text in cut.train), "what goes on has no end"
     with pytest.raises(BadConfig, match="too few"):
         Answers(texts[:1], 0, 7, 1)
+
+
+def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"text": "ab " * 700}))
+    files = write_texts(tiny.lm(draft=False).encode, [str(path)], tmp_path / "text", 10_000, 0)
+    texts = texts_of(files)
+    assert {text.given for text in texts} == {1} and len(texts) > 1
+    assert [text.cut for text in texts] == [len(text.ids) == PIECE for text in texts]
+    assert any(text.cut for text in texts) and not all(text.cut for text in texts)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path, answers: list[Path]) -> None:
     with pytest.raises(BadConfig, match="give --init"):
         train(tmp_path / "a", replace(TINY, objective="certainty"))
-    with pytest.raises(BadConfig, match="give --answers"):
+    with pytest.raises(BadConfig, match="give --answers or --text"):
         train(tmp_path / "b", TUNED, tiny.lm(draft=False))
     with pytest.raises(BadConfig, match="writes from left to right"):
         train(tmp_path / "c", TUNED, tiny.lm(draft=False), answers, own=3)

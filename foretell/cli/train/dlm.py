@@ -37,6 +37,17 @@ def dlm(
         Path | None,
         typer.Option(help="Folder of answers to learn from, of `foretell train draft --answers`."),
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Plain text to learn from: `stdlib`, a folder, a .jsonl or a text file. "
+            "Repeatable.",
+        ),
+    ] = None,
+    text_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of plain text in all.")
+    ] = 4_000_000,
     own: Annotated[
         int, typer.Option(min=0, help="Prompts that the model answers first, to learn from that.")
     ] = 0,
@@ -45,7 +56,7 @@ def dlm(
 ) -> int:
     """Train a model that fills canvases. Run again, it goes on where it was."""
     import foretell
-    from foretell.train.answers import known
+    from foretell.train.answers import known, write_texts
     from foretell.train.dlm import TrainDLM, train
     from foretell.train.processes import Processes
 
@@ -53,10 +64,14 @@ def dlm(
     files = [] if answers is None else known(answers)
     if answers is not None and not files:
         raise BadConfig(f"--answers {answers}: has no answers; `foretell train draft` writes them")
+    if text and init is None:
+        raise BadConfig("--text: a new model learns lists; give --init, the model to begin with")
     with quiet(), refusals(f"--out {out}"):
         lm = None
         if init is not None:
             lm = foretell.load(init, dtype="float32", executor="torch")
+            if text:
+                files += write_texts(lm.encode, text, out / "text", text_tokens, config.seed)
         report = train(
             out,
             config,

@@ -32,6 +32,7 @@ def test_from_nothing_to_a_model_that_fills_canvases(run: Any, tmp_path: Path) -
         (["--masks", "some"], "one of rate, count"),
         (["--answers", "./none"], "./none: has no answers"),
         (["--init", "./none"], "./none"),
+        (["--text", "stdlib"], "give --init"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(
