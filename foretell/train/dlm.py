@@ -359,7 +359,7 @@ def check(
             "--own: a model that writes from left to right answers by `foretell train draft`; "
             "give its folder of answers"
         )
-    if not files and [*tokenizer.get_vocab()] != [*Lists(0).tokenizer.get_vocab()]:
+    if not files and tokenizer.get_vocab() != Lists(0).tokenizer.get_vocab():
         raise BadConfig(
             "lists are learnt with their own tokenizer only, and the model of --init has another; "
             "give --answers or --text"
