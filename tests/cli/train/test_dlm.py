@@ -30,7 +30,7 @@ def test_from_nothing_to_a_model_that_fills_canvases(run: Any, tmp_path: Path) -
     [
         (["--objective", "certainty"], "give --init"),
         (["--masks", "some"], "one of rate, count"),
-        (["--answers", "./none"], "./none: has no answers"),
+        (["--answers", "./none"], "none: has no answers"),
         (["--init", "./none"], "./none"),
         (["--text", "stdlib"], "give --init"),
     ],
