@@ -28,6 +28,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from foretell.errors import BadConfig
+from foretell.families.learning import copied
 from foretell.families.masked import OURS
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
@@ -189,22 +190,23 @@ def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int
         rms_norm_eps=1e-5,
         bos_token_id=end,
         eos_token_id=end,
-        pad_token_id=end,
+        pad_token_id=None,  # whose row would learn nothing where it is read
         attn_implementation="sdpa",
     )
     return Reader(LlamaForCausalLM(shape), mask_id, 0, config.block)
 
 
 def converted(lm: LM, block: int) -> tuple[Reader, Any]:
-    """A model that writes from left to right as one that fills canvases, and its tokenizer, which
-    gets a mask. Its row is the mean of the others. One that fills canvases stays as it is.
+    """A copy of a model that writes from left to right as one that fills canvases, and of its
+    tokenizer, which gets a mask. Its row is the mean of the others. One that fills canvases stays
+    as it is.
     """
     target: Any = lm.models["target"]
     if "canvas" in target.caps:
-        return Reader(target.hf, target.mask_id, target.shift, target.block), lm.tokenizer
+        return Reader(copied(target), target.mask_id, target.shift, target.block), lm.tokenizer
     if lm.tokenizer is None:
         raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
-    hf, tokenizer = target.hf, copy.deepcopy(lm.tokenizer)
+    hf, tokenizer = copied(target), copy.deepcopy(lm.tokenizer)
     mask_id = max(hf.config.vocab_size, len(tokenizer))
     added = [MASK_TOKEN] if tokenizer.mask_token_id is None else []
     if added:

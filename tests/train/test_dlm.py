@@ -103,7 +103,7 @@ def test_it_learns_and_resumes_to_the_same_weights(
 ) -> None:
     losses = [line["loss"] for line in log(made)]
     assert len(losses) == TINY.steps == 12
-    assert np.mean(losses[-3:]) < losses[0] - 0.5
+    assert np.mean(losses[-3:]) < losses[0] - 0.3
     report = json.loads((made / "report.json").read_text())
     assert report["examples_seen"] == TINY.examples
     assert set(report["right"]) == {"0.15", "0.5", "0.9"}
