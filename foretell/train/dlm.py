@@ -1,0 +1,427 @@
+"""Trains models that fill canvases: `foretell train dlm`.
+
+A new small model for lists and puzzles, or a model that wrote from left to right and is made to see
+both sides (`init`): its mask gets a row of its own in the embeddings, and its rows go on speaking
+of the next position (shift 1), as Dream and DiffuLLaMA do it. Or, with `objective=certainty`, a
+model that fills canvases learns to be sure of many tokens at once, on its own answers.
+
+Sources: Nie et al., Large Language Diffusion Models (arXiv 2502.09992); Ye et al., Dream 7B (arXiv
+2508.15487), section 3; Gong et al., Scaling Diffusion Language Models via Adaptation from
+Autoregressive Models (arXiv 2410.17891), section 3; Chen et al., dParallel (arXiv 2509.26488).
+Differs: attention is bidirectional from the first step, without annealing; of new models matrices
+are trained with Muon; a text's canvas is filled up with ends to the width of its forward, and they
+count as its answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+
+from foretell.errors import BadConfig
+from foretell.families.learning import copied
+from foretell.families.masked import OURS
+from foretell.ops.files import whole, write_text
+from foretell.train import recipes
+from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
+from foretell.train.answers import PIECE, read
+from foretell.train.draft import blocks
+from foretell.train.lists import Example, Lists
+from foretell.train.lm import Run, check_heads
+from foretell.train.masking import (
+    MASKS,
+    Reader,
+    certainty_loss,
+    complements,
+    drawn,
+    masked_loss,
+    right_at,
+)
+
+if TYPE_CHECKING:
+    from foretell.api import LM
+
+OBJECTIVES = ("masked", "certainty")
+HELD_BACK = 32  # one of so many answers is for measuring
+RATES = (0.15, 0.5, 0.9)  # at which a finished model is asked
+MASK_TOKEN = "<|mask|>"
+PROJECTIONS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
+Tell = Callable[[str, int, int | None], None]
+Telling = Callable[[], AbstractContextManager[Tell | None]]
+
+
+@dataclass(frozen=True)
+class TrainDLM:
+    """Shape of a new model and of the run. Lengths are in tokens."""
+
+    objective: str = "masked"  # or certainty
+    masks: str = "rate"  # each token with a drawn chance, or a drawn `count` of them
+    hidden: int = 128  # width of the hidden state of a new model
+    layers: int = 6  # its layers
+    heads: int = 4  # its attention heads
+    intermediate: int = 384  # width inside its feed-forward blocks
+    block: int = 0  # positions of a block, which sees itself and those before; 0: all see all
+    certain: int = 32  # positions of a block that learns certainty
+    beta: float = 2.0  # weight of the entropy in the objective certainty
+    examples: int = 200_000  # texts in all
+    batch: int = 64  # texts a step
+    micro: int = 4_096  # tokens a forward
+    window: int = 640  # longest text
+    longest: int = 64  # of its own answers
+    rank: int = 0  # of adapters, which alone are trained; 0: the whole model is
+    rate: float = 0.003  # learning rate (AdamW)
+    matrix_rate: float = 0.02  # learning rate of matrices of layers (Muon); 0: AdamW for all
+    warmup: int = 20  # steps over which the rates rise
+    decay: float = 0.6  # share of the run over which the rates fall to 0
+    seed: int = 0  # of the weights, the texts and the masks
+
+    def __post_init__(self) -> None:
+        check_heads(self.hidden, self.heads, self.heads)
+        ranges = {
+            "block": (0, 1 << 16),
+            "certain": (1, 1 << 16),
+            "beta": (0, 100),
+            "examples": recipes.SIZE,
+            "batch": recipes.SIZE,
+            "micro": recipes.SIZE,
+            "window": (2, 1 << 20),
+            "longest": (1, 1 << 16),
+            "rank": (0, 1024),
+            "rate": recipes.RATE,
+            "matrix_rate": recipes.RATE,
+            "warmup": recipes.SIZE,
+            "decay": (0, 1),
+            "seed": (0, 1 << 31),
+        }
+        recipes.check(self, ranges)
+        for name, known in (("objective", OBJECTIVES), ("masks", tuple(MASKS))):
+            if getattr(self, name) not in known:
+                raise BadConfig.field(name, getattr(self, name), f"one of {', '.join(known)}")
+        if self.rank and self.matrix_rate:
+            raise BadConfig.field("matrix_rate", self.matrix_rate, "0 where rank trains adapters")
+
+    @property
+    def steps(self) -> int:
+        return max(1, self.examples // self.batch)
+
+
+class Examples(Protocol):
+    """Texts to learn from, each by its number, without end."""
+
+    def __getitem__(self, number: int) -> Example: ...
+
+
+class Answers:
+    """Answers with their prompts, of which one in HELD_BACK is left out; each round over the
+    others is in another order. An end stands behind each that is not cut.
+    """
+
+    def __init__(self, texts: Sequence[Example], end: int, window: int, seed: int):
+        ended = [text if text.cut else with_end(text, end) for text in texts]
+        fitting = [text for text in ended if len(text.ids) <= window]
+        self.held_back = fitting[::HELD_BACK]
+        self.train = [text for i, text in enumerate(fitting) if i % HELD_BACK]
+        self.seed = seed
+        if not self.train:
+            raise BadConfig(
+                f"{len(fitting)} answers of at most {window} tokens with their prompts are too "
+                "few to learn from; give more, or raise window"
+            )
+
+    def __getitem__(self, number: int) -> Example:
+        turn, place = divmod(number, len(self.train))
+        order = np.random.default_rng((self.seed, turn)).permutation(len(self.train))
+        return self.train[order[place]]
+
+
+def with_end(text: Example, end: int) -> Example:
+    return Example(np.append(text.ids, end), text.given)
+
+
+def texts_of(files: Sequence[Path]) -> list[Example]:
+    """The answers in files that `foretell train draft` and `foretell train head` write, or the
+    pieces of plain texts, whose first token alone is given.
+    """
+    found = []
+    for text in (text for file in files for text in read(file)):
+        cut = text.prompt == 1 and len(text.tokens) == PIECE
+        found.append(Example(text.tokens, text.prompt, cut))
+    return found
+
+
+def filled_up(texts: Sequence[Example], end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids (B, n) and which of them are answers; shorter texts are filled up with ends, which are to
+    be learnt but behind a text that was cut.
+    """
+    width = max(len(text.ids) for text in texts)
+    ids = np.full((len(texts), width), end, np.int64)
+    answers = np.ones((len(texts), width), bool)
+    for row, text in enumerate(texts):
+        ids[row, : len(text.ids)] = text.ids
+        answers[row, : text.given] = False
+        if text.cut:
+            answers[row, len(text.ids) :] = False
+    return torch.from_numpy(ids), torch.from_numpy(answers)
+
+
+def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int) -> Reader:
+    """A random Llama that fills canvases, float32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(config.seed)
+    shape = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=config.hidden,
+        intermediate_size=config.intermediate,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=None,  # whose row would learn nothing where it is read
+        attn_implementation="sdpa",
+    )
+    return Reader(LlamaForCausalLM(shape), mask_id, 0, config.block)
+
+
+def converted(lm: LM, block: int) -> tuple[Reader, Any]:
+    """A copy of a model that writes from left to right as one that fills canvases, and of its
+    tokenizer, which gets a mask. Its row is the mean of the others. One that fills canvases stays
+    as it is.
+    """
+    target: Any = lm.models["target"]
+    if "canvas" in target.caps:
+        return Reader(copied(target), target.mask_id, target.shift, target.block), lm.tokenizer
+    if lm.tokenizer is None:
+        raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
+    hf, tokenizer = copied(target), copy.deepcopy(lm.tokenizer)
+    mask_id = max(hf.config.vocab_size, len(tokenizer))
+    added = [MASK_TOKEN] if tokenizer.mask_token_id is None else []
+    if added:
+        missing = mask_id - len(tokenizer)
+        tokenizer.add_tokens([f"<|unused {i}|>" for i in range(missing)])
+        tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
+        assert tokenizer.mask_token_id == mask_id, "it stands behind all others"
+    else:
+        mask_id = tokenizer.mask_token_id
+    known = len(hf.get_input_embeddings().weight)
+    with torch.no_grad():
+        means = [table.weight.mean(0) for table in tables_of(hf)]
+        if mask_id >= known:
+            hf.resize_token_embeddings(mask_id + 1, mean_resizing=False)
+        for table, mean in zip(tables_of(hf), means, strict=True):
+            table.weight[known:] = mean
+            table.weight[mask_id] = mean
+    return Reader(hf, mask_id, 1, block), tokenizer
+
+
+def tables_of(hf: Any) -> tuple[Any, Any]:
+    """The embeddings and the output matrix, which may be the same."""
+    return hf.get_input_embeddings(), hf.get_output_embeddings()
+
+
+class DLMRun(Run):
+    """A run folder whose batches are examples."""
+
+    longer = "examples"
+    unit = "examples"
+
+    def __init__(self, folder: Path, config: TrainDLM, reader: Reader, data: Examples, end: int):
+        self.reader, self.data, self.end = reader, data, end
+        super().__init__(folder, config, reader.hf, reader.hf.get_decoder().layers)
+
+    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+        c = self.config
+        if not c.matrix_rate:
+            learning = [p for p in self.model.parameters() if p.requires_grad]
+            adam = torch.optim.AdamW(learning, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.01)
+            return [(adam, c.rate)]
+        matrices = [p for p in layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        muon = torch.optim.Muon(matrices, lr=c.matrix_rate, momentum=0.95, weight_decay=0.05)
+        adam = torch.optim.AdamW(others, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.0)
+        return [(muon, c.matrix_rate), (adam, c.rate)]
+
+    def loss(self, texts: Sequence[Example], numbers: Sequence[int]) -> torch.Tensor:
+        """(B,) of these texts, the examples of these numbers."""
+        c = self.config
+        ids, answers = filled_up(texts, self.end)
+        seeds = [(c.seed, number) for number in numbers]
+        if c.objective == "certainty":
+            parts = complements(answers, seeds, c.certain)
+            return certainty_loss(self.reader, ids, parts, c.beta)
+        masked = drawn(answers, seeds, c.masks, self.reader.block)
+        return masked_loss(self.reader, ids, masked)
+
+    def advance_on(self) -> float:
+        """One optimiser step; returns the mean loss of its texts."""
+        c = self.config
+        numbers = range(self.step * c.batch, (self.step + 1) * c.batch)
+        texts = [self.data[number] for number in numbers]
+        total = 0.0
+        for group in blocks([len(text.ids) for text in texts], c.micro, self.step):
+            chosen = [texts[i] for i in group]
+            loss = self.loss(chosen, [numbers[i] for i in group]).sum() / c.batch
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self.update()
+        return total
+
+
+def own_answers(
+    lm: Any, data: Examples, count: int, config: TrainDLM, telling: Telling = nullcontext
+) -> list[Example]:
+    """What a model that fills canvases answers to the prompts of these examples, one token a step
+    and the surest first.
+    """
+    found = []
+    with telling() as tell:
+        for number in range(count):
+            example = data[number]
+            length = min(config.longest, config.window - 1 - example.given)
+            options: dict[str, Any] = {"max_new_tokens": length, "temperature": 0.0}
+            prompt = example.ids[: example.given].tolist()
+            answer = lm.generate(prompt, method=f"confidence:block={config.certain}", **options)
+            found.append(Example(np.array([*prompt, *answer.tokens]), len(prompt)))
+            if tell is not None:
+                tell("answering", number + 1, count)
+    return found
+
+
+def measured(reader: Reader, texts: Sequence[Example], end: int, micro: int) -> dict[str, float]:
+    """The share of masked tokens that the model has right, by the share that is masked."""
+    found = {}
+    for rate in RATES:
+        right = count = 0
+        for group in blocks([len(text.ids) for text in texts], micro, 0):
+            ids, answers = filled_up([texts[i] for i in group], end)
+            more = right_at(reader, ids, answers, rate, [(0, i) for i in group])
+            right, count = right + more[0], count + more[1]
+        found[f"{rate:g}"] = round(right / max(1, count), 4)
+    return found
+
+
+def export(reader: Reader, tokenizer: Any, folder: Path) -> None:
+    """Writes a folder that `foretell.load` opens as a model that fills canvases, in bfloat16."""
+    hf = reader.hf
+    about = {"mask_id": reader.mask_id, "shift": reader.shift, "block": reader.block}
+    setattr(hf.config, OURS, about)
+    before = {name: p.detach().clone() for name, p in hf.state_dict().items()}
+    hf.to(torch.bfloat16).save_pretrained(folder)
+    hf.to(torch.float32).load_state_dict(before)
+    tokenizer.save_pretrained(folder)
+
+
+def kept(path: Path, made: Callable[[], list[Example]]) -> list[Example]:
+    """The texts in a file, which are made and written first where it is not there."""
+    if not path.exists():
+        texts = made()
+        lengths = [len(text.ids) for text in texts]
+        arrays = {
+            "ids": np.concatenate([text.ids for text in texts]).astype(np.int64),
+            "starts": np.array([0, *lengths]).cumsum(),
+            "given": np.array([text.given for text in texts]),
+        }
+        with whole(path) as part:
+            save_file(arrays, part)
+    found = load_file(path)
+    starts = found["starts"]
+    spans = zip(starts[:-1], starts[1:], found["given"].tolist(), strict=True)
+    return [Example(found["ids"][low:high], given) for low, high, given in spans]
+
+
+def adapters(config: TrainDLM) -> TrainAmateur:
+    """Their settings: on all projections of the layers, and as much as they are."""
+    return TrainAmateur(rank=config.rank, alpha=config.rank, layers=PROJECTIONS, seed=config.seed)
+
+
+def check(
+    config: TrainDLM, init: LM | None, files: Sequence[Path], own: int, tokenizer: Any
+) -> None:
+    """Raises BadConfig where what is asked for does not go together."""
+    if init is None and (own or files or config.rank or config.objective == "certainty"):
+        raise BadConfig(
+            "answers, own, rank and objective=certainty need a model to begin with; give --init"
+        )
+    if own and "canvas" not in init.models["target"].caps:  # type: ignore[union-attr]
+        raise BadConfig(
+            "--own: a model that writes from left to right answers by `foretell train draft`; "
+            "give its folder of answers"
+        )
+    if not files and tokenizer.get_vocab() != Lists(0).tokenizer.get_vocab():
+        raise BadConfig(
+            "lists are learnt with their own tokenizer only, and the model of --init has another; "
+            "give --answers or --text"
+        )
+
+
+def train(
+    out: Path,
+    config: TrainDLM,
+    init: LM | None = None,
+    files: Sequence[Path] = (),
+    own: int = 0,
+    save_every: float = 300.0,
+    quiet: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+    telling: Telling = nullcontext,
+) -> dict[str, Any]:
+    """Trains until `config.examples` are seen; writes OUT/model and returns the report.
+
+    `init`: the model to begin with, in float32, computed by torch; None: a new one. `files`: of
+    answers to learn from; none: lists and puzzles. `own`: so many prompts are answered first by the
+    model itself, and it learns from that; kept in OUT, as all that a run begins with.
+    """
+    lists = Lists(config.seed)
+    if init is None:
+        tokenizer: Any = lists.tokenizer
+        end, mask_id = tokenizer.eos_token_id, tokenizer.mask_token_id
+        reader = new_model(config, len(tokenizer), mask_id, end, 512)
+    else:
+        reader, tokenizer = converted(init, config.block)
+        end = tokenizer.eos_token_id
+    check(config, init, files, own, tokenizer)
+    out.mkdir(parents=True, exist_ok=True)
+    data: Examples = lists
+    held_back = [Lists(config.seed + 1_000_003)[i] for i in range(256)]
+    if files or own:
+        texts = texts_of(files)
+        if own:
+            asked: Examples = Answers(texts, end, config.window, config.seed) if files else lists
+            texts = kept(
+                out / "own.safetensors", lambda: own_answers(init, asked, own, config, telling)
+            )
+        data = answers = Answers(texts, end, config.window, config.seed)
+        held_back = answers.held_back
+    layers = {}
+    reader.hf.requires_grad_(True).train()
+    if config.rank:
+        layers = with_lora(reader.hf, adapters(config))
+    run = DLMRun(out, config, reader, data, end)
+    run.keep(recipe)
+    run.through(run.advance_on, save_every, quiet)
+    merge_lora(reader.hf, layers)
+    reader.hf.eval()
+    export(reader, tokenizer, out / "model")
+    report: dict[str, Any] = {
+        "parameters": run.size,
+        "examples_seen": config.steps * config.batch,
+        "right": measured(reader, held_back, end, config.micro),
+        "settings": asdict(config),
+        "recipe": recipe,
+    }
+    write_text(out / "report.json", json.dumps(report, indent=1))
+    return report

@@ -1,0 +1,258 @@
+"""The trainer of models that fill canvases: it learns, it resumes to the same weights, what it
+writes is read as it was trained, and what wrote from left to right is made to fill canvases.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import foretell
+from foretell.errors import BadConfig
+from foretell.families.canvas import Denoiser
+from foretell.ops.canvas import MASKED, look
+from foretell.train import dlm
+from foretell.train.answers import PIECE, Text, save, write_texts
+from foretell.train.dlm import (
+    Answers,
+    DLMRun,
+    TrainDLM,
+    converted,
+    filled_up,
+    new_model,
+    texts_of,
+    train,
+)
+from foretell.train.lists import Example, Lists
+from foretell.train.masking import Reader
+from tests import tiny
+
+TINY = TrainDLM(
+    masks="count",
+    hidden=16,
+    layers=1,
+    heads=2,
+    intermediate=24,
+    examples=12 * 8,
+    batch=8,
+    micro=512,
+    warmup=2,
+)
+TUNED = replace(TINY, matrix_rate=0.0, rate=1e-3, examples=4 * 8, window=64)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(out, TINY, quiet=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of the tiny model's tokens."""
+    draw = np.random.default_rng(0)
+    texts = []
+    for number in range(80):
+        tokens = draw.integers(1, 300, 12 + number % 5)
+        none = np.zeros((len(tokens) - 4, 1))
+        texts.append(Text(tokens, 4, none.astype(np.int64), none))
+    path = tmp_path_factory.mktemp("answers") / "0.safetensors"
+    save(path, texts)
+    return [path]
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def rows(model: Any, canvas: list[int]) -> torch.Tensor:
+    """Of the masked positions, as decoding computes them."""
+    wanted = [place for place, token in enumerate(canvas) if token == MASKED]
+    cache = model.cache()
+    job, _ = cache.prepare(look(canvas[0], canvas, wanted), canvas[:1], len(canvas))
+    found: torch.Tensor = model.forward([job])[0].logits
+    return found
+
+
+def check_read_as_trained(model: Any, reader: Reader) -> None:
+    """Rows of decoding are those that were trained."""
+    assert isinstance(model, Denoiser)
+    about = (reader.mask_id, reader.shift, reader.block)
+    assert (model.mask_id, model.shift, model.block) == about
+    canvas = [5, 9, 31, MASKED, MASKED, 12, MASKED, 3]
+    ids = torch.tensor([canvas])
+    masked = ids == MASKED
+    with torch.no_grad():
+        trained = reader.logits(ids.clamp_min(0), masked)
+    ours = rows(model, canvas).float()
+    ours[:, reader.mask_id] = -torch.inf
+    assert torch.allclose(ours, trained, atol=0.02 * float(trained[trained > -1e9].abs().max()))
+
+
+def test_it_learns_and_resumes_to_the_same_weights(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = [line["loss"] for line in log(made)]
+    assert len(losses) == TINY.steps == 12
+    assert np.mean(losses[-3:]) < losses[0] - 0.3
+    report = json.loads((made / "report.json").read_text())
+    assert report["examples_seen"] == TINY.examples
+    assert set(report["right"]) == {"0.15", "0.5", "0.9"}
+
+    advance, done = DLMRun.advance_on, 0
+
+    def breaks(self: DLMRun) -> float:
+        nonlocal done
+        done += 1
+        if done == 5:
+            signal.raise_signal(signal.SIGINT)
+        return advance(self)
+
+    monkeypatch.setattr(DLMRun, "advance_on", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "parts", TINY, quiet=True)
+    assert int(load_file(tmp_path / "parts" / "state.safetensors")["step"]) == 5
+    train(tmp_path / "parts", TINY, quiet=True)
+    one, two = (load_file(folder / "state.safetensors") for folder in (made, tmp_path / "parts"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    with pytest.raises(BadConfig, match="other settings"):
+        train(tmp_path / "parts", replace(TINY, seed=1), quiet=True)
+
+
+def test_what_it_writes_fills_canvases(made: Path) -> None:
+    lm = foretell.load(made / "model", dtype="float32", executor="torch")
+    model: Any = lm.models["target"]
+    check_read_as_trained(model, Reader(model.hf, 1))
+    answer = lm.generate("Copy the list.", "threshold", max_new_tokens=8, ignore_eos=True)
+    assert len(answer.tokens) == 8 and 1 not in answer.tokens
+    assert lm.decode(lm.encode('List: ["Astrid"]')) == 'List: ["Astrid"]'
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"masks": "rate"}, {"objective": "certainty", "certain": 4}, {"block": 5}],
+    ids=str,
+)
+def test_a_step_is_the_same_however_it_is_cut(more: dict[str, Any], tmp_path: Path) -> None:
+    """Gradients of texts of one length, in forwards of one text and of all."""
+    texts: Any = [Example(np.arange(3 + i, 19 + i), 4 + i % 3) for i in range(6)]
+    losses, gradients = [], []
+    for micro in (16, 512):
+        config = replace(TINY, batch=6, micro=micro, **more)
+        folder = tmp_path / str(micro)
+        folder.mkdir()
+        run = DLMRun(folder, config, new_model(config, 40, 1, 0, 64), texts, 0)
+        run.update = lambda: None  # type: ignore[method-assign]
+        losses.append(run.advance_on())
+        gradients.append([p.grad for p in run.model.parameters()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for one, two in zip(*gradients, strict=True):
+        assert torch.allclose(one, two, atol=1e-4, rtol=1e-3) and one.abs().max() > 0
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_model_that_wrote_from_left_to_right_is_converted(
+    rank: int, answers: list[Path], tmp_path: Path
+) -> None:
+    lm = tiny.lm(draft=False)
+    before = {n: p.clone() for n, p in lm.models["target"].hf.state_dict().items()}  # type: ignore[attr-defined]
+    vocab = lm.models["target"].vocab
+    config = replace(TUNED, rank=rank, masks="rate")
+    report = train(tmp_path / "run", config, lm, answers, quiet=True)
+    assert report["examples_seen"] == 32
+    again = foretell.load(tmp_path / "run" / "model", dtype="float32", executor="torch")
+    model: Any = again.models["target"]
+    assert (model.mask_id, model.shift, model.vocab) == (vocab, 1, vocab + 1)
+    assert again.tokenizer.mask_token_id == vocab
+    check_read_as_trained(model, Reader(model.hf, vocab, 1))
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    changed = {n for n, p in before.items() if not torch.equal(after[n][: len(p)], p.bfloat16())}
+    assert any("q_proj" in name for name in changed)
+    assert ("model.norm.weight" in changed) == (not rank)
+    if rank:
+        row = after["model.embed_tokens.weight"][vocab]
+        assert torch.allclose(row, before["model.embed_tokens.weight"].mean(0), atol=0.01)
+        state = load_file(tmp_path / "run" / "state.safetensors")
+        assert all(n.endswith((".a", ".b")) for n in state if n.startswith("model."))
+
+
+def test_certainty_is_learnt_on_its_own_answers(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(TUNED, objective="certainty", certain=8, longest=8, window=200)
+
+    def start() -> foretell.LM:
+        return foretell.load(made / "model", dtype="float32", executor="torch")
+
+    train(tmp_path / "run", config, start(), own=40, quiet=True)
+    kept = load_file(tmp_path / "run" / "own.safetensors")
+    assert len(kept["given"]) == 40
+    lm = start()
+    example = Lists(0)[3]
+    prompt = example.ids[: example.given].tolist()
+    told = lm.generate(prompt, "confidence:block=8", max_new_tokens=8, temperature=0.0).tokens
+    low, high = kept["starts"][3:5].tolist()
+    assert kept["ids"][low:high].tolist() == [*prompt, *told]
+    monkeypatch.setattr(dlm, "own_answers", None)  # they are there
+    train(tmp_path / "run", replace(config, examples=48), start(), own=40, quiet=True)
+    assert [line["step"] for line in log(tmp_path / "run")] == [*range(1, 7)]
+    model: Any = foretell.load(tmp_path / "run" / "model", dtype="float32").models["target"]
+    assert (model.mask_id, model.shift) == (1, 0), "it fills canvases as it did"
+
+
+def test_answers_end_and_some_are_held_back() -> None:
+    texts = [Example(np.full(5 + i % 3, 9), 2) for i in range(70)]
+    data = Answers(texts, 0, 7, 1)
+    assert len(data.held_back) == 2 and len(data.train) == 45, "those of 7 tokens are too long"
+    turn = [data[i] for i in range(45)]
+    assert {id(text) for text in turn} == {id(text) for text in data.train}
+    assert [data[45 + i] for i in range(45)] != turn
+    ids, answers = filled_up([data.train[0], Example(np.full(9, 4), 3)], 0)
+    assert ids.shape == answers.shape == (2, 9)
+    length = len(data.train[0].ids)
+    assert ids[0, length - 1 :].eq(0).all() and answers[0].tolist() == [False] * 2 + [True] * 7
+    _, answers = filled_up([replace(data.train[0], cut=True), Example(np.full(9, 4), 3)], 0)
+    assert answers[0].tolist() == [False] * 2 + [True] * (length - 2) + [False] * (9 - length)
+    cut = Answers([Example(np.full(6, 9), 1, cut=True)] * 40, 0, 7, 1)
+    assert all(len(text.ids) == 6 for text in cut.train), "what goes on has no end"
+    with pytest.raises(BadConfig, match="too few"):
+        Answers(texts[:1], 0, 7, 1)
+
+
+def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"text": "ab " * 700}))
+    files = write_texts(tiny.lm(draft=False).encode, [str(path)], tmp_path / "text", 10_000, 0)
+    texts = texts_of(files)
+    assert {text.given for text in texts} == {1} and len(texts) > 1
+    assert [text.cut for text in texts] == [len(text.ids) == PIECE for text in texts]
+    assert any(text.cut for text in texts) and not all(text.cut for text in texts)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path, answers: list[Path]) -> None:
+    with pytest.raises(BadConfig, match="give --init"):
+        train(tmp_path / "a", replace(TINY, objective="certainty"))
+    with pytest.raises(BadConfig, match="give --answers or --text"):
+        train(tmp_path / "b", TUNED, tiny.lm(draft=False))
+    with pytest.raises(BadConfig, match="writes from left to right"):
+        train(tmp_path / "c", TUNED, tiny.lm(draft=False), answers, own=3)
+    for bad in ({"masks": "all"}, {"objective": "kl"}, {"rank": 4}, {"beta": -1.0}, {"heads": 3}):
+        with pytest.raises(BadConfig):
+            replace(TINY, **bad)  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_is_shorter_than_the_model_is_filled_up() -> None:
+    lm = foretell.wrap(tiny.llama(vocab_size=340), tiny.tokenizer(), None, "tiny")
+    reader, tokenizer = converted(lm, 0)
+    assert reader.mask_id == 340 == tokenizer.mask_token_id and len(tokenizer) == 341
+    assert len(reader.hf.get_input_embeddings().weight) == 341
