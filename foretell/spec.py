@@ -8,9 +8,9 @@ joined by `+` share one tree, and `rule` and `nodes` come after the last:
 `snapkv:budget=1024+gear:bits=4`. A field that holds numbers takes them with spaces between:
 `rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.text.TokenIds), it may be a text
 file instead: `input-guided:source=@essay.txt`. One that holds a drafter takes a spec, in
-parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`. Any other value may
-have them too: `extract:passage=(Paris, not Rome)`. Booleans are 1, true, yes, on or 0, false, no,
-off.
+parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`, and one that holds a
+cache policy likewise: `view:kv=quest:budget=512`. Any other value may have them too:
+`extract:passage=(Paris, not Rome)`. Booleans are 1, true, yes, on or 0, false, no, off.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
     """A field's value from its text. Raises BadConfig."""
     # Imported here, since checking a name must not import torch; who has fields has imported it.
     from foretell.core.drafter import Drafter
+    from foretell.ops.keeping import KV
     from foretell.ops.rewards import Reward
 
     if isinstance(text, Reward):
@@ -89,6 +90,8 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
         return _inner(field, text, encode)
     if Reward in get_args(kind):
         return reward_of(text, encode)
+    if KV in get_args(kind):
+        return kv_of(text)
     if kind == Written:
         return content(field, text) if text.startswith("@") else text
     if kind is bool:

@@ -45,6 +45,7 @@ from foretell.forms import Grammars
 from foretell.measure.outcomes import Enumerator
 from foretell.memory.states import TappedStates
 from foretell.ops.tenants import Stores
+from foretell.ops.viewed import Viewed
 from foretell.spec import pieces, resolve
 from foretell.strategies.plain import Plain
 
@@ -573,7 +574,10 @@ def check_cache(
     if isinstance(cache, RetrievedCache) and cache.choice is None:
         return  # it was closed before it had any rows
     fresh = model.cache(None, cache.beside)
-    if model.copies_rows:
+    if isinstance(model, Viewed):
+        fresh = model.cache(None, fresh_rows(model.base, tokens[: cache.length + 1]))
+        fresh.commit(tokens)
+    elif model.copies_rows:
         fresh = fresh_beside(cache, model, tokens)
     root = Ask(TokenTree(tokens[-1]), features=root_state(cache, model))
     whole, _ = fresh.prepare(root, tokens, len(tokens))
@@ -606,14 +610,20 @@ def fresh_states(model: Model, target: Model, tokens: Sequence[int]) -> Cache:
     return cache
 
 
+def fresh_rows(target: Model, tokens: Sequence[int]) -> Cache:
+    """A cache of the target that has taken in all tokens but the last."""
+    cache = target.cache()
+    job, _ = cache.prepare(Ask(TokenTree(tokens[-1]), rows=()), tokens, len(tokens))
+    target.forward([job])
+    cache.commit(tokens)
+    return cache
+
+
 def fresh_beside(cache: Cache, model: Model, tokens: Sequence[int]) -> Cache:
     """A cache that chose the same rows, of those that a fresh prefill of the target writes."""
     assert isinstance(cache, RetrievedCache) and isinstance(model, ToyRetrieving)
     known = tokens[: cache.length + 1]
-    target = model.base.cache()
-    job, _ = target.prepare(Ask(TokenTree(known[-1]), rows=()), known, len(known))
-    model.base.forward([job])
-    target.commit(known)
+    target = fresh_rows(model.base, known)
     fresh = RetrievedCache(model.layout, model.dtype, model.device, model.budget, model.chunk)
     model.prepared(fresh, None, target)
     assert cache.choice is not None

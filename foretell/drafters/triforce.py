@@ -7,6 +7,11 @@ turn is sped up by a draft model that reads the beginning and the end of the tex
 it emits has the law of the target over the retrieved rows, whatever the draft model proposed, and
 names it when the whole target verifies `length` of them at once.
 
+With `fresh` the chunks are those of all of the text, chosen anew behind every verification for its
+last token, and read where the target has them. With `view` a cache policy that selects rows chooses
+in their place: `triforce:view=streaming-llm`, `triforce:view=(quest:budget=512,page=8)`. What is
+selected serves all tokens of a draft.
+
 Paper: Sun et al., TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical
 Speculative Decoding, arXiv:2404.11912
 Guarantee: exact
@@ -21,6 +26,7 @@ a plain sample there, and its texts have another law than the target's
 quarter in smaller chunks
 - key-value heads that several queries share are scored by the sum of these
 - the draft model's rows keep their positions in the text, and are given up several at a time
+- `fresh` and `view` are ours; the released code never chooses again
 - the paper's tree for a cache that lies outside the GPU is left out
 """
 
@@ -35,7 +41,10 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.chains import draw_chains
+from foretell.ops.keeping import KV, check_rows
+from foretell.ops.paged import Chunks
 from foretell.ops.reading import DraftReader
+from foretell.ops.viewed import Viewed, over, viewed
 from foretell.ops.windowed import Windowed
 from foretell.policy.nested import Nested
 
@@ -74,11 +83,13 @@ class Triforce(Drafter):
     """All are counts of tokens or rows."""
 
     length: int = 6  # tokens drafted for the target a step
-    budget: int = 4096  # rows of the prompt that are retrieved; at most a quarter of it
+    budget: int = 4096  # rows that are retrieved of the prompt; at most a quarter of it
     chunk: int = 8  # tokens whose rows are retrieved together
     ahead: int = 1  # tokens that the draft model drafts at once
     sinks: int = 16  # first tokens whose rows the draft model keeps
     window: int = 240  # last ones
+    fresh: bool = False  # whether chunks are chosen anew behind each verification
+    view: KV | None = None  # a cache policy that selects rows, in place of chunks
 
     models = ("draft",)
     draws = True
@@ -88,23 +99,33 @@ class Triforce(Drafter):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise BadConfig.field(f"triforce:{name}", value, f"between {low} and {high}")
+        if self.fresh and self.view is not None:
+            what = "there are no chunks to choose: leave fresh or view out"
+            raise BadConfig(f"triforce:fresh=yes,view={self.view.name}: {what}")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The target over retrieved rows, and the draft model over the last ones.
 
-        Raises Unsupported.
+        Raises Unsupported, BadConfig.
         """
         target, draft = models["target"], models.get("draft")
         if draft is None:  # which is told of where models are looked for
             return {}
+        return {MIDDLE: self._middle(target), LAST: Windowed(draft, self.sinks, self.window)}
+
+    def _middle(self, target: Model) -> Model:
+        if self.view is not None:
+            return viewed(target, self.view, "triforce:view", once=True)
+        if self.fresh:
+            check_rows("triforce", target, "use the method draft")
+            chunks = Chunks(0, max(1, self.budget // self.chunk), self.chunk)
+            return Viewed(target, over(chunks, once=True), f"{self.budget} rows of chunks")
         make = getattr(target, "retrieving", None)
         if make is None:
             need = "cache rows that can be chosen from"
             raise Unsupported.missing("triforce", target.name, need, "use the method draft")
-        return {
-            MIDDLE: make(self.budget, self.chunk),
-            LAST: Windowed(draft, self.sinks, self.window),
-        }
+        made: Model = make(self.budget, self.chunk)
+        return made
 
     def start(self, ctx: Context) -> Nested:
         if ctx.request.policy is not None:

@@ -214,7 +214,7 @@ class Pictured(Decoder):
         Raises BadConfig where a prompt has not the tokens for its pictures.
         """
         for job in jobs:
-            pictures = job.cache.pictures
+            pictures = seen_by(job.cache)
             if pictures is not None and pictures.features is None:
                 features = self._features(pictures.given)
                 if len(features) != len(pictures.rows):

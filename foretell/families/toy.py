@@ -39,7 +39,10 @@ from foretell.families.toy_hashes import (
 from foretell.heads.folder import kinds
 from foretell.memory.job import Job
 from foretell.memory.states import NO_STATES
+from foretell.ops.attention import Attention
 from foretell.ops.judging import LinearJudge
+from foretell.ops.listed import Listed
+from foretell.ops.selecting import Selecting as Selection
 from foretell.ops.words import letters
 
 if TYPE_CHECKING:
@@ -52,6 +55,24 @@ ROUGH = 2.0**20  # what a rough node's position in the cache is moved by
 def stacked(rows: Sequence[np.ndarray], width: int) -> torch.Tensor:
     """(R, width) of R rows, also of none."""
     return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, width)))
+
+
+def _selected(
+    job: Job,
+    layer: int,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """The mask (n, rows) of nodes that see what a policy selects for them alone, in this layer."""
+    policy = job.cache.policy
+    assert isinstance(policy, Selection), "toys attend to nothing"
+    read = policy.reads(job, Attention(layer, q, keys, values, mask, 1.0))
+    read = read.read(keys.shape[1]) if isinstance(read, Listed) else read
+    seen = q.new_ones(q.shape[1], keys.shape[1], dtype=torch.bool) if read is None else read[0]
+    hidden = torch.where(seen, 0.0, -torch.inf).double()
+    return hidden if mask is None else hidden + mask
 
 
 class Toy(Model):
@@ -141,7 +162,8 @@ class Toy(Model):
                 all_keys, all_values, mask = self._with_prefix(
                     job, all_keys, all_values, mask, self.stored[-1]
                 )
-            assert job.cache.policy is None or job.cache.policy.plain, "toys attend to nothing"
+            if job.watched:
+                mask = _selected(job, self.stored[-1], keys, all_keys, all_values, mask)
             for node in range(len(job.tokens)):
                 if low + node not in computed and not taps:
                     continue

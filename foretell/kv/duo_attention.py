@@ -17,7 +17,7 @@ of a prompt sees all of the running piece
 - of heads with equal gates the first ones stream; the published code decides by noise
 - gates that ship were learned on 16 texts of 640 to 896 tokens with two passkeys, in 64 steps; the
 paper's have up to 32,000 tokens, ten passkeys and 2,000 steps
-- torch computes it
+- torch or the C library computes it: OpenVINO shows every node all rows of a head, and is refused
 """
 
 from __future__ import annotations

@@ -16,17 +16,16 @@ Differs:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from foretell.errors import BadConfig
-from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
-from foretell.ops.listed import Listed, highest
+from foretell.ops.listed import highest
+from foretell.ops.paged import Paged
 from foretell.ops.paging import extremes, upper
-from foretell.ops.selecting import Selecting
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -57,47 +56,11 @@ class Quest(KV):
 
 
 @dataclass
-class Pages(Selecting):
-    """`bounds`: of each layer the largest and the smallest numbers (KV, pages, 2 * D)."""
+class Pages(Paged):
+    """Knows of each page the largest and the smallest numbers (KV, pages, 2 * D)."""
 
-    count: int  # pages that a query head reads
-    page: int
-    bounds: dict[int, torch.Tensor] = field(default_factory=dict)
+    def summed_up(self, keys: torch.Tensor) -> torch.Tensor:
+        return extremes(keys, self.page)
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.bounds = {}
-
-    def room(self, length: int) -> int:
-        in_prompt = length < self.prompt
-        return super().room(length) if in_prompt else self.page - length % self.page
-
-    def change(self, cache: Any) -> None:
-        """Takes note of the pages that are whole now."""
-        pages = cache.base // self.page
-        bounds = {}
-        for layer, keys in enumerate(cache.k):
-            known = self.bounds.get(layer)
-            first = 0 if known is None else known.shape[1]
-            made = extremes(keys[:, first * self.page : pages * self.page], self.page)
-            bounds[layer] = made if known is None else torch.cat([known, made], 1)
-        self.bounds = bounds
-
-    def watches(self, job: Any) -> bool:
-        return super().watches(job) and self.whole(job.cache) > self.count
-
-    def whole(self, cache: Any) -> int:
-        """Pages that are whole."""
-        return int(cache.base) // self.page
-
-    def reads(self, job: Any, asked: Attention) -> Listed | None:
-        pages = self.whole(job.cache)
-        bounds = self.bounds[asked.layer][:, :pages]
-        return Listed(self.chosen(asked.q, bounds), self.page, pages * self.page)
-
-    def chosen(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-        """The pages that each query (H, n) reads, ascending (H, n, count).
-
-        `bounds` (KV, pages, 2 * D).
-        """
-        return highest(upper(q, bounds), self.count)
+    def chosen(self, q: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+        return highest(upper(q, known), self.count)

@@ -24,6 +24,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.ops.keeping import KV, Evicting, check_every
+from foretell.ops.selecting import Ends
 from foretell.ops.slots import Slots, turning
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class StreamingLlm(KV):
         policy = Streaming(budget, self.every, sinks=self.sinks, slots=slots)
         policy.endless = budget + self.every <= target.context
         return policy
+
+    def view(self, target: Model) -> Ends:
+        """Its rows of a cache that keeps all, which stay at their positions."""
+        self.fits(target)
+        return Ends(0, self.sinks, self.window)
 
 
 @dataclass

@@ -26,6 +26,9 @@ class Rows:
     """
 
     any_length = True  # whether buffers are of the length they are asked for
+    guest: object = (
+        None  # who else has rows behind the committed ones, until room is made: ops/viewed
+    )
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Rows:
 
     def grow(self, rows: int, used: int) -> None:
         """Makes the buffers this cache's alone and at least `rows` long; keeps the first `used`."""
+        self.guest = None
         if rows <= self.capacity and self.sharers[0] == 1:
             return
         doublings = ((rows - 1) // self.capacity).bit_length()

@@ -94,6 +94,23 @@ class SharedRows(Rows):
                 own[:, rows] = shared
         self.length = self.base = segments[-1].end
 
+    def own(self) -> None:
+        """Copies the rows of its segments in front of its own: from now on it shares none."""
+        assert not self.tokens, "rows are copied between forwards"
+        if not self.segments:
+            return
+        first, held = self.segments[-1].end, self.base
+        self.reserve(first + held)
+        for buffer in (*self.keys, *self.values):
+            buffer[:, :, first : first + held] = buffer[:, :, :held].clone()
+        for segment in self.segments:
+            rows = slice(segment.start, segment.end)
+            for own, shared in zip((*self.k, *self.v), (*segment.k, *segment.v), strict=True):
+                if own is not None:
+                    own[:, rows] = shared
+        self.base += first
+        self.leave_segments()
+
     @property
     def bytes(self) -> int:
         """Of the rows it holds itself, those of the last forward and its policy's included."""

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, Unsupported
 from foretell.ops.marked import Kind
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
+
+# Executors whose attention has a mask among the new nodes of a forward alone: each node sees all
+# cached rows of its sequence. A streaming head's nodes do not: the window of each ends elsewhere.
+ROWS_SEEN_BY_ALL = ("openvino", "onnxruntime")  # the latter leaves what it cannot do to the former
 
 
 def _wrong(gates: torch.Tensor) -> str:
@@ -61,10 +65,16 @@ def streaming_of(model: Model, sparsity: float, given: str, method: str) -> torc
     """The streaming heads of a model, bool (L, KV), by the gates in a file or a folder, or by those
     that ship. Without any none are needed.
 
-    Raises BadFile where they are another model's, Unsupported where none ship.
+    Raises BadFile where they are another model's, Unsupported where none ship, and where the
+    model's executor cannot hide rows from single heads and nodes: torch would compute it all.
     """
     layout = [shape for shape in model.layout if shape is not None]
     sizes = (len(layout), layout[0][0])
     if not sparsity:
         return torch.zeros(sizes, dtype=torch.bool)
+    executor = model.usual_executor
+    if executor in ROWS_SEEN_BY_ALL:
+        need = f"heads that see fewer rows, and {executor} shows each node all rows of a head"
+        cure = "load it with executor='torch', or dtype='bfloat16' or 'int8' for the C library"
+        raise Unsupported.missing(method, model.name, need, cure)
     return streaming(GATES.find(model, given, method, sizes), sparsity)

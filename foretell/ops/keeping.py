@@ -41,6 +41,12 @@ class KV:
         """
         raise NotImplementedError
 
+    def view(self, target: Model) -> CachePolicy:
+        """The policy by which drafts read a cache that keeps all rows; see ops/viewed.py. Raises
+        Unsupported as `policy` does.
+        """
+        return self.policy(target)
+
     def named(self, target: Model) -> CachePolicy:
         """The policy, which knows what users call it."""
         made = self.policy(target)
@@ -54,17 +60,21 @@ class KV:
 
     def fits(self, target: Model) -> None:
         """Raises Unsupported for a target whose rows cannot be given up one by one."""
-        loop = getattr(target, "loop", None)
-        name = self.name
-        if "source" in target.caps:  # its attention tells rows apart by their number
-            need = "a decoder without an encoder"
-            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
-        if not any(target.layout) or not target.layout or None in target.layout:
-            need = "cache rows of every layer"
-            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
-        if loop is not None and any(loop.windows):
-            need = "layers that see all of a text: some see a window of it"
-            raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
+        check_rows(f"kv={self.name}", target, "leave kv out")
+
+
+def check_rows(what: str, target: Model, cure: str) -> None:
+    """Raises Unsupported for a target that has no rows of all of a text in every layer."""
+    loop = getattr(target, "loop", None)
+    need = ""
+    if "source" in target.caps:  # its attention tells rows apart by their number
+        need = "a decoder without an encoder"
+    elif not any(target.layout) or not target.layout or None in target.layout:
+        need = "cache rows of every layer"
+    elif loop is not None and any(loop.windows):
+        need = "layers that see all of a text: some see a window of it"
+    if need:
+        raise Unsupported.missing(what, target.name, need, cure)
 
 
 def check_budget(name: str, budget: int, least: int, what: str) -> None:

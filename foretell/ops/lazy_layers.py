@@ -215,7 +215,7 @@ class LazyLayers(Model):
         return self.prepared(rows, request, beside)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        self.base.threads_wanted = self.threads_wanted
+        self.base.threads_wanted = self.threads_wanted or self.base.threads_wanted
         return self.base.compute(jobs, taps)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -24,9 +24,9 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.ops.attention import Attention, jointly
-from foretell.ops.block_store import BlockStore, blocks_in
 from foretell.ops.keeping import KV, Watching, best
 from foretell.ops.slots import Turn, turning
+from foretell.ops.spilling import BlockStore, blocks_in
 
 if TYPE_CHECKING:
     from foretell.core.model import Model

@@ -48,3 +48,19 @@ class Selecting(CachePolicy):
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
         read = None if asked.layer < self.dense else self.reads(job, asked)
         return attend_to(read, asked)
+
+
+@dataclass
+class Ends(Selecting):
+    """The first `sinks` rows, the last `window` committed ones, and those of the nodes."""
+
+    sinks: int
+    window: int
+
+    def watches(self, job: Any) -> bool:
+        return super().watches(job) and bool(job.cache.base > self.sinks + self.window)
+
+    def reads(self, job: Any, asked: Attention) -> Listed:
+        first = torch.arange(self.sinks, device=asked.q.device)
+        lists = first.expand(len(asked.keys), asked.q.shape[1], -1)
+        return Listed(lists, 1, job.cache.base - self.window)

@@ -85,7 +85,7 @@ class Windowed(Model):
         return cache
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        self.base.threads_wanted = self.threads_wanted
+        self.base.threads_wanted = self.threads_wanted or self.base.threads_wanted
         return self.base.compute(jobs, taps)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -18,11 +18,16 @@ from foretell.core.types import Sampling
 from foretell.drafters.triforce import Triforce
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy, ToyRecurrent
+from foretell.kv.streaming_llm import StreamingLlm
 from foretell.measure.outcomes import Enumerator
 from foretell.memory.policy import CachePolicy
 from tests import laws, tiny
 from tests.drafters.test_every import drafted
 
+SPECS = [
+    "triforce:fresh=yes,chunk=2,length=3",
+    "triforce:view=(streaming-llm:sinks=1,window=3),length=3,ahead=2",
+]
 PROMPT = [1, 2, 0, 1, 2, 2, 0, 1, 0, 2, 1, 1]
 
 
@@ -30,11 +35,16 @@ def world(vocab: int = 3, **options: Any) -> dict[str, Model]:
     return laws.world(Speculative(Triforce(**options)), vocab)
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_a_draft_has_the_law_of_the_target_over_the_retrieved_rows(ahead: int) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "more"),
+    [(1, {}), (2, {}), (2, {"fresh": True}), (1, {"view": StreamingLlm(1, 4)})],
+)
+def test_a_draft_has_the_law_of_the_target_over_the_retrieved_rows(
+    ahead: int, more: dict[str, Any]
+) -> None:
     """Whatever the draft model proposes, refusals included: there the released code is biased."""
-    drafter = Triforce(length=2, ahead=ahead, chunk=2)
-    models = world(length=2, ahead=ahead, chunk=2)
+    drafter = Triforce(length=2, ahead=ahead, chunk=2, **more)
+    models = world(length=2, ahead=ahead, chunk=2, **more)
     options = Sampling(temperature=1.0)
     found: Counter[tuple[int, ...]] = Counter()
     named: dict[tuple[int, ...], list[float]] = {}
@@ -65,11 +75,13 @@ def test_a_real_model_says_what_it_says_alone() -> None:
     lm = foretell.wrap(hf, tiny.tokenizer(), tiny.relative(hf), "tiny")
     prompts = [[(5 * i * i + i) % 300 + 1 for i in range(n)] for n in (200, 31, 3, 1)]
     plain = lm.generate(prompts, "plain", max_new_tokens=40)
-    out = lm.generate(prompts, "triforce:window=20,sinks=2,nodes=6", max_new_tokens=40)
-    assert [o.tokens for o in out] == [o.tokens for o in plain]
-    calls = out[0].stats.calls
-    assert sum(o.stats.accepted for o in out) > 0
-    assert calls["triforce"] > 5 and calls["triforce-draft"] > 5
+    for more, count in (("", 4), ("fresh=yes,", 1), ("view=(quest:budget=64,dense=0),", 1)):
+        spec = f"triforce:{more}window=20,sinks=2,nodes=6"
+        out = lm.generate(prompts[:count], spec, max_new_tokens=40)
+        assert [o.tokens for o in out] == [o.tokens for o in plain[:count]]
+        calls = out[0].stats.calls
+        assert sum(o.stats.accepted for o in out) > 0
+        assert calls["triforce"] > 5 and calls["triforce-draft"] > 5
 
 
 @pytest.mark.parametrize(
@@ -86,6 +98,11 @@ def test_a_real_model_says_what_it_says_alone() -> None:
 def test_fields_have_ranges(options: dict[str, int], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         Triforce(**options)
+
+
+def test_chunks_and_a_policy_are_not_both_chosen_by() -> None:
+    with pytest.raises(BadConfig, match=r"triforce:fresh=yes,view=streaming-llm: .*leave"):
+        Triforce(fresh=True, view=StreamingLlm())
 
 
 def refusal(models: dict[str, Model], **options: Any) -> str:

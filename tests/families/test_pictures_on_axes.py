@@ -239,7 +239,9 @@ def test_texts_in_a_batch_with_pictures_turn_by_the_same_bits() -> None:
 
 def test_a_copy_of_the_model_drafts_with_its_eyes() -> None:
     own = wrap(model(), draft=model(), name="pair")
-    for method in ("draft:length=4,nodes=4", "easyspec:length=4,nodes=4", "triforce:nodes=4"):
+    view = "view:kv=quest:budget=4096,length=4,nodes=4"
+    others = ("draft:length=4,nodes=4", "easyspec:length=4,nodes=4", "triforce:nodes=4")
+    for method in (*others, view):
         outs = own.generate(PROMPTS, method, max_new_tokens=NEW, pictures=PHOTOS)
         assert [out.tokens for out in outs] == theirs("qwen2_vl"), method
         for stats in [out.stats for out in outs]:

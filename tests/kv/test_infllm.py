@@ -16,11 +16,11 @@ from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
-from foretell.errors import BadConfig, BadFile, Unsupported
+from foretell.errors import BadConfig, BadFile, RequestFailed, Unsupported
 from foretell.families.toy import Toy
 from foretell.kv.infllm import Infllm, InfllmPolicy
 from foretell.ops import remembering
-from foretell.ops.block_store import DiskBlocks
+from foretell.ops.spilling import DiskBlocks
 from foretell.spec import kv_of
 from foretell.strategies.plain import Plain
 from tests.kv import driving
@@ -217,12 +217,13 @@ def finished(run: tuple[Engine, list[Any]]) -> list[Any]:
 def test_a_damaged_block_ends_its_request_alone(tmp_path: Path, cut: bool) -> None:
     engine, lives = requests(replace(SMALL, dir=str(tmp_path), cached=1))
     want = [live.ctx.output for live in finished(requests(SMALL))]
-    while len([*tmp_path.rglob("blocks")]) < 2 or len(lives[0].ctx.output) < 2:
+    while len([*tmp_path.rglob("rows")]) < 2 or len(lives[0].ctx.output) < 2:
         engine.step()
     store = lives[0].caches["target", 0].policy.store.store
     assert isinstance(store, DiskBlocks)
-    data = store.path.read_bytes()
-    store.path.write_bytes(data[: len(data) // 9] if cut else bytes([data[0] ^ 1, *data[1:-1], 0]))
+    path = store.spill.path
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 9] if cut else bytes([data[0] ^ 1, *data[1:-1], 0]))
     for _ in engine.run():
         pass
     assert isinstance(lives[0].error, BadFile) and "\n" not in str(lives[0].error)
@@ -248,7 +249,7 @@ def test_a_full_folder_ends_its_request_alone(
     for _ in engine.run():
         pass
     failed = [live for live in lives if live.error is not None]
-    assert len(failed) == 1 and isinstance(failed[0].error, BadFile)
+    assert len(failed) == 1 and isinstance(failed[0].error, RequestFailed)
     assert "No space left on device" in str(failed[0].error)
     other = lives.index(*[live for live in lives if live.error is None])
     assert lives[other].ctx.output == want[other]

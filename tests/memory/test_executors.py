@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from foretell.core.model import Computed
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
+from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.memory.job import Job
@@ -22,9 +24,11 @@ from foretell.runtimes.graphs import GraphsExecutor
 from foretell.runtimes.onnxruntime import OnnxRuntimeExecutor
 from foretell.runtimes.openvino import OpenVinoExecutor
 from foretell.runtimes.protocol import Executor
+from foretell.spec import kv_of
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.families.families import tiny
+from tests.kv.policies import small
 from tests.memory.users import Evictor, Rounded, Sparse, run
 
 TEXT = [(11 * i + i * i) % 90 for i in range(21)]
@@ -212,3 +216,55 @@ def test_positions_far_beyond_the_rows(make: Any) -> None:
             reply = model.forward([job])[0]
         rows.append(reply.logits)
     assert float((rows[0] - rows[1]).abs().max()) <= 1e-4 * float(rows[0].abs().max())
+
+
+@makers
+@pytest.mark.parametrize("spec", ["snapkv:budget=10,window=3,kernel=3", "tova:budget=10,every=3"])
+def test_heads_with_rows_of_their_own_stay_on_it(make: Any, spec: str) -> None:
+    """Each head keeps other tokens, so many that all are read: behind a change they are plain."""
+    model, slow = quick("llama", make), by_torch("llama")
+    request = Request(TEXT, laws.build("suffix"), GREEDY, policy=kv_of(spec).named(slow))
+    (want,) = run({"target": slow}, request)
+    seen = counted(model)
+    (live,) = run({"target": model}, request)
+    assert live.ctx.output == want.ctx.output
+    watched = spec.startswith("tova")  # by the attention of every token, which torch computes
+    assert watched or len(seen.computed) >= live.ctx.stats.steps - 1
+
+
+@pytest.mark.skipif(missing("openvino"), reason="openvino is not installed")
+@torch.inference_mode()
+def test_openvino_hides_no_row_of_a_head_from_one_node_alone() -> None:
+    """Whatever the mask is: why heads that stream, whose nodes miss other rows, are refused."""
+    model = quick("llama", OpenVinoExecutor)
+    assert isinstance(model.executor, Counting)
+    held = model.cache()
+    job, _ = held.prepare(Ask(TokenTree(TEXT[-1]), rows=()), TEXT, 99)
+    model.forward([job])
+    held.commit(TEXT)
+    tree = TokenTree(TEXT[-1]).chain([3])
+    for seen in ([[1, 0], [0, 1]], [[1, 0], [1, 1]], [[1, 1], [0, 1]], [[1, 1], [1, 1]]):
+        job, _ = held.prepare(Ask(tree), TEXT, 99)
+        before = len(TEXT) - 1
+        job.seen = torch.tensor(seen, dtype=torch.bool)
+        rows = []
+        for moved in (0.0, 2.0):
+            held.v[0][0, 4] += moved
+            computed = model.executor([job], 1)
+            assert computed is not None and job.start == held.base == before
+            rows.append(computed.logits.clone())
+        held.v[0][0, 4] -= 2.0
+        changed = (rows[0] - rows[1]).abs().amax(-1)
+        assert bool((changed > 1e-3).all()), f"a node does not see a row: {changed}"
+        held.finish()
+
+
+@pytest.mark.parametrize("name", ["duo-attention", "lserve"])
+def test_heads_that_stream_are_refused_where_they_cannot_be_computed(name: str) -> None:
+    class Named(Decoder):
+        usual_executor = "openvino"  # type: ignore[assignment]
+
+    found = Named(tiny("llama", head_dim=16), "quick", blocks)
+    with pytest.raises(Unsupported, match=rf"kv={name} cannot run on quick: .*executor='torch'"):
+        small(name).named(found)
+    assert replace(small(name), sparsity=0.0).named(found).name == name  # type: ignore[call-arg]

@@ -190,6 +190,31 @@ def test_shared_rows_outlive_the_cache_they_were_taken_from() -> None:
         assert all(map(torch.equal, copied(segment), before))
 
 
+@torch.inference_mode()
+def test_a_cache_may_copy_what_it_shares() -> None:
+    """Then its rows are its own, in order, and the segments have one reader fewer."""
+    text = [(5 * i + i * i) % VOCAB for i in range(30)]
+    toy = Toy(VOCAB)
+    first = segment_of(toy, text[:9])
+    cache_ = toy.cache()
+    cache_.adopt(first)
+    cache_.own()
+    assert (cache_.base, cache_.length, first.readers, cache_.segments) == (9, 9, 0, ())
+    cache_ = toy.cache()
+    cache_.adopt(first)
+    job, _ = cache_.prepare(Ask(TokenTree(text[24]), rows=()), text[:25], 99)
+    toy.forward([job])
+    cache_.commit(text[:25])
+    assert (cache_.base, cache_.length) == (15, 24)
+    for _ in range(2):
+        cache_.own()
+        assert (cache_.base, cache_.length, first.readers, cache_.segments) == (24, 24, 0, ())
+        for layer in range(2):
+            assert cache_.k[layer][0, :24, 0].tolist() == text[:24]
+            assert cache_.v[layer][0, :24, 0].tolist() == [*range(24)]
+    laws.check_cache(cache_, toy, text[:25])
+
+
 def test_a_cache_that_keeps_states_adopts_those_rows_only_that_have_them() -> None:
     toy = toys()["target"]
     prefix = [1, 2, 3, 4]

@@ -1,12 +1,17 @@
-"""Codes in files: what is read is what was written, or an error, and nothing is left behind."""
+"""Codes and blocks outside a model's memory: what is read is what was written, or an error, and
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import random
 import resource
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +19,17 @@ from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadFile, RequestFailed
-from foretell.ops.spilling import Files, checked
+from foretell.ops.spilling import (
+    ROW,
+    BlockStore,
+    DiskBlocks,
+    Files,
+    NearBlocks,
+    RamBlocks,
+    blocks_in,
+    checked,
+    checksum,
+)
 from foretell.ops.storing import Stored
 from foretell.strategies.plain import Plain
 from tests.kv.policies import PROMPT, run, target
@@ -52,12 +67,12 @@ def test_tensors_come_back(tmp_path: Path) -> None:
 def test_every_byte_is_checked(tmp_path: Path) -> None:
     shelf = files(tmp_path).opened()
     opened: Any = shelf.put(CODES)
-    path = opened.filed[0].path
+    path = opened.spill.path
     whole = path.read_bytes()
-    ends = [filed.start + filed.size for filed in opened.filed.values()]
+    ends = [piece.start + piece.size for piece, _ in opened.filed.values()]
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with pytest.raises(BadFile, match=r"damaged \(other bytes .*\); send the request again$"):
+        with pytest.raises(BadFile, match=r"damaged \(other bytes .*send the request again$"):
             opened[0 if place < ends[0] else 2]
     path.write_bytes(whole[:-1])
     with pytest.raises(BadFile, match="too short"):
@@ -66,6 +81,24 @@ def test_every_byte_is_checked(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(BadFile, match="No such file"):
         opened[0]
+
+
+def test_words_that_change_places_are_noticed() -> None:
+    """Sums alone would not tell them from what was written."""
+    draw = np.random.default_rng(1)
+    words = draw.integers(0, 1 << 62, 5 * ROW + 9).astype(np.uint64)
+    want = checksum(words.view(np.uint8))
+    for first, second, size in (
+        (0, 1, 1),
+        (3, 3 + ROW, 1),
+        (0, ROW, ROW),
+        (5 * ROW, 5 * ROW + 4, 2),
+    ):
+        other = words.copy()
+        one, two = slice(first, first + size), slice(second, second + size)
+        other[one], other[two] = words[two], words[one]
+        assert checksum(other.view(np.uint8)) != want
+    assert checksum(words.copy().view(np.uint8)) == want
 
 
 def test_the_last_fork_removes_the_folder(tmp_path: Path) -> None:
@@ -110,7 +143,10 @@ def test_what_nobody_drops_goes_with_its_last_user(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()]
     del shelf
     gc.collect()
-    assert not [*tmp_path.iterdir()] and len(opened) == 2
+    assert [*opened[2]] == [*CODES[2]]
+    del opened
+    gc.collect()
+    assert not [*tmp_path.iterdir()]
 
 
 def together(policy: Stored, spoil: Any) -> list[Any]:
@@ -169,3 +205,130 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         checked(tmp_path / "file", "dir")
     assert checked(tmp_path / "new", "dir").is_dir()
     assert not [*(tmp_path / "new").iterdir()]
+
+
+# --- blocks that are known by their slots
+
+
+CPU = torch.device("cpu")
+SHAPES = [(2, 4, 3), (1, 2, 5)]  # of a layer: heads, widths of a key and of a value
+BLOCK = 3
+
+
+def some(blocks: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    keys = [torch.randn(heads, blocks, BLOCK, width).to(dtype) for heads, width, _ in SHAPES]
+    values = [torch.randn(heads, blocks, BLOCK, width).to(dtype) for heads, _, width in SHAPES]
+    return keys, values
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk", "near ram", "near disk"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_read_is_what_was_put_there(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    store: BlockStore = DiskBlocks(str(tmp_path)) if "disk" in kind else RamBlocks()
+    if "near" in kind:
+        store = NearBlocks(store, 4, CPU)
+    draw = random.Random(3)
+    known: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for _ in range(12):
+        keys, values = some(draw.randint(1, 9), dtype)
+        slots = store.add(keys, values)
+        assert not {*slots} & {*known}
+        for at, slot in enumerate(slots):
+            known[slot] = [(k[:, at], v[:, at]) for k, v in zip(keys, values, strict=True)]
+        for count in (1, 3, 4, 7):
+            asked = draw.sample([*known], min(count, len(known)))
+            layer = draw.randrange(len(SHAPES))
+            got = store.read(layer, torch.tensor(asked))
+            for part, rows in enumerate(got):
+                want = torch.stack([known[slot][layer][part] for slot in asked], 1)
+                assert torch.equal(rows, want)
+
+
+class Counting:
+    """A store that knows how many blocks were read of it."""
+
+    def __init__(self, store: BlockStore):
+        self.store, self.count = store, 0
+
+    def add(self, *rows: Any) -> list[int]:
+        return self.store.add(*rows)
+
+    def read(self, layer: int, slots: torch.Tensor) -> Any:
+        self.count += len(slots)
+        return self.store.read(layer, slots)
+
+
+def test_blocks_read_last_are_near() -> None:
+    far = Counting(RamBlocks())
+    near = NearBlocks(far, 4, CPU)
+    near.add(*some(10, torch.float32))
+    near.read(0, torch.tensor([0]))
+    begun = far.count
+
+    def more(*slots: int) -> int:
+        before = far.count
+        near.read(0, torch.tensor(slots))
+        return far.count - before
+
+    assert more(1, 2, 3) == 3 and far.count == begun + 3
+    assert more(3, 0) == 0
+    assert more(4) == 1  # in the place of 1 or 2
+    assert more(0, 3, 4) == 0
+    assert more(5, 6, 7, 8, 9) == 5 and more(0, 3, 4) == 0  # too many to be near
+    assert more(5, 6, 7, 8) == 4 and more(0, 3, 4) == 3
+
+
+def test_a_folder_goes_with_its_store(tmp_path: Path) -> None:
+    store = blocks_in(str(tmp_path), 4, CPU)
+    store.add(*some(2, torch.float32))
+    (folder,) = tmp_path.iterdir()
+    assert [path.name for path in folder.iterdir()] == ["rows"]
+    del store
+    gc.collect()
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("harm", ["a bit", "the end", "a failing disk"])
+def test_damage_is_an_error_and_leaves_nothing(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskBlocks(str(tmp_path))
+    store.add(*some(5, torch.float32))
+    path, piece = store.spill.path, store.slots[4][1]
+    data = bytearray(path.read_bytes())
+    data[piece.start + 7] ^= 4
+    if harm == "a failing disk":
+
+        def fail(*_: Any) -> int:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "preadv", fail)
+    else:
+        path.write_bytes(data if harm == "a bit" else data[: piece.start + 9])
+        store.read(0, torch.tensor([3, 0]))
+    with pytest.raises(BadFile) as raised:
+        store.read(1, torch.tensor([2, 4]))
+    said = str(raised.value)
+    assert str(path) in said and "of layer 1" in said and "block" in said and "\n" not in said
+    assert ("damaged" in said) == (harm != "a failing disk")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a")
+    with pytest.raises(RequestFailed, match="file: rows cannot be written"):
+        DiskBlocks(str(tmp_path / "file"))
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    store = DiskBlocks(str(tmp_path))
+    store.add(*some(2, torch.float32))
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(RequestFailed, match="No space left on device"):
+        store.add(*some(1, torch.float32))
+    assert not [*tmp_path.iterdir()]

@@ -57,3 +57,11 @@ def test_rows_are_given_up_at_lengths_that_depend_on_tokens_alone() -> None:
         length += policy.room(length)
         changes.append(length)
     assert changes == list(range(20, 64, 4))
+
+
+def test_the_model_has_the_threads_that_it_was_given() -> None:
+    """Its engine gives them to the models that it was made with, and a window is none of these."""
+    toy = Toy(6)
+    toy.threads_wanted = 3
+    Windowed(toy, 4, 8).score(TEXT[:9])
+    assert toy.threads_wanted == 3
