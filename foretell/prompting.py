@@ -143,8 +143,8 @@ def split_terms(
     terms["policy"] = None if kv is None else kv_of(kv).named(target)
     terms["prefix"] = options.get("prefix")
     terms["canvas"] = options.get("canvas")
-    if terms["canvas"] is not None and "canvas" not in target.caps:
-        need = "a model that fills canvases: it writes from left to right"
+    if terms["canvas"] is not None and "masks" not in target.caps:
+        need = "a model that fills canvases of masks"
         raise Unsupported.missing("fill", target.name, need, "use generate")
     if not isinstance(terms["prefix"], Segment | None):
         raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")

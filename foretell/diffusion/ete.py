@@ -72,14 +72,20 @@ class Ete(Denoising):
         if self.explore not in EXPLORE:
             raise BadConfig.field("ete:explore", self.explore, " or ".join(EXPLORE))
 
-    def run(self, ctx: Context) -> Steps:
-        sheet = begun(ctx)
-        planner = planner_of(ctx)
+    @property
+    def canvases(self) -> int:
+        return self.values + 1 if self.values > 1 and self.explore == "branch" else 1
+
+    def check(self, ctx: Context, planner: Planner) -> None:
         if not planner.steady or (self.ahead and type(planner) is not Planner):
             raise BadConfig(
                 f"ete looks ahead of the block, whose rows kv={planner.name} does not compute; "
                 "leave kv out, or take ahead=0 with kv=dual or prefix"
             )
+
+    def rounds(self, ctx: Context) -> Steps:
+        sheet = begun(ctx)
+        planner = planner_of(ctx)
         planner.start(sheet)
         home = 0
         found: Proposals | None = None
@@ -120,7 +126,7 @@ class Ete(Denoising):
         if place is not None and self.explore == "commit":
             sure, place = [*sure, place], None
         for number in sure:
-            put(sheet, found, number, found.token(number))
+            found.commit(sheet, number)
         if place is None:
             return []
         law = found.p[place]
@@ -128,7 +134,7 @@ class Ete(Denoising):
         tokens = [token for token in best if law[token] > 0]
         copies = [sheet.copy() for _ in tokens]
         for copy, token in zip(copies, tokens, strict=True):
-            put(copy, found, place, token)
+            found.commit(copy, place, token)
         return copies
 
     def sure(self, found: Proposals, block: tuple[int, int]) -> list[int]:
@@ -170,7 +176,3 @@ class Ete(Denoising):
             share = len(self.sure(found, block)) / size
             scores.append((math.log(chance) + self.weight * share, -float(found.entropies().sum())))
         return max(range(len(tried)), key=lambda number: scores[number])
-
-
-def put(sheet: Sheet, found: Proposals, number: int, token: int) -> None:
-    sheet.commit(found.places[number], token, float(found.p[number, token]))

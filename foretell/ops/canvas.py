@@ -31,6 +31,10 @@ class Look(Ask):
     computed: Sequence[int] | None = None
     attended: Sequence[int] | None = None
 
+    @property
+    def size(self) -> int:
+        return len(self.canvas) if self.computed is None else len(self.computed)
+
 
 def look(
     last: int,
@@ -50,7 +54,8 @@ class Sheet:
     """A canvas while it is filled.
 
     `known`: of each position behind the prompt that was committed, in what round and with what
-    chance of its token (the model's own, before temperature and filters).
+    chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
+    entry that stats.logprobs made of the row it was committed by, where these are asked for.
     """
 
     canvas: list[int]
@@ -59,6 +64,8 @@ class Sheet:
     rounds: int = 0
     commits: int = 0  # tokens that were committed, those that were taken back included
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
+    logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
+    told: list[int] | None = None  # what stood behind the prompt when `changes` was called last
 
     @property
     def end(self) -> int:
@@ -86,7 +93,21 @@ class Sheet:
     def mask(self, place: int) -> None:
         """Takes a committed token back."""
         del self.known[place]
+        self.logprobs.pop(place, None)
         self.canvas[place] = MASKED
 
     def copy(self) -> Sheet:
-        return replace(self, canvas=list(self.canvas), known=dict(self.known))
+        own = {"known": dict(self.known), "logprobs": dict(self.logprobs)}
+        return replace(self, canvas=list(self.canvas), **own)
+
+    def changes(self) -> list[tuple[int, int | None]] | None:
+        """What is otherwise than at the last call, as of types.Tell; None: nothing, not even the
+        length. The first call tells of a canvas of masks, and what was given in it.
+        """
+        now = self.canvas[self.first :]
+        before, self.told = self.told, now
+        if before == now:
+            return None
+        old = before or [MASKED] * len(now)
+        changed = [i for i, token in enumerate(now) if token != old[i]]
+        return [(i, None if now[i] == MASKED else now[i]) for i in changed]
