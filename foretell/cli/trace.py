@@ -17,7 +17,7 @@ from foretell.cli._options import (
     check_method,
 )
 from foretell.cli._output import emit, emit_json, messages
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, Unsupported
 
 
 def trace(
@@ -35,6 +35,9 @@ def trace(
         raise BadConfig("trace shows one sample: leave --n out")
     text = prompt_text(prompt)
     lm = load_model(models, executors)
+    if "canvas" in lm.models["target"].caps:
+        need = "a model that writes from left to right: a canvas has no drafts to show"
+        raise Unsupported.missing("trace", models.model, need, "watch it with generate or serve")
     from foretell import tracing
 
     with messages.status("generating"):

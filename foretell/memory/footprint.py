@@ -110,8 +110,10 @@ def rows_of(demand: Demand) -> int:
     """The most rows that a cache needs: those of all tokens but the last, which is never computed.
 
     A tree may still have all its nodes where two tokens are lacking, below a root whose row follows
-    those of the tokens before it.
+    those of the tokens before it. A canvas has a row for each of its positions.
     """
+    if demand.canvases:
+        return demand.length
     beside = 0 if demand.chains else max(0, width_of(demand) - 2)
     return demand.length - 1 + beside
 

@@ -97,8 +97,8 @@ class Sheet:
         self.canvas[place] = MASKED
 
     def copy(self) -> Sheet:
-        own = {"known": dict(self.known), "logprobs": dict(self.logprobs)}
-        return replace(self, canvas=list(self.canvas), **own)
+        known, logprobs = dict(self.known), dict(self.logprobs)
+        return replace(self, canvas=list(self.canvas), known=known, logprobs=logprobs)
 
     def changes(self) -> list[tuple[int, int | None]] | None:
         """What is otherwise than at the last call, as of types.Tell; None: nothing, not even the

@@ -41,7 +41,10 @@ REFUSED = dict.fromkeys(
     ),
     OF_A_PATH,
 )
-OF_GIVEN = (None, [])  # entry of a token that was given: the model had no say in it
+OF_GIVEN: tuple[None, list[Any]] = (
+    None,
+    [],
+)  # entry of a token that was given: the model had no say in it
 CANVAS = "canvas"  # of a request's inputs: the tokens behind its prompt, MASKED where to be filled
 
 

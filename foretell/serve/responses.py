@@ -133,13 +133,15 @@ class Answer:
         """The field `foretell`: how the tokens came about, over all choices."""
         steps = sum(one.steps for one in stats)
         later = sum(one.tokens - one.first_tokens for one in stats)
+        # As of Stats.mat: where nothing came with the prompt, its forward was a step too.
+        counted = sum(one.steps + (not one.first_tokens) for one in stats)
         return {
             "method": self.method,
             "guarantee": self.guarantee,
             "steps": steps,
             "drafted": sum(one.drafted for one in stats),
             "accepted": sum(one.accepted for one in stats),
-            "tokens_per_step": round(later / steps, 3) if steps else 1.0,
+            "tokens_per_step": round(later / counted, 3) if steps else 1.0,
             "forwards": sum(sum(one.calls.values()) for one in stats),
             "rows": sum(sum(one.rows.values()) for one in stats),
             "computed_by": self.served.computed_by,
@@ -180,7 +182,7 @@ class Answer:
                 "sources": drafted.sources,
                 "accepted": piece.step.path,
             }
-        about = {"parts": piece.parts, "sources": piece.draft, "tree": tree}
+        about: dict[str, Any] = {"parts": piece.parts, "sources": piece.draft, "tree": tree}
         if piece.length is not None:
             about["placed"] = [
                 [place, None if token is None else self._shown(token)]
