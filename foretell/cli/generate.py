@@ -41,7 +41,6 @@ from foretell.cli._output import (
     table,
 )
 from foretell.contexts import Contexts
-from foretell.defaults import baseline
 from foretell.errors import BadConfig
 from foretell.policy.spending import spending_of
 
@@ -184,6 +183,8 @@ def _compare(
     lm: LM, prompt: Asked, method: str, options: dict[str, Any], visible: bool
 ) -> dict[str, Any]:
     """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
+    from foretell.defaults import baseline
+
     base = baseline(lm.models["target"])
     lm.generate(prompt, base, **options)  # the first run of anything is slower
     if visible:

@@ -6,7 +6,7 @@ import dataclasses
 
 import foretell
 from foretell.cli._input import prompt_text
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import (
     ExecutorOptions,
     Json,
@@ -17,7 +17,7 @@ from foretell.cli._options import (
     check_method,
 )
 from foretell.cli._output import emit, emit_json, messages
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import BadConfig
 
 
 def trace(
@@ -35,9 +35,7 @@ def trace(
         raise BadConfig("trace shows one sample: leave --n out")
     text = prompt_text(prompt)
     lm = load_model(models, executors)
-    if "canvas" in lm.models["target"].caps:
-        need = "a model that writes from left to right: a canvas has no drafts to show"
-        raise Unsupported.missing("trace", models.model, need, "watch it with generate or serve")
+    check_writes(lm, "trace", "watch its canvas with generate or serve")
     from foretell import tracing
 
     with messages.status("generating"):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
+from foretell.errors import BadConfig
 
 MASKED = -1
 
@@ -34,6 +36,23 @@ class Look(Ask):
     @property
     def size(self) -> int:
         return len(self.canvas) if self.computed is None else len(self.computed)
+
+
+def canvas_of(given: Any, vocab: int, mask_id: int) -> tuple[int, ...]:
+    """What a user gives to stand behind a prompt: token ids, MASKED where to be filled. Raises
+    BadConfig.
+    """
+    allowed = f"a list of token ids (0 to {vocab - 1}), with {MASKED} where to be filled"
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, list | tuple):
+        raise BadConfig.field("canvas", given, allowed)
+    for token in given:
+        if type(token) is not int or not MASKED <= token < vocab or token == mask_id:
+            raise BadConfig(f"canvas: {token!r} cannot stand there; give {allowed}")
+    if MASKED not in given:
+        raise BadConfig(f"canvas: has nothing to fill; give {allowed}")
+    return tuple(given)
 
 
 def look(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell import tracing
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps, Tell
 from foretell.errors import BadConfig, Unsupported
@@ -86,6 +87,16 @@ class Proposals:
             self._scored = self._scores()
         return self._scored
 
+    def law(self, number: int) -> torch.Tensor:
+        """Of the token at places[number] (V,), with all that sampling does to it; at temperature 0
+        before the best one is taken.
+        """
+        scores, sampler = self.scores[number], self.ctx.sampler
+        law = scores.softmax(-1) if sampler.greedy else sampler.laws(scores[None])[0]
+        if not bool(law.sum().isfinite()):
+            raise sampler.fault(scores, self.rows[number])
+        return law
+
     def token(self, number: int) -> int:
         """The token that is proposed for places[number], drawn when it is first asked for."""
         if number not in self.drawn:
@@ -93,9 +104,7 @@ class Proposals:
             if sampler.greedy:
                 self.drawn[number] = int(sampler.argmax(scores, self.rows[number]))
             else:
-                law = sampler.laws(scores[None])[0]
-                if not bool(law.sum().isfinite()):
-                    raise sampler.fault(scores, self.rows[number])
+                law = self.law(number)
                 place = self.places[number] - self.sheet.first
                 self.drawn[number] = self.ctx.rng.sample(law, "target", place, self.sheet.commits)
         return self.drawn[number]
@@ -107,7 +116,9 @@ class Proposals:
         sheet.commit(place, token, float(self.p[number, token]))
         best = self.ctx.sampler.sampling.logprobs
         if best is not None:
-            (sheet.logprobs[place],) = logprobs(self.rows[number][None], [token], best)
+            row = self.rows[number]
+            known = int((row > -torch.inf).sum())  # a mask is not among the best
+            (sheet.logprobs[place],) = logprobs(row[None], [token], min(best, known))
 
     def tokens(self) -> torch.Tensor:
         """Of all positions (n,)."""
@@ -272,10 +283,14 @@ def check(ctx: Context) -> None:
     name = ctx.request.name
     refuse_options(name, ctx.request.sampling, REFUSED)
     refuse_source(name, ctx.request)
+    if not isinstance(ctx.request.trace, tracing.Steps | None):
+        need = "a method that writes from left to right: a canvas has no drafts to show"
+        target = ctx.models["target"].name
+        raise Unsupported.missing(f"trace of {name}", target, need, "watch it with stream")
     mask_id = getattr(ctx.models["target"], "mask_id", None)
     if mask_id in ctx.tokens:
         raise BadConfig(
-            f"the prompt has the mask token ({mask_id}): only LM.fill takes texts with gaps"
+            f"a prompt cannot have the mask token ({mask_id}): only LM.fill takes texts with gaps"
         )
     begun(ctx)
 

@@ -106,6 +106,20 @@ def test_a_trace_is_for_texts_from_left_to_right(run: Any, filling: str, folder:
     assert code == 2 and "fills canvases" in err and err.count("\n") == 1
 
 
+def test_a_server_is_not_started_with_a_method_of_the_other_kind(
+    run: Any, filling: str, folder: str
+) -> None:
+    for model, method in ((filling, "plain"), (folder, "threshold")):
+        code, out, err = run("serve", "--model", model, "--method", method, "--port", "0")
+        assert code == 2 and out == "" and "fills canvases" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["audit --method threshold", "tune", "bench"])
+def test_commands_for_drafts_say_so(run: Any, filling: str, command: str) -> None:
+    code, _, err = run(*command.split(), "--model", filling)
+    assert code == 2 and f"foretell {command.split()[0]} cannot run" in err
+
+
 def test_such_a_model_is_a_denoiser(filling: str) -> None:
     import foretell
 

@@ -163,6 +163,13 @@ def test_each_token_has_its_log_probability(name: str) -> None:
         assert model.mask_id not in dict(best) and dict(best).get(token, value) == value
 
 
+def test_the_mask_is_not_among_the_best() -> None:
+    model = ToyCanvas()
+    (live,) = filled(model, "threshold", logprobs=99, max_new_tokens=4)
+    for _, best in live.logprobs:
+        assert {token for token, _ in best} == {*range(model.vocab)} - {model.mask_id}
+
+
 def test_a_given_token_has_no_log_probability() -> None:
     answer = lm().fill(["The", 2, " fox", 1], logprobs=1)
     assert answer.logprobs is not None
@@ -178,6 +185,8 @@ def test_a_given_token_has_no_log_probability() -> None:
 def test_filters_are_honoured(name: str) -> None:
     """What leaves one token is greedy, whichever of them it is."""
     method, options = f"{name}:block=4", {"max_new_tokens": 8, "seed": 5}
+    if name == "ete":  # which else chooses among several at temperature 0, too
+        method += ",explore=commit"
     greedy = text(ToyCanvas(), method, **options)
     hot = {"temperature": 3.0, **options}
     free = text(ToyCanvas(), method, **hot)
@@ -238,6 +247,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "beam"}, "fills canvases"),
     ({"method": "draft"}, "fills canvases"),
     ({"canvas": [-1] * 9}, "canvas has 9 positions"),
+    ({"canvas": [-1, 999]}, "canvas: 999"),
+    ({"canvas": [-1, "x"]}, "canvas: 'x'"),
+    ({"canvas": "abc"}, "canvas='abc'"),
+    ({"canvas": []}, "nothing to fill"),
+    ({"canvas": [5, 5]}, "nothing to fill"),
     ({"method": "freedave", "kv": "window"}, "kv=dual"),
     ({"method": "confidence", "kv": "dkv:variant=no"}, "variant"),
 ]
@@ -255,6 +269,12 @@ def test_a_mask_in_a_prompt_is_refused() -> None:
     mask: Any = lm().models["target"]
     with pytest.raises(BadConfig, match=r"LM\.fill"):
         lm().stream([5, mask.mask_id, 6])
+
+
+def test_a_canvas_has_no_trace() -> None:
+    with pytest.raises(Unsupported, match="watch it with stream"):
+        lm().trace("The quick", max_new_tokens=4)
+    assert len(lm().generate("The", max_new_tokens=4, trace=True, ignore_eos=True).tokens) == 4
 
 
 def test_noise_is_not_for_methods_of_masks() -> None:

@@ -109,6 +109,7 @@ def test_the_status_lists_what_the_model_can_run(client: httpx.Client) -> None:
         ({"kv": "snapkv"}, "method"),
         ({"kv": "window", "method": "freedave"}, None),
         ({"reward": "keywords:words=dog"}, None),
+        ({"prompt": [5, len(tiny.tokenizer()) - 9, 6]}, "prompt"),
         ({"method": "plain"}, "method"),
         ({"method": "best-of", "reward": "keywords:words=dog"}, "method"),
         ({"echo": True, "logprobs": 1}, "echo"),

@@ -56,6 +56,7 @@ def test_a_canvas_fills_before_the_reader(canvas: tuple[Page, LM, Gate]) -> None
     page, lm, gate = canvas
     page.problems()
     page.write(PROMPT, Keys.CONTROL + Keys.ENTER)
+    gate.may.release(1)  # a step's news come when its forward is through
     page.until(lambda: len(page.all(".cell.mask")) == 12)
     gate.may.release(3)
     page.until(lambda: len(page.all(".cell.mask")) == 9 and len(page.all(".cell.fresh")) == 1)
