@@ -148,7 +148,7 @@ def test_forwards_are_the_fewest_that_go_as_far_as_they_can(drafts: int) -> None
     as seed 2 shows, and no forward tells beforehand.
     """
     ours = least = 0
-    for seed in range(10):
+    for seed in range(6):
         model = Steady(seed=seed)
         states, proposed = static_path(model, 8)
         reach = runs(states, proposed, drafts)
@@ -158,4 +158,4 @@ def test_forwards_are_the_fewest_that_go_as_far_as_they_can(drafts: int) -> None
         ours, least = ours + calls(live), least + fewest(reach)
         if seed == 2 and drafts == 8:
             assert calls(live) == fewest(reach) + 1
-    assert (ours == least == 80) if drafts == 1 else (least <= ours <= least + 2 and ours < 70)
+    assert (ours == least == 48) if drafts == 1 else (least <= ours <= least + 2 and ours < 42)
