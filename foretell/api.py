@@ -320,7 +320,7 @@ class LM:
         name, strategy = self.resolve(method, reward)
         begin, inputs = placed(self.models["target"], ids, terms.pop("pictures"))
         if canvas is not None:
-            inputs = {**inputs, CANVAS: tuple(canvas)}
+            inputs = {**inputs, CANVAS: canvas}
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from foretell.heads.model import shipped
 from foretell.ops.words import related
-from foretell.spec import AUTO, CHEAP, DENOISER, DRAFT, HEAD, HEAD_STEP, QUICK, STEP
+from foretell.spec import AUTO, CHEAP, DENOISER, DRAFT, HEAD, HEAD_STEP, QUICK, STATIC, STEP
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 def simplest(target: Model) -> str:
     """A method that asks nothing but the target."""
     return DENOISER if "canvas" in target.caps else "plain"
+
+
+def baseline(target: Model) -> str:
+    """What other methods are measured against: one forward of the target, one token."""
+    return STATIC if "canvas" in target.caps else "plain"
 
 
 def usual(target: Model, draft: Model | None, step: float) -> str:

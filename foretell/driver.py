@@ -436,6 +436,8 @@ def _joined(events: list[Event]) -> list[Event]:
         known.tokens += event.tokens
         known.sources += event.sources
         known.done = event.done or known.done
+        known.placed = [*known.placed, *event.placed]
+        known.length = known.length if event.length is None else event.length
     return list(joined.values())
 
 

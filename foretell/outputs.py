@@ -57,6 +57,10 @@ class Piece:
     stats: Stats | None = None  # on the last piece of an answer
     logprobs: list[dict[str, Any]] | None = None  # of each token, as in an Output
     step: TraceStep | None = None  # with trace=True: the step that the tokens came from
+    # What stands behind the prompt for now, where a method fills it out of order: the places that
+    # changed, from 0 on, each with its token, None: masked again. What is final in `tokens` too.
+    placed: list[tuple[int, int | None]] = field(default_factory=list)
+    length: int | None = None  # places that there are, told with `placed`
 
 
 def refused(prompts: Sequence[object]) -> list[Piece]:
@@ -84,6 +88,7 @@ class Stream:
         piece = Piece("".join(parts), event.tokens, event.sources, self.prompt, parts=parts)
         piece.logprobs = _logprobs(self.live, event.tokens, self.told)
         piece.step = self._step(len(event.tokens))
+        piece.placed, piece.length = list(event.placed), event.length
         self.told += len(event.tokens)
         if event.done is not None:  # from here on the engine leaves the request alone
             piece.text += self.detokenizer.push([], final=True)

@@ -17,7 +17,7 @@ from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel, UnknownMethod, Unsupported, first_line
 from foretell.forms import Grammars
 from foretell.memory.policy import Segment
-from foretell.ops.canvas import MASKED
+from foretell.ops.canvas import MASKED, canvas_of
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
@@ -143,9 +143,12 @@ def split_terms(
     terms["policy"] = None if kv is None else kv_of(kv).named(target)
     terms["prefix"] = options.get("prefix")
     terms["canvas"] = options.get("canvas")
-    if terms["canvas"] is not None and "canvas" not in target.caps:
-        need = "a model that fills canvases: it writes from left to right"
+    if terms["canvas"] is not None and "masks" not in target.caps:
+        need = "a model that fills canvases of masks"
         raise Unsupported.missing("fill", target.name, need, "use generate")
+    if terms["canvas"] is not None:
+        masked: Any = target
+        terms["canvas"] = canvas_of(terms["canvas"], masked.vocab, masked.mask_id)
     if not isinstance(terms["prefix"], Segment | None):
         raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
     return terms, {name: value for name, value in options.items() if name not in TERMS}

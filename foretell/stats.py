@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +28,13 @@ def logprobs(
     return out
 
 
+def logprobs_of(commit: Commit, kept: int, k: int) -> list[Any]:
+    """Of the first `kept` tokens of a commit: those that it brings, else those of its rows."""
+    if commit.logprobs:
+        return list(commit.logprobs[:kept])
+    return logprobs(commit.rows[:kept], commit.tokens, k)
+
+
 @dataclass(slots=True)
 class Stats:
     """The numbers of one request.
@@ -42,6 +52,7 @@ class Stats:
     # [tested, accepted] at draft depth 1, 2, ...
     by_depth: list[list[int]] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)  # forwards by model
+    rows: dict[str, int] = field(default_factory=dict)  # tokens that these computed, by model
     checks: int = 0  # single tokens that a form was asked about, where a method asks so
     # what became of the questions that its constraint had to other processes
     outside: dict[str, int] = field(default_factory=dict)
@@ -54,10 +65,19 @@ class Stats:
     notes: dict[str, float] = field(default_factory=dict)  # what the method tells of its run
 
     def called(
-        self, model: str, seconds: float, step: bool, elapsed: float, forwards: int = 1
+        self,
+        model: str,
+        seconds: float,
+        step: bool,
+        elapsed: float,
+        forwards: int = 1,
+        rows: int = 0,
     ) -> None:
-        """Forwards this request took part in; `step`: a whole one of the target on its text."""
+        """Forwards this request took part in, and the rows that they computed for it; `step`: a
+        whole one of the target on its text.
+        """
         self.calls[model] = self.calls.get(model, 0) + forwards
+        self.rows[model] = self.rows.get(model, 0) + rows
         if model == "target":
             self.target_s += seconds
         else:
@@ -120,3 +140,31 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__slots__}
         return {**own, "MAT": self.mat, "tokens_per_s": self.tokens_per_s, "tpot_s": self.tpot_s}
+
+
+def noted(engine: Any, prepared: Sequence[Any], seconds: float, forwards: int) -> None:
+    """Takes note of so many forwards, each of what follows the one before it, for the model's costs
+    and the requests' statistics. `prepared`: of core.forwards.Prepared.
+    """
+    first = prepared[0].entry
+    rows = sum(part.job.start for part in prepared) // len(prepared)
+    if first.for_target:
+        unfinished = any(not part.whole for part in prepared)
+        texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
+        engine.texts = texts if unfinished else 0
+    layers = prepared[0].job.layers
+    costs = engine.costs_of(first.model, first.model.computed_by, layers)
+    costs.note(first.model.width, seconds / forwards, rows)
+    own = first.ask.model != "target" or first.for_target or layers is None
+    name = first.ask.model if own else "layers"
+    stepped: dict[Any, bool] = {}  # whether it was a whole forward over a text of the request
+    computed: Counter[Any] = Counter()  # tokens of each request
+    for part in prepared:
+        entry, live = part.entry, part.entry.live
+        computed[live] += len(part.job.tokens)
+        quiet = live.ctx.branches[entry.ask.branch].quiet
+        step = part.whole and entry.task is not None and entry.for_target and not quiet
+        stepped[live] = stepped.get(live, False) or step
+    for live, step in stepped.items():
+        elapsed = time.perf_counter() - live.started
+        live.ctx.stats.called(name, seconds, step, elapsed, forwards, computed[live])

@@ -23,17 +23,26 @@ def coloured(piece: Piece, styles: dict[str, str]) -> Text:
     for part, source in zip(piece.parts, piece.draft, strict=True):
         if source != "target" and source not in styles:
             styles[source] = COLOURS[len(styles) % len(COLOURS)]
-        text.append(_harmless(part), styles.get(source))
+        text.append(harmless(part), styles.get(source))
         shown += len(part)
-    return text.append(_harmless(piece.text[shown:]))
+    return text.append(harmless(piece.text[shown:]))
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
+    """A text that commands no terminal."""
     return text.replace("\x1b", "\u241b").replace("\x9b", "\u241b")
 
 
-def stats_line(stats: Stats, method: str) -> str:
-    """The numbers of one answer."""
+def stats_line(stats: Stats, method: str, fills: bool = False) -> str:
+    """The numbers of one answer; `fills`: on a canvas, which has forwards of many rows in place of
+    drafts.
+    """
+    if fills:
+        return (
+            f"{method}: {stats.tokens} tokens, {stats.tokens / max(stats.total_s, 1e-9):.1f} "
+            f"tokens/s, {stats.calls.get('target', 0)} forwards of "
+            f"{stats.rows.get('target', 0):,} rows together"
+        )
     return (
         f"{method}: {stats.tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, "
         f"MAT {stats.mat:.2f}, {stats.steps} steps, "

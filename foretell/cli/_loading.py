@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import foretell
 from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
+from foretell.errors import Unsupported
 from foretell.fetching import resolve
 
 if TYPE_CHECKING:
@@ -58,6 +59,16 @@ def load_model(
         if profile:
             _ = lm.auto
         return lm
+
+
+def check_writes(lm: LM, command: str, cure: str = "generate and serve run it") -> None:
+    """Raises Unsupported for a model that fills canvases, with a command that drafts or trains
+    against plain decoding.
+    """
+    target = lm.models["target"]
+    if "canvas" in target.caps:
+        need = "a model that writes from left to right, and this one fills canvases"
+        raise Unsupported.missing(f"foretell {command}", target.name, need, cure)
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:

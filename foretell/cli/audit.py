@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions, check_method, split_specs
 from foretell.cli._output import emit, emit_json, progress_bar
 
@@ -36,6 +36,7 @@ def audit(
         check_method(spec)
     texts = read_prompts(prompts) if prompts else None
     lm = load_model(models, executors)
+    check_writes(lm, "audit")
     from foretell.measure import audit as auditor
 
     with progress_bar() as progress:

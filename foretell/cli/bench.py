@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import (
     Budget,
     Device,
@@ -267,6 +267,7 @@ def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path 
             progress.stop()  # loading and measuring show their own
             try:
                 lm = load_model(replace(options, model=name, dtype=number_format))
+                check_writes(lm, "bench")
                 lm.measure()
             finally:
                 progress.start()

@@ -12,6 +12,7 @@ from rich.text import Text
 
 import foretell
 from foretell.cli._answers import coloured, stats_line
+from foretell.cli._canvas import show as show_canvas
 from foretell.cli._input import prompt_text
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
@@ -130,12 +131,16 @@ def generate(
         if as_json:
             emit_json(about | _document(output))
         else:
-            _print_samples(output, method, sampling.seed)
+            _print_samples(output, method, sampling.seed, _fills(lm))
         return 0
-    last_piece = _print_stream(asked, lm.stream(asked, method, **options))
+    last_piece = _print_stream(asked, lm.stream(asked, method, **options), lm)
     if last_piece is not None and last_piece.stats is not None:
-        message(stats_line(last_piece.stats, method))
+        message(stats_line(last_piece.stats, method, fills=_fills(lm)))
     return 0
+
+
+def _fills(lm: LM) -> bool:
+    return "canvas" in lm.models["target"].caps
 
 
 def _document(output: Output) -> dict[str, Any]:
@@ -145,17 +150,17 @@ def _document(output: Output) -> dict[str, Any]:
     return document
 
 
-def _print_samples(output: Output, method: str, seed: int) -> None:
+def _print_samples(output: Output, method: str, seed: int, fills: bool) -> None:
     count = len(output.samples)
     for index, sample in enumerate(output.samples):
         message(f"--- sample {index + 1} of {count}, seed {seed + index}")
         emit(sample.text)
-        message(stats_line(sample.stats, method))
+        message(stats_line(sample.stats, method, fills))
 
 
-def _print_stream(prompt: Asked, pieces: Iterator[Piece]) -> Piece | None:
-    """Writes an answer as it comes; on a terminal after its prompt, and coloured. Returns the last
-    piece.
+def _print_stream(prompt: Asked, pieces: Iterator[Piece], lm: LM | None = None) -> Piece | None:
+    """Writes an answer as it comes; on a terminal after its prompt, and coloured, or, where `lm`
+    fills canvases, with what stands on its canvas. Returns the last piece.
     """
     console = Console(highlight=False, soft_wrap=True)
     terminal = console.is_terminal
@@ -164,8 +169,11 @@ def _print_stream(prompt: Asked, pieces: Iterator[Piece]) -> Piece | None:
     with refusals("standard output"):
         if terminal:
             said: Any = prompt.question if isinstance(prompt, Contexts) else prompt
-            shown = said if isinstance(said, str) else f"{said[0]['content']}\n\n"
-            console.print(Text(shown, "dim"), end="")
+            shown = Text()
+            shown.append(said if isinstance(said, str) else f"{said[0]['content']}\n\n", "dim")
+            if lm is not None and _fills(lm):
+                return show_canvas(shown, pieces, lm.decode, console)
+            console.print(shown, end="")
         try:
             for piece in pieces:
                 if terminal:
@@ -184,9 +192,12 @@ def _compare(
     lm: LM, prompt: Asked, method: str, options: dict[str, Any], visible: bool
 ) -> dict[str, Any]:
     """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
-    lm.generate(prompt, "plain", **options)  # the first run of anything is slower
+    from foretell.defaults import baseline
+
+    base = baseline(lm.models["target"])
+    lm.generate(prompt, base, **options)  # the first run of anything is slower
     if visible:
-        _print_stream(prompt, lm.stream(prompt, method, **options))
+        _print_stream(prompt, lm.stream(prompt, method, **options), lm)
     else:
         lm.generate(prompt, method, **options)
     plain_runs: list[Output] = []
@@ -194,7 +205,7 @@ def _compare(
     with progress_bar() as progress:
         bar = progress.add_task("measuring", total=ROUNDS * 2)
         for _ in range(ROUNDS):
-            for spec, runs in (("plain", plain_runs), (method, method_runs)):
+            for spec, runs in ((base, plain_runs), (method, method_runs)):
                 lm.engine.stores.clear()
                 runs.append(lm.generate(prompt, spec, **options))
                 progress.advance(bar)
@@ -206,7 +217,7 @@ def _compare(
     difference = _first_difference(plain.tokens, output.tokens)
     if visible:
         rows = table("", "tokens/s", "speed-up", "MAT", "identical")
-        rows.add_row("plain", f"{statistics.median(plain_speeds):,.1f}", "1.00", "1.00", "")
+        rows.add_row(base, f"{statistics.median(plain_speeds):,.1f}", "1.00", "1.00", "")
         rows.add_row(
             method,
             f"{statistics.median(speeds):,.1f}",
@@ -223,6 +234,7 @@ def _compare(
         "compare": {
             "rounds": ROUNDS,
             "plain": {
+                "method": base,
                 "tokens_per_s": plain_speeds,
                 "stats": plain.stats.to_dict(),
                 "tokens": plain.tokens,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import ModelOptions, Threads, numbers
 from foretell.cli._output import (
     check_writable,
@@ -71,6 +71,7 @@ def lab(
 
         torch.set_num_threads(threads)
     lm = load_model(models, profile=False)
+    check_writes(lm, "lab")
     if "draft" not in lm.models:
         raise BadConfig(
             f"--draft: {models.model} comes without a draft model; name a smaller model with the "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import (
     ExecutorOptions,
     ModelOptions,
@@ -117,6 +117,7 @@ def longbench(
         torch.set_num_threads(threads)
     document = bench.begin(settings, file)
     lm = load_model(models, executors, profile=False)
+    check_writes(lm, "longbench")
 
     def save(measured: dict[str, Any]) -> None:
         if file is not None:

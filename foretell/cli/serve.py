@@ -20,6 +20,7 @@ from foretell.cli._output import message
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
+    from foretell.api import LM
     from foretell.serve.served import Served
     from foretell.serve.settings import Settings
 
@@ -155,12 +156,20 @@ def serve(
         return serve_on_cluster(models, executors, cluster, settings, title, host, port)
     try:
         lm = load_model(models, executors)
+        _check_kind(lm, method)
         from foretell.serve.served import Served
 
         served = Served(lm, name or models.model)
         return _run(served, settings, listening)
     finally:
         listening.close()
+
+
+def _check_kind(lm: LM, method: str) -> None:
+    """Raises Unsupported where the one fills canvases and the other writes from left to right."""
+    needs = lm.resolve(method)[1].needs
+    if ("canvas" in needs) != ("canvas" in lm.models["target"].caps):
+        lm.generate([0], method, max_new_tokens=0)  # which says what is lacking
 
 
 def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:

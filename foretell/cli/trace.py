@@ -6,7 +6,7 @@ import dataclasses
 
 import foretell
 from foretell.cli._input import prompt_text
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import (
     ExecutorOptions,
     Json,
@@ -35,6 +35,7 @@ def trace(
         raise BadConfig("trace shows one sample: leave --n out")
     text = prompt_text(prompt)
     lm = load_model(models, executors)
+    check_writes(lm, "trace", "watch its canvas with generate or serve")
     from foretell import tracing
 
     with messages.status("generating"):

@@ -9,7 +9,7 @@ import typer
 from rich.table import Column
 from rich.text import Text
 
-from foretell.cli._loading import load_model
+from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import Json, ModelOptions, Threads, check_method, split_specs
 from foretell.cli._output import (
     check_writable,
@@ -60,6 +60,7 @@ def tune(
     if threads:
         torch.set_num_threads(threads)
     lm = load_model(models)
+    check_writes(lm, "tune")
     if kept:
         profile, _ = profiles.kept(lm.models, lm.path)
         if profile is None:

@@ -32,7 +32,7 @@ class Branch:
     limit: int  # of tokens in all
     quiet: bool = False
     reason: str | None = None  # why it ended
-    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    logprobs: list[tuple[float | None, list[tuple[int, float]]]] = field(default_factory=list)
 
     def fork(self) -> Branch:
         twin = copy.copy(self)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from foretell.core.live import Host, Live, OpenAsk
+from foretell.core.live import Host, OpenAsk
 from foretell.core.types import Reply
 from foretell.memory.job import Job
+from foretell.stats import noted
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ def answer(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
         return
     seconds = time.perf_counter() - start
     engine.forwards += 1
-    note(engine, prepared, seconds, model.took)
+    noted(engine, prepared, seconds, model.took)
     total = sum(len(part.job.tokens) for part in prepared)
     for part, reply in zip(prepared, replies, strict=True):
         count = len(part.job.tokens)
@@ -78,31 +79,6 @@ def prepare(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepar
     # for longest decides, and the others wait.
     first = max(prepared, key=lambda part: part.entry.waited, default=None)
     return [part for part in prepared if first and part.job.entry == first.job.entry]
-
-
-def note(engine: Host, prepared: Sequence[Prepared], seconds: float, forwards: int) -> None:
-    """Takes note of the time of so many forwards, each of what follows the one before it, for the
-    model's costs and the requests' statistics.
-    """
-    first = prepared[0].entry
-    rows = sum(part.job.start for part in prepared) // len(prepared)
-    if first.for_target:
-        unfinished = any(not part.whole for part in prepared)
-        texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
-        engine.texts = texts if unfinished else 0
-    layers = prepared[0].job.layers
-    costs = engine.costs_of(first.model, first.model.computed_by, layers)
-    costs.note(first.model.width, seconds / forwards, rows)
-    own = first.ask.model != "target" or first.for_target or layers is None
-    name = first.ask.model if own else "layers"
-    stepped: dict[Live, bool] = {}  # whether it was a whole forward over a text of the request
-    for part in prepared:
-        entry, live = part.entry, part.entry.live
-        quiet = live.ctx.branches[entry.ask.branch].quiet
-        step = part.whole and entry.task is not None and entry.for_target and not quiet
-        stepped[live] = stepped.get(live, False) or step
-    for live, step in stepped.items():
-        live.ctx.stats.called(name, seconds, step, time.perf_counter() - live.started, forwards)
 
 
 def deliver(entry: OpenAsk, reply: Reply) -> None:

@@ -12,7 +12,6 @@ from foretell.core.context import Branch, Context, Shared
 from foretell.core.model import Model
 from foretell.core.request import Event
 from foretell.core.types import Ask, Reply, Steps
-from foretell.policy.costs import Costs
 
 
 @dataclass(eq=False)
@@ -38,7 +37,7 @@ class OpenAsk:
     @property
     def size(self) -> int:
         """Tokens to compute, when all rows of the tree are new."""
-        return self.pending + len(self.ask.tree)
+        return self.pending + self.ask.size
 
     @property
     def before(self) -> int:
@@ -100,7 +99,7 @@ class Live:
     paused: bool = True  # it waits for its turn: it has no rows, and takes part in no step
 
     @property
-    def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
+    def logprobs(self) -> list[tuple[float | None, list[tuple[int, float]]]]:
         """Of the result's tokens: see stats.logprobs."""
         return self.ctx.branches[self.result].logprobs
 
@@ -129,7 +128,5 @@ class Host(Shared, Protocol):
     pool: ThreadPoolExecutor | None
 
     def cache_of(self, live: Live, name: str, branch: int) -> Cache: ...
-
-    def costs_of(self, model: Model, executor: str = "", layers: Any = None) -> Costs: ...
 
     def fail(self, live: Live, error: BaseException) -> None: ...

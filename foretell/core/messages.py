@@ -12,11 +12,11 @@ from foretell.core.live import Host, Live, OpenAsk, Task
 from foretell.core.request import Event
 from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Together
+from foretell.core.types import Ask, Call, Commit, Drop, Finish, Fork, Kept, Open, Tell, Together
 from foretell.errors import PromptTooLong, Unsupported
 from foretell.memory.policy import longest
 from foretell.policy.checks import lacks
-from foretell.stats import logprobs
+from foretell.stats import logprobs_of
 
 CALLS = 8  # outside calls that run at once
 
@@ -99,7 +99,7 @@ def on_commit(engine: Host, live: Live, task: Task, commit: Commit) -> None:
     if not branch.quiet:
         k = request.sampling.logprobs
         if k is not None:
-            branch.logprobs += logprobs(commit.rows[:kept], commit.tokens, k)
+            branch.logprobs += logprobs_of(commit, kept, k)
         elapsed = time.perf_counter() - live.started
         ctx.stats.committed(commit, kept, len(branch.output), elapsed)
         stream(engine, live, commit, kept)
@@ -115,6 +115,12 @@ def stream(engine: Host, live: Live, commit: Commit, kept: int) -> None:
     live.streamed += len(fresh)
     sources = [*["target"] * (len(fresh) - kept), *commit.sources[:kept]]
     engine.events.append(Event(live.index, fresh, sources))
+
+
+def on_tell(engine: Host, live: Live, task: Task, message: Tell) -> None:
+    if [handle for handle, one in live.ctx.branches.items() if not one.quiet] == [message.branch]:
+        engine.events.append(Event(live.index, [], [], None, message.placed, message.length))
+    task.wake()
 
 
 def on_open(engine: Host, live: Live, task: Task, message: Open) -> None:
@@ -187,6 +193,7 @@ def on_finish(engine: Host, live: Live, task: Task, message: Finish) -> None:
 
 HANDLERS: dict[type, Callable[[Host, Live, Task, Any], None]] = {
     Commit: on_commit,
+    Tell: on_tell,
     Open: on_open,
     Fork: on_fork,
     Drop: on_drop,

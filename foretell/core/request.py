@@ -72,9 +72,11 @@ class Request:
 
 @dataclass
 class Event:
-    """Tokens that became final, `sources` beside them; `done`: the request's reason, once."""
+    """Tokens that became final, by whom; `done`: why it ended, once. The rest is that of a Tell."""
 
     request: int
     tokens: list[int]
     sources: list[str]
     done: str | None = None
+    placed: Sequence[tuple[int, int | None]] = ()
+    length: int | None = None

@@ -57,6 +57,11 @@ class Ask:
     # tokens. Nodes before them read those the target kept. These are estimates: no row is kept.
     features: torch.Tensor | None = None
 
+    @property
+    def size(self) -> int:
+        """Tokens to compute, when all of it is new."""
+        return len(self.tree)
+
 
 @dataclass(slots=True)
 class Reply:
@@ -88,6 +93,20 @@ class Commit:
     sources: Sequence[str] = ()
     drafted: int = 0
     tested: Sequence[tuple[int, bool]] = ()
+    logprobs: Sequence[Any] = ()  # as of stats.logprobs, where the rows are gone
+
+
+@dataclass(slots=True)
+class Tell:
+    """What stands behind a branch's text for now, for who streams it. Answered with None.
+
+    `placed`: what changed, each (place behind the prompt, token), None: it was taken back;
+    `length`: places that there are, None: any number.
+    """
+
+    placed: Sequence[tuple[int, int | None]]
+    length: int | None = None
+    branch: int = 0
 
 
 @dataclass(slots=True)
@@ -162,7 +181,7 @@ class Finish:
     answers: Sequence[tuple[list[int], float, str]] = ()
 
 
-Message = Ask | Commit | Open | Fork | Drop | Together | Call | Finish | list[Ask]
+Message = Ask | Commit | Tell | Open | Fork | Drop | Together | Call | Finish | list[Ask]
 Steps = Generator[Message, Any, Any]
 
 

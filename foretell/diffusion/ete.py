@@ -17,6 +17,8 @@ Differs:
 - the paper's rule of exploration was not at hand: how a position and its token are chosen is our
 reading, and `explore=commit` is the other one
 - a token ahead of the block is not taken back
+- the token that is explored is chosen, not drawn, among those that sampling leaves; temperature,
+filters and biases are in the chance that it is chosen by
 """
 
 from __future__ import annotations
@@ -72,14 +74,20 @@ class Ete(Denoising):
         if self.explore not in EXPLORE:
             raise BadConfig.field("ete:explore", self.explore, " or ".join(EXPLORE))
 
-    def run(self, ctx: Context) -> Steps:
-        sheet = begun(ctx)
-        planner = planner_of(ctx)
+    @property
+    def canvases(self) -> int:
+        return self.values + 1 if self.values > 1 and self.explore == "branch" else 1
+
+    def check(self, ctx: Context, planner: Planner) -> None:
         if not planner.steady or (self.ahead and type(planner) is not Planner):
             raise BadConfig(
                 f"ete looks ahead of the block, whose rows kv={planner.name} does not compute; "
                 "leave kv out, or take ahead=0 with kv=dual or prefix"
             )
+
+    def rounds(self, ctx: Context) -> Steps:
+        sheet = begun(ctx)
+        planner = planner_of(ctx)
         planner.start(sheet)
         home = 0
         found: Proposals | None = None
@@ -89,12 +97,13 @@ class Ete(Denoising):
             if found is None:
                 view = planner.plan(sheet, block, self.open(sheet, block))
                 _, (found,) = yield from looks(ctx, [sheet], [view], home)
-            tried = self.filled(sheet, found, block)
+            made = self.filled(sheet, found, block)
+            tried = [one for one, _ in made]
             found = None
             if tried and self.open(tried[0], block):
                 views = [planner.plan(one, block, self.open(one, block)) for one in tried]
                 branches, said = yield from looks(ctx, tried, views, home)
-                best = self.best(sheet, tried, said, block)
+                best = self.best([chance for _, chance in made], said, block)
                 sheet, home, found = tried[best], branches[best], said[best]
                 yield from stay(branches, home)
             elif tried:
@@ -107,9 +116,11 @@ class Ete(Denoising):
         end = block[1] + self.ahead * self.block if self.block else block[1]
         return [place for place in sheet.masked if block[0] <= place < end]
 
-    def filled(self, sheet: Sheet, found: Proposals, block: tuple[int, int]) -> list[Sheet]:
+    def filled(
+        self, sheet: Sheet, found: Proposals, block: tuple[int, int]
+    ) -> list[tuple[Sheet, float]]:
         """Commits what is sure. Where that is little: copies that are to be tried, each with
-        another token at one position.
+        another token at one position, and the chance of that by the law it would be drawn from.
         """
         sure = self.sure(found, block)
         place = None
@@ -120,15 +131,15 @@ class Ete(Denoising):
         if place is not None and self.explore == "commit":
             sure, place = [*sure, place], None
         for number in sure:
-            put(sheet, found, number, found.token(number))
+            found.commit(sheet, number)
         if place is None:
             return []
-        law = found.p[place]
-        best = law.topk(min(self.values, len(law))).indices.tolist()
-        tokens = [token for token in best if law[token] > 0]
-        copies = [sheet.copy() for _ in tokens]
-        for copy, token in zip(copies, tokens, strict=True):
-            put(copy, found, place, token)
+        best = found.law(place).topk(min(self.values, found.p.shape[1]))
+        copies = []
+        for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            if chance > 0:
+                copies.append((sheet.copy(), chance))
+                found.commit(copies[-1][0], place, token)
         return copies
 
     def sure(self, found: Proposals, block: tuple[int, int]) -> list[int]:
@@ -153,24 +164,14 @@ class Ete(Denoising):
         return None
 
     def best(
-        self,
-        before: Sheet,
-        tried: Sequence[Sheet],
-        said: Sequence[Proposals],
-        block: tuple[int, int],
+        self, chances: Sequence[float], said: Sequence[Proposals], block: tuple[int, int]
     ) -> int:
         """The canvas with the likeliest token and the most sure positions, of equal ones that with
-        the least entropy left.
+        the least entropy left. `chances`: of the tokens that were tried.
         """
-        (place,) = {*tried[0].known} - {*before.known}
         size = block[1] - block[0]
         scores = []
-        for one, found in zip(tried, said, strict=True):
-            chance = max(one.known[place][1], 1e-300)
+        for chance, found in zip(chances, said, strict=True):
             share = len(self.sure(found, block)) / size
             scores.append((math.log(chance) + self.weight * share, -float(found.entropies().sum())))
-        return max(range(len(tried)), key=lambda number: scores[number])
-
-
-def put(sheet: Sheet, found: Proposals, number: int, token: int) -> None:
-    sheet.commit(found.places[number], token, float(found.p[number, token]))
+        return max(range(len(said)), key=lambda number: scores[number])

@@ -59,7 +59,14 @@ class Learn2Pd(Denoising):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadConfig.field(f"learn2pd:{name}", getattr(self, name), "between 0 and 1")
 
+    def check(self, ctx: Context, planner: Planner) -> None:
+        self.made(ctx)
+
     def start(self, ctx: Context, sheet: Sheet) -> Any:
+        return self.made(ctx)
+
+    def made(self, ctx: Context) -> BlockFilter:
+        """The filter. Raises BadConfig or BadFile where it is none, or another model's."""
         if not self.filter:
             raise BadConfig(f"learn2pd:filter: names no file, and none ships; {MAKE}")
         made = load(Path(self.filter), ctx.models["target"])

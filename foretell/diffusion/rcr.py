@@ -53,7 +53,7 @@ class Rcr(Ordered):
         if block != state.block:
             state.block, state.masks = block, len(found)
         state.masks -= state.quotas.next(block, len(found))
-        tokens = found.tokens().tolist()
-        for number, token in enumerate(tokens):
-            sheet.commit(found.places[number], token, float(found.p[number, token]))
+        found.tokens()  # all are drawn before the first of them is committed
+        for number in range(len(found)):
+            found.commit(sheet, number)
         take_back(sheet, block, state.masks)

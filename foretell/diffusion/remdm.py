@@ -70,8 +70,7 @@ class Remdm(Ordered):
             count = state.quotas.next(block, len(found))
             state.done += 1
         for number in ranked(found.chances())[:count]:
-            token = found.token(number)
-            sheet.commit(found.places[number], token, float(found.p[number, token]))
+            found.commit(sheet, number)
         state.further = state.left > 0 and state.done >= math.ceil(SHARE * state.planned)
         if state.further:
             state.left -= 1

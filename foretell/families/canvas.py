@@ -165,7 +165,7 @@ class Denoiser(Decoder):
     ):
         super().__init__(hf, name, accelerate)
         self.mask_id, self.shift, self.block = mask_id, shift, block
-        self.caps = frozenset({"canvas"})
+        self.caps = frozenset({"canvas", "masks"})
         self.known_ids = self.vocab
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:

@@ -31,7 +31,7 @@ class ToyCanvas(Toy):
     row that was kept too long is seen as what it was.
     """
 
-    caps = frozenset({"canvas"})
+    caps = frozenset({"canvas", "masks"})
 
     def __init__(self, vocab: int = 5, seed: int = 0, shift: int = 0, block: int = 0, **toy: Any):
         super().__init__(vocab, seed, **toy)

@@ -32,6 +32,7 @@ class Sizes:
     logits: int  # a row
     law: int  # a law over its vocabulary
     pair: int  # a new node and a row that it may see, in the masks
+    blocks: bool = True  # whether rows of a canvas hide some from each other
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Demand:
     chains: bool = False
     forced: int = 0
     chunk: int = 512
+    canvases: int = 0  # side by side at most, each computed as a whole; 0: it is no canvas
 
 
 def sizes_of(model: Any) -> Sizes:
@@ -92,6 +94,7 @@ def sizes_of(model: Any) -> Sizes:
         logits=model.vocab * (number + narrow),
         law=model.vocab * number,
         pair=model.dtype.itemsize * model.mask_copies,
+        blocks=bool(getattr(model, "block", 0)),
     )
 
 
@@ -107,8 +110,10 @@ def rows_of(demand: Demand) -> int:
     """The most rows that a cache needs: those of all tokens but the last, which is never computed.
 
     A tree may still have all its nodes where two tokens are lacking, below a root whose row follows
-    those of the tokens before it.
+    those of the tokens before it. A canvas has a row for each of its positions.
     """
+    if demand.canvases:
+        return demand.length
     beside = 0 if demand.chains else max(0, width_of(demand) - 2)
     return demand.length - 1 + beside
 
@@ -118,6 +123,8 @@ def footprint(target: Sizes, drafts: Sequence[Sizes], demand: Demand, batch: int
 
     `drafts`: the models that draft.
     """
+    if demand.canvases:
+        return _of_canvases(target, demand, batch)
     width = width_of(demand)
     drafted = width - 1 - demand.forced if width > 1 else 0
     asked = drafts if demand.nodes else ()  # a model that is never asked has no rows
@@ -132,6 +139,16 @@ def footprint(target: Sizes, drafts: Sequence[Sizes], demand: Demand, batch: int
     weights = sum(model.weights for model in (target, *drafts))
     parts = (batch * part for part in (rows, laws, logits, masks))
     return Footprint(weights, *parts)
+
+
+def _of_canvases(target: Sizes, demand: Demand, batch: int) -> Footprint:
+    """A row, and a mask's law beside its logits, of every position behind the prompt."""
+    copies = batch * demand.canvases
+    masked = copies * (demand.length - demand.prompt)
+    pairs = copies * demand.length**2 if target.blocks else 0
+    rows = copies * demand.length * target.row
+    parts = (rows, masked * target.law, masked * target.logits, pairs * target.pair)
+    return Footprint(target.weights, *parts)
 
 
 def _pairs(demand: Demand, width: int) -> int:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
+from foretell.errors import BadConfig
 
 MASKED = -1
 
@@ -30,6 +32,27 @@ class Look(Ask):
     wanted: Sequence[int] = ()
     computed: Sequence[int] | None = None
     attended: Sequence[int] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.canvas) if self.computed is None else len(self.computed)
+
+
+def canvas_of(given: Any, vocab: int, mask_id: int) -> tuple[int, ...]:
+    """What a user gives to stand behind a prompt: token ids, MASKED where to be filled. Raises
+    BadConfig.
+    """
+    allowed = f"a list of token ids (0 to {vocab - 1}), with {MASKED} where to be filled"
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, list | tuple):
+        raise BadConfig.field("canvas", given, allowed)
+    for token in given:
+        if type(token) is not int or not MASKED <= token < vocab or token == mask_id:
+            raise BadConfig(f"canvas: {token!r} cannot stand there; give {allowed}")
+    if MASKED not in given:
+        raise BadConfig(f"canvas: has nothing to fill; give {allowed}")
+    return tuple(given)
 
 
 def look(
@@ -50,7 +73,8 @@ class Sheet:
     """A canvas while it is filled.
 
     `known`: of each position behind the prompt that was committed, in what round and with what
-    chance of its token (the model's own, before temperature and filters).
+    chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
+    entry that stats.logprobs made of the row it was committed by, where these are asked for.
     """
 
     canvas: list[int]
@@ -59,6 +83,8 @@ class Sheet:
     rounds: int = 0
     commits: int = 0  # tokens that were committed, those that were taken back included
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
+    logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
+    told: list[int] | None = None  # what stood behind the prompt when `changes` was called last
 
     @property
     def end(self) -> int:
@@ -86,7 +112,21 @@ class Sheet:
     def mask(self, place: int) -> None:
         """Takes a committed token back."""
         del self.known[place]
+        self.logprobs.pop(place, None)
         self.canvas[place] = MASKED
 
     def copy(self) -> Sheet:
-        return replace(self, canvas=list(self.canvas), known=dict(self.known))
+        known, logprobs = dict(self.known), dict(self.logprobs)
+        return replace(self, canvas=list(self.canvas), known=known, logprobs=logprobs)
+
+    def changes(self) -> list[tuple[int, int | None]] | None:
+        """What is otherwise than at the last call, as of types.Tell; None: nothing, not even the
+        length. The first call tells of a canvas of masks, and what was given in it.
+        """
+        now = self.canvas[self.first :]
+        before, self.told = self.told, now
+        if before == now:
+            return None
+        old = before or [MASKED] * len(now)
+        changed = [i for i, token in enumerate(now) if token != old[i]]
+        return [(i, None if now[i] == MASKED else now[i]) for i in changed]

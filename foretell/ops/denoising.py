@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell import tracing
 from foretell.core.strategy import Strategy
-from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps
+from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps, Tell
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.canvas import MASKED, Look, Sheet, look
 from foretell.ops.planning import Planner, View, planner_of
 from foretell.policy.checks import refuse_options, refuse_source
+from foretell.stats import logprobs
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -40,6 +42,10 @@ REFUSED = dict.fromkeys(
     ),
     OF_A_PATH,
 )
+OF_GIVEN: tuple[None, list[Any]] = (
+    None,
+    [],
+)  # entry of a token that was given: the model had no say in it
 CANVAS = "canvas"  # of a request's inputs: the tokens behind its prompt, MASKED where to be filled
 
 
@@ -81,6 +87,16 @@ class Proposals:
             self._scored = self._scores()
         return self._scored
 
+    def law(self, number: int) -> torch.Tensor:
+        """Of the token at places[number] (V,), with all that sampling does to it; at temperature 0
+        before the best one is taken.
+        """
+        scores, sampler = self.scores[number], self.ctx.sampler
+        law = scores.softmax(-1) if sampler.greedy else sampler.laws(scores[None])[0]
+        if not bool(law.sum().isfinite()):
+            raise sampler.fault(scores, self.rows[number])
+        return law
+
     def token(self, number: int) -> int:
         """The token that is proposed for places[number], drawn when it is first asked for."""
         if number not in self.drawn:
@@ -88,12 +104,21 @@ class Proposals:
             if sampler.greedy:
                 self.drawn[number] = int(sampler.argmax(scores, self.rows[number]))
             else:
-                law = sampler.laws(scores[None])[0]
-                if not bool(law.sum().isfinite()):
-                    raise sampler.fault(scores, self.rows[number])
+                law = self.law(number)
                 place = self.places[number] - self.sheet.first
                 self.drawn[number] = self.ctx.rng.sample(law, "target", place, self.sheet.commits)
         return self.drawn[number]
+
+    def commit(self, sheet: Sheet, number: int, token: int | None = None) -> None:
+        """Commits the token that is proposed for places[number], or another one in its place."""
+        token = self.token(number) if token is None else token
+        place = self.places[number]
+        sheet.commit(place, token, float(self.p[number, token]))
+        best = self.ctx.sampler.sampling.logprobs
+        if best is not None:
+            row = self.rows[number]
+            known = int((row > -torch.inf).sum())  # a mask is not among the best
+            (sheet.logprobs[place],) = logprobs(row[None], [token], min(best, known))
 
     def tokens(self) -> torch.Tensor:
         """Of all positions (n,)."""
@@ -125,16 +150,28 @@ class Denoising(Strategy):
 
     block = 32  # positions that are filled before later ones; 0: all together
     kind = "diffusion"
-    needs = ("canvas",)
+    needs = ("canvas", "masks")
     one_text = True
     knows_order = False  # whether it knows the next positions before it looks
     remasks = False  # whether committed tokens of the current block may be taken back
+
+    @property
+    def canvases(self) -> int:
+        """How many it has side by side at most, each with cache rows of its own."""
+        return 1
 
     def __post_init__(self) -> None:
         if self.block < 0:
             raise BadConfig.field("block", self.block, "a number of positions, or 0 for all")
 
     def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
+        check(ctx)
+        self.check(ctx, planner_of(ctx))
+        return self.rounds(ctx)
+
+    def rounds(self, ctx: Context) -> Steps:
+        """Looks and fills until the text is done."""
         sheet = begun(ctx)
         planner = planner_of(ctx)
         planner.start(sheet)
@@ -157,6 +194,9 @@ class Denoising(Strategy):
 
     # --- what a method decides
 
+    def check(self, ctx: Context, planner: Planner) -> None:
+        """What else it cannot honour of a request. Raises as `run`."""
+
     def start(self, ctx: Context, sheet: Sheet) -> Any:
         """What it remembers of this canvas."""
         return None
@@ -168,10 +208,8 @@ class Denoising(Strategy):
 
     def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
         """Commits what it chooses, at least one token."""
-        chances = found.p
         for number in self.choose(sheet, found, state):
-            token = found.token(number)
-            sheet.commit(found.places[number], token, float(chances[number, token]))
+            found.commit(sheet, number)
 
     def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
         """Numbers of the proposals that are committed now."""
@@ -240,16 +278,26 @@ def take_back(sheet: Sheet, block: tuple[int, int], count: int) -> None:
         sheet.mask(place)
 
 
-def begun(ctx: Context) -> Sheet:
-    """The canvas of a request. Raises BadConfig or Unsupported for what denoisers cannot honour."""
+def check(ctx: Context) -> None:
+    """Raises BadConfig or Unsupported for what no denoiser can honour of a request."""
     name = ctx.request.name
     refuse_options(name, ctx.request.sampling, REFUSED)
     refuse_source(name, ctx.request)
+    if not isinstance(ctx.request.trace, tracing.Steps | None):
+        need = "a method that writes from left to right: a canvas has no drafts to show"
+        target = ctx.models["target"].name
+        raise Unsupported.missing(f"trace of {name}", target, need, "watch it with stream")
     mask_id = getattr(ctx.models["target"], "mask_id", None)
     if mask_id in ctx.tokens:
         raise BadConfig(
-            f"the prompt has the mask token ({mask_id}): only LM.fill takes texts with gaps"
+            f"a prompt cannot have the mask token ({mask_id}): only LM.fill takes texts with gaps"
         )
+    begun(ctx)
+
+
+def begun(ctx: Context) -> Sheet:
+    """The canvas of a request. Raises Unsupported where it is longer than its text may become."""
+    name = ctx.request.name
     room = ctx.limit - len(ctx.tokens)
     behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * room))
     if len(behind) > room:
@@ -303,9 +351,12 @@ def asked(ctx: Context, sheet: Sheet, view: View, branch: int = 0) -> Look:
 def committed_prefix(
     ctx: Context, sheet: Sheet, settled: int
 ) -> Generator[Message, Any, str | None]:
-    """Makes the tokens final that no mask precedes, up to a position. Returns why the text ended,
-    None: it goes on.
+    """Tells what has changed, and makes the tokens final that no mask precedes, up to a position.
+    Returns why the text ended, None: it goes on.
     """
+    changed = sheet.changes()
+    if changed is not None:
+        yield Tell(changed, sheet.end - sheet.first, ctx.branch)
     start = len(ctx.tokens)
     end = start
     while end < min(settled, sheet.end) and sheet.canvas[end] != MASKED:
@@ -314,7 +365,11 @@ def committed_prefix(
     reason: str | None = None
     if tokens:
         sources = ["given" if place in sheet.given else "target" for place in range(start, end)]
-        kept: Kept = yield Commit(tokens, torch.empty(0), ctx.branch, sources)
+        known: list[Any] = []
+        if ctx.sampler.sampling.logprobs is not None:
+            known = [sheet.logprobs.get(place, OF_GIVEN) for place in range(start, end)]
+        none = torch.empty(0)
+        kept: Kept = yield Commit(tokens, none, ctx.branch, sources, logprobs=known)
         reason = kept.reason
     if reason is None and not sheet.masked and end == sheet.end:
         return "length"

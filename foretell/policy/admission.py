@@ -129,6 +129,8 @@ class Admission:
         ctx = live.ctx
         branches = len(ctx.branches)
         tokens = sum(len(branch.tokens) for branch in ctx.branches.values()) + RESERVE
+        if canvases := getattr(ctx.request.strategy, "canvases", 0):  # whole from the beginning
+            tokens = branches * canvases * ctx.limit
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}
         models = [ctx.models[name] for name in names]
         return sum(tokens * model.row_bytes + branches * model.state_bytes for model in models)

@@ -89,7 +89,8 @@ def demand_of(request: Request, target: Model) -> Demand:
     prompt = len(request.prompt)
     length = min(prompt + max(1, sampling.max_new_tokens), target.context)
     forced = FORCED if nodes and sampling.constraint is not None else 0
-    return Demand(prompt, length, nodes, drawn, chains and not forced, forced, CHUNK)
+    canvases = getattr(strategy, "canvases", 0)
+    return Demand(prompt, length, nodes, drawn, chains and not forced, forced, CHUNK, canvases)
 
 
 def reserved(engine: Any) -> int:

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from foretell.policy.options import Sampling
 
 
+CAPABILITIES = {  # of a model: what is lacking without it, and the cure
+    "canvas": (
+        "a model that fills canvases, such as LLaDA's, and this one writes from left to right",
+        "leave the method out, or load another model",
+    ),
+    "masks": (
+        "a canvas of masks, and this model begins with noise",
+        "choose a method that is made for noise",
+    ),
+}
+
+
 def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
     """The models of a request, those that its method brings included.
 
@@ -31,10 +43,10 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
         raise Unsupported.missing(request.name, target.name, need, cure)
     for part in request.parts:
         who = request.name if part is request.strategy else source_name(part)
-        for need in {*part.needs} - target.caps:
-            raise Unsupported.missing(
-                who, target.name, f"the capability {need!r}", "choose another method"
-            )
+        for need in part.needs:
+            if need not in target.caps:
+                usual = f"the capability {need!r}", "choose another method"
+                raise Unsupported.missing(who, target.name, *CAPABILITIES.get(need, usual))
         brought = engine.brought.get(part) or part.bring(engine.models)
         if brought:
             engine.brought[part] = brought
@@ -77,7 +89,7 @@ def refuse_source(name: str, request: Request) -> None:
     if not (request.source is None or isinstance(request.source, Direct)):
         source = source_name(request.source)
         raise BadConfig(
-            f"{name} reads the target itself, and the rows of {source!r} are none of its own; "
+            f"rows: {name} reads the target itself, and those of {source!r} are none of its own; "
             "leave out the source of other rows, or take another method"
         )
 

@@ -19,6 +19,7 @@ CHUNK = 512  # tokens of texts in a forward
 DRAFT_CHUNK = CHUNK // 2  # of texts of draft models between two forwards of the target
 LEAST = 4  # tokens that a long text gets in any forward it takes part in
 STEP = 16  # committed tokens that an ask may lack and still be a step, which never waits for texts
+ROWS = 4096  # tokens of steps that share a forward; a single step may have more
 STRETCH = 2.0  # times as long as without texts a step may take, unless seconds are given
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
 
@@ -68,7 +69,7 @@ class FairPlan:
 
     def beside_steps(self, group: Sequence[OpenAsk], costs: Mapping[Any, Costs]) -> int:
         """Tokens of texts that fit into a forward beside the steps of this group."""
-        steps = [entry for entry in group if entry.pending <= STEP]
+        steps = self.fitting(group)
         if not steps:
             return CHUNK
         text = self.in_turn([entry for entry in group if entry.pending > STEP])
@@ -96,14 +97,26 @@ class FairPlan:
         return max(groups, key=lambda group: max(entry.waited for entry in group))
 
     @staticmethod
+    def fitting(group: Sequence[OpenAsk]) -> list[OpenAsk]:
+        """The steps of a group that one forward takes, in their order. Where they have more than
+        ROWS tokens, as canvases may, those that have waited for longest; the others come next.
+        """
+        steps = [entry for entry in group if entry.pending <= STEP]
+        total = sum(entry.size for entry in steps)
+        order = sorted(steps, key=lambda entry: entry.waited, reverse=True)
+        while total > ROWS and len(order) > 1:
+            total -= order.pop().size
+        return [entry for entry in steps if entry in order] if len(order) < len(steps) else steps
+
+    @staticmethod
     def in_turn(texts: list[OpenAsk]) -> list[OpenAsk]:
         """These in the order in which their requests come, see Admission."""
         return sorted(texts, key=lambda entry: entry.live.ctx.engine.admission.turn(entry.live))
 
     @staticmethod
     def share(group: list[OpenAsk], room: int) -> Planned:
-        """All steps of the group, and of its texts, in order, about `room` tokens."""
-        planned: Planned = [(entry, entry.size) for entry in group if entry.pending <= STEP]
+        """The steps of the group that fit, and of its texts, in order, about `room` tokens."""
+        planned: Planned = [(entry, entry.size) for entry in FairPlan.fitting(group)]
         for entry in FairPlan.in_turn([entry for entry in group if entry.pending > STEP]):
             if room < LEAST and planned:
                 break

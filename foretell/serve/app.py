@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 import foretell
+from foretell.defaults import baseline
 from foretell.serve.errors import ApiError, of_faults
 from foretell.serve.guard import Guard
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request
@@ -190,5 +191,6 @@ def _add_numbers(app: FastAPI, service: Service) -> None:
             "context": about["max_model_len"],
             "method": served.about(service.settings.bounds.method)[0],
             "methods": served.methods,
+            "plain": baseline(served.lm.models["target"]),
         }
         return json_response(numbers | names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -137,12 +138,15 @@ def _kind(error: ForetellError) -> tuple[int, str]:
 
 
 def _argument(message: str) -> str | None:
-    """The field that a message of ours begins with, as in `top_p=2: must be ...`."""
+    """The field that a message of ours begins with, as in `top_p=2: must be ...`, or that a method
+    refuses.
+    """
     for argument, field in FIELDS_OF_ARGUMENTS.items():
         rest = message.removeprefix(argument)
         if rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):
             return field
-    return None
+    refused = re.search(r" cannot honour (\w+)=", message)  # of a method, see policy.checks
+    return FIELDS_OF_ARGUMENTS.get(refused[1]) if refused else None
 
 
 def of_pydantic(error: ValidationError) -> ApiError:

@@ -133,14 +133,17 @@ class Answer:
         """The field `foretell`: how the tokens came about, over all choices."""
         steps = sum(one.steps for one in stats)
         later = sum(one.tokens - one.first_tokens for one in stats)
+        # As of Stats.mat: where nothing came with the prompt, its forward was a step too.
+        counted = sum(one.steps + (not one.first_tokens) for one in stats)
         return {
             "method": self.method,
             "guarantee": self.guarantee,
             "steps": steps,
             "drafted": sum(one.drafted for one in stats),
             "accepted": sum(one.accepted for one in stats),
-            "tokens_per_step": round(later / steps, 3) if steps else 1.0,
+            "tokens_per_step": round(later / counted, 3) if steps else 1.0,
             "forwards": sum(sum(one.calls.values()) for one in stats),
+            "rows": sum(sum(one.rows.values()) for one in stats),
             "computed_by": self.served.computed_by,
         }
 
@@ -153,7 +156,8 @@ class Answer:
         if piece.stats is not None:
             self._finished[piece.prompt] = piece.stats
         delta = self._delta(piece)  # which also notes the tokens of a piece without a text
-        if not (piece.text or piece.finish_reason or (self.request.trace and piece.tokens)):
+        traced = self.request.trace and (piece.tokens or piece.length is not None)
+        if not (piece.text or piece.finish_reason or traced):
             return None
         chunk = self._head(self.chunk_kind) | {"choices": [delta]}
         if self.request.include_usage:
@@ -166,7 +170,9 @@ class Answer:
         return chunk
 
     def _trace(self, piece: Piece) -> dict[str, Any]:
-        """Who proposed each token of a piece, and the tree of its step."""
+        """Who proposed each token of a piece, and the tree of its step; what stands behind the text
+        for now, where that is filled out of order.
+        """
         tree = None
         if piece.step is not None and len(piece.step.tree) > 1:
             drafted = piece.step.tree
@@ -176,7 +182,18 @@ class Answer:
                 "sources": drafted.sources,
                 "accepted": piece.step.path,
             }
-        return {"parts": piece.parts, "sources": piece.draft, "tree": tree}
+        about: dict[str, Any] = {"parts": piece.parts, "sources": piece.draft, "tree": tree}
+        if piece.length is not None:
+            about["placed"] = [
+                [place, None if token is None else self._shown(token)]
+                for place, token in piece.placed
+            ]
+            about["length"] = piece.length
+        return about
+
+    def _shown(self, token: int) -> str:
+        """A token's text; an end has none."""
+        return "" if token in self.ends else self.served.token_text(token)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError

@@ -47,8 +47,13 @@ class Served:
 
     @cached_property
     def methods(self) -> list[dict[str, str]]:
-        """The methods that a request may name, each with what it guarantees."""
-        cards = [card(name) for name in registry.methods()]
+        """The methods that a request may name, each with what it guarantees: those that fill
+        canvases, or those that write from left to right.
+        """
+        fills = "canvas" in self.lm.models["target"].caps
+        denoisers = registry.names("diffusion")
+        names = [name for name in registry.methods() if (name in denoisers) == fills]
+        cards = [card(name) for name in names]
         return [
             {"name": one.name, "guarantee": one.guarantee, "summary": one.summary} for one in cards
         ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.contexts import Contexts
+from foretell.defaults import baseline
 from foretell.errors import BadConfig, ForetellError, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
+CANVAS_TOKENS = 256  # of an answer in a chat with a model that fills canvases
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
@@ -95,10 +97,12 @@ def translate(
     scored = (
         isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
     )
-    if scored and "source" in lm.models["target"].caps:
+    unscored = {"source": "reads the prompt in an encoder", "canvas": "fills canvases"}
+    reads = [how for cap, how in unscored.items() if cap in lm.models["target"].caps]
+    if scored and reads:
         raise ApiError(
-            "echo: this model reads the prompt in an encoder, which gives its tokens no "
-            "log-probabilities; leave out echo, or logprobs",
+            f"echo: this model {reads[0]}, which gives a prompt's tokens no log-probabilities; "
+            "leave out echo, or logprobs",
             "echo",
             "unsupported_value",
         )
@@ -134,7 +138,7 @@ def translate(
     arguments |= _form(request) | _beside(request, bounds.tests) | _constraint(request, bounds)
     if kv is not None:
         arguments["kv"] = kv
-    method = _method(request, bounds.method)
+    method = _method(request, bounds.method, baseline(lm.models["target"]))
     if "temperature" not in arguments:
         arguments["temperature"] = _usual_temperature(lm, method, arguments.get("reward"))
     if tenant:
@@ -274,6 +278,8 @@ def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds, kv: Any
     given = _asked_limit(request)
     if given is None and isinstance(request, CompletionRequest):
         given = COMPLETION_TOKENS
+    if given is None and "canvas" in target.caps:  # all of it is computed in every forward
+        given = CANVAS_TOKENS
     return room if given is None else min(given, room)
 
 
@@ -341,10 +347,12 @@ def _literally(text: str) -> str:
     return "".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~/" else c for c in text)
 
 
-def _method(request: Request, default: str) -> str:
-    """The method that is asked for. What reads files, or takes more than its share, is refused."""
+def _method(request: Request, default: str, plain: str) -> str:
+    """The method that is asked for; `plain`: without speculation. What reads files, or takes more
+    than its share, is refused.
+    """
     if request.speculation == "off":
-        return "plain"
+        return plain
     if request.method is None:
         return "auto" if request.speculation == "on" and default == "plain" else default
     spec = request.method

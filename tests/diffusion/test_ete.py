@@ -72,3 +72,15 @@ def test_bad_settings_are_named() -> None:
             text(ToyCanvas(), bad)
     with pytest.raises(BadConfig, match="ahead=0"):
         text(ToyCanvas(), "ete", kv="dual")
+
+
+def test_what_is_explored_is_what_sampling_leaves() -> None:
+    """With one value left there is nothing to choose."""
+    for seed in range(4):
+        model, options = ToyCanvas(seed=seed), {"max_new_tokens": 8, "seed": seed}
+        hot = {"temperature": 2.0, "top_k": 1, **options}
+        alone = text(model, "ete:block=4,explore=commit", **options)
+        assert text(model, "ete:block=4", **hot) == alone
+        banned = text(model, "ete:block=4", logit_bias={1: -90.0, 3: -90.0}, **options)
+        assert not {1, 3} & {*banned}
+        assert {1, 3} & {*text(model, "ete:block=4", **options)}

@@ -24,11 +24,13 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.toy import Toy
+from foretell.families.toy_canvas import ToyCanvas
 from foretell.memory import footprint as memory
 from foretell.memory.footprint import Demand, Room, footprint, room, rows_of, sizes_of
 from foretell.policy import budget
 from foretell.strategies.plain import Plain
 from tests import laws, tiny
+from tests.diffusion.worlds import request as denoised
 
 BANNED = range(12, 24)  # tokens
 
@@ -331,3 +333,20 @@ def test_what_cannot_be_told_beforehand_is_refused_by_name() -> None:
     engine.admission.budget = 1 << 30
     with pytest.raises(Unsupported, match=r"executor='torch'"):
         engine.add(Request([1, 2], Plain()))
+
+
+@pytest.mark.parametrize(("method", "copies"), [("confidence", 1), ("freedave:drafts=3", 4)])
+@pytest.mark.parametrize("block", [0, 3])
+def test_a_canvas_takes_what_is_predicted(method: str, copies: int, block: int) -> None:
+    """All its rows, and those of the canvases beside it; a smaller budget makes it shorter."""
+    model = ToyCanvas(sharpness=9.0, block=block)
+    demand = Demand(prompt=2, length=12, nodes=0, canvases=copies)
+    found = footprint(sizes_of(model), (), demand)
+    asked = [denoised(model, method, (0, 1), max_new_tokens=10) for _ in range(2)]
+    peak, (live,) = run({"target": model}, asked[0], limit=found.total)
+    assert len(live.ctx.output) == 10
+    assert found.rows / 2 < peak <= found.total - found.laws
+    if copies == 1 and not block:
+        assert peak == found.rows + found.logits
+    peak, (live,) = run({"target": model}, asked[1], limit=found.total // 2)
+    assert 0 < len(live.ctx.output) < 10 and peak <= found.total // 2

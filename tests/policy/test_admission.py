@@ -16,9 +16,12 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import DeadlineExceeded, RequestFailed
 from foretell.families.toy import Toy, ToyRecurrent
+from foretell.families.toy_canvas import ToyCanvas
 from foretell.policy import admission
 from foretell.policy.admission import Admission
 from tests import laws
+from tests.diffusion.worlds import filled
+from tests.diffusion.worlds import request as asked
 
 VOCAB = 8
 TARGET = Toy(VOCAB, seed=3, copy=1.5)
@@ -183,3 +186,23 @@ def test_states_that_cannot_be_computed_again_are_not_given_up() -> None:
     while engine.live:
         engine.step()
     assert all(live.error is None for live in lives)
+
+
+@pytest.mark.parametrize(("method", "copies"), [("confidence:block=4", 1), ("freedave:block=4", 5)])
+def test_a_canvas_takes_all_its_rows_from_the_beginning(method: str, copies: int) -> None:
+    """Beside another one only where both fit; and what is paused goes on to the same text."""
+    model = ToyCanvas()
+    prompts = [(0,), (1, 2), (3,)]
+    alone = [filled(model, method, prompt)[0].ctx.output for prompt in prompts]
+    for held_at_once in (1, 2):
+        engine = Engine({"target": model})
+        engine.admission = Admission(memory=held_at_once * copies * 10 * model.row_bytes)
+        lives = [engine.add(asked(model, method, prompt)) for prompt in prompts]
+        most = 0
+        while engine.live:
+            engine.step()
+            most = max(most, engine.running)
+            if engine.running > 1:
+                assert held(engine) <= engine.admission.memory
+        assert most == held_at_once or copies > 1  # which are not all there in every step
+        assert [live.ctx.output for live in lives] == alone

@@ -19,12 +19,14 @@ from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Open, Sampling, Steps
 from foretell.families.toy import Toy
+from foretell.families.toy_canvas import ToyCanvas
 from foretell.memory.job import Job
 from foretell.policy import schedule
 from foretell.policy.costs import Costs
 from foretell.policy.schedule import FairPlan, Planned, Waiting
 from foretell.strategies.plain import Plain
 from tests import laws
+from tests.diffusion.worlds import filled
 
 
 class Wide(Toy):
@@ -267,3 +269,30 @@ def test_costs_are_kept_by_model_executor_and_layers() -> None:
         assert engine.costs[key].seconds.keys() >= {1} or key[0] is target
     assert engine.costs_of(target) is engine.costs[target, "torch", None]
     assert engine.costs_of(target, "other") is not engine.costs_of(target)
+
+
+def test_canvases_share_a_forward_as_far_as_their_rows_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that waited come next, and every text is what it is alone."""
+    model = ToyCanvas()
+    prompts = [[0], [1, 2], [3], [2, 1, 0], [1]]
+    alone = [denoised(model, prompt) for prompt in prompts]
+    widths: list[int] = []
+    forward = model.forward
+
+    def noted(jobs: Sequence[Job]) -> Any:
+        widths.append(sum(len(job.tokens) for job in jobs))
+        return forward(jobs)
+
+    monkeypatch.setattr(model, "forward", noted)
+    monkeypatch.setattr(schedule, "ROWS", 24)
+    assert [live.ctx.output for live in filled(model, "confidence:block=0", *prompts)] == alone
+    assert max(widths) <= 24 < 8 * 5 and len(widths) >= 5 * 8 / 2
+    widths.clear()
+    monkeypatch.setattr(schedule, "ROWS", 4)  # one canvas has more
+    assert [live.ctx.output for live in filled(model, "confidence:block=0", *prompts)] == alone
+    assert max(widths) == 11 and len(widths) == 5 * 8
+
+
+def denoised(model: ToyCanvas, prompt: list[int]) -> list[int]:
+    (live,) = filled(model, "confidence:block=0", prompt)
+    return live.ctx.output

@@ -1,5 +1,6 @@
 // One answer while it is made: its text token by token, its steps, its figures.
 
+import { Canvas } from "./canvas.js";
 import { element } from "./dom.js";
 import { figure, percent } from "./format.js";
 import { TARGET, look, spoken } from "./sources.js";
@@ -28,6 +29,7 @@ export class Lane {
     this.began = this.first = this.last = null; // milliseconds
     this.firstTokens = 0; // that came with the first step
     this.summary = null; // the server's figures, at the end
+    this.canvas = null; // what stands behind the text, where the model fills a canvas
     this.reason = null;
     this.heading = element("h3", {}, title);
     this.guarantee = element("span", { className: "badge", hidden: true });
@@ -63,6 +65,10 @@ export class Lane {
     const choice = chunk.choices?.[0];
     const text = choice?.text ?? choice?.delta?.content ?? "";
     const extra = chunk.foretell;
+    if (extra?.placed) {
+      this.canvas ??= new Canvas();
+      this.canvas.take(extra.placed, extra.length);
+    }
     if (extra?.parts?.length) this.#step(text, extra);
     else this.#append(text);
     if (extra?.method) this.summary = extra;
@@ -107,6 +113,10 @@ export class Lane {
     const { scrollTop, clientHeight, scrollHeight } = this.text;
     const follows = scrollTop + clientHeight > scrollHeight - NEAR;
     this.text.append(this.fresh);
+    if (this.canvas) {
+      if (this.reason) this.canvas.root.remove(); // what is behind the end is no part of the text
+      else this.text.append(this.canvas.draw(this.tokens));
+    }
     if (follows) this.text.scrollTop = this.text.scrollHeight;
   }
 
@@ -129,13 +139,19 @@ export class Lane {
     }
   }
 
-  /** Tokens a second after the first step; null as long as there is nothing to measure. */
+  /** Tokens a second after the first step, of a canvas from the beginning, since its first tokens
+   * may be final last; null as long as there is nothing to measure.
+   */
   get speed() {
+    if (this.canvas) {
+      return this.tokens && this.last ? (1000 * this.tokens) / (this.last - this.began) : null;
+    }
     const tokens = this.tokens - this.firstTokens;
     return tokens > 0 && this.last > this.first ? (1000 * tokens) / (this.last - this.first) : null;
   }
 
   get perStep() {
+    if (this.canvas) return this.summary?.tokens_per_step ?? this.canvas.perStep;
     const own = this.steps.length ? this.tokens / this.steps.length : null;
     return this.summary?.tokens_per_step ?? own;
   }
@@ -147,9 +163,19 @@ export class Lane {
     const accepted = this.summary?.accepted ?? this.accepted;
     const wait = this.first === null ? null : (this.first - this.began) / 1000;
     const rows = [
-      ["tokens/s", figure(this.speed), "Tokens a second after the first step"],
+      [
+        "tokens/s",
+        figure(this.speed),
+        this.canvas ? "Final tokens a second" : "Tokens a second after the first step",
+      ],
       ["tokens a step", figure(this.perStep), "Plain decoding has 1"],
-      ["drafts accepted", percent(accepted, drafted), `${accepted} of ${drafted} drafted tokens`],
+      this.canvas
+        ? ["filled", this.canvas.share, "Positions of the canvas that have a token"]
+        : [
+            "drafts accepted",
+            percent(accepted, drafted),
+            `${accepted} of ${drafted} drafted tokens`,
+          ],
       ["tokens", this.tokens.toLocaleString("en"), "Tokens of the answer so far"],
       ["s to the first", figure(wait), "Seconds from the request to the first token"],
     ];

@@ -27,6 +27,11 @@ let lanes = []; // that are shown
 let drawing = null; // the timer of the next drawing
 let effort = 0; // milliseconds that the last one took
 
+/** The method that others race against. */
+function plain() {
+  return server?.plain ?? "plain";
+}
+
 function key() {
   return byId("key").value.trim();
 }
@@ -179,7 +184,10 @@ async function both(prompt, before, signal) {
   const together = byId("order").value === "together";
   const ask = asking(prompt, before);
   const fast = ask.body.method ?? "the server’s method";
-  if (fast === "plain") throw new Invalid("method", "Choose another method to race against plain.");
+  const base = plain();
+  if (fast === base) {
+    throw new Invalid("method", `Choose another method to race against ${base}.`);
+  }
   // With draws, only one seed for both can give the same text.
   if (ask.body.temperature !== 0) ask.body.seed ??= Math.floor(SEEDS * Math.random());
   const current = { plain: null, fast: null };
@@ -187,16 +195,16 @@ async function both(prompt, before, signal) {
     rounds,
     together,
     async (which) => {
-      const body = which === "plain" ? { ...ask.body, method: "plain" } : ask.body;
+      const body = which === "plain" ? { ...ask.body, method: base } : ask.body;
       await answer(current[which], { path: ask.path, body }, signal);
       return signal.aborted ? null : current[which];
     },
     (round, first) => {
-      current.plain = new Lane("plain");
+      current.plain = new Lane(base);
       current.fast = new Lane(fast, (i) => steps.choose(i));
       showLanes("Race", prompt, current.plain, current.fast);
       showTurns(before);
-      const names = { plain: "plain", fast };
+      const names = { plain: base, fast };
       const who = first ? `one by one, ${names[first]} first` : "both at once, sharing the machine";
       say(byId("race-said"), `Round ${round} of ${rounds}: ${who}.`);
     },
@@ -251,6 +259,7 @@ function learn(state) {
   server = state;
   byId("model").textContent = state.model;
   byId("method").placeholder = state.method;
+  byId("race").textContent = `Race against ${plain()}`;
   showGuarantee();
 }
 

@@ -49,7 +49,9 @@ export function verdict(rounds) {
   const said = [];
   if (ratios.length) {
     const of = ratios.length > 1 ? `, median of ${count(ratios.length, "round")}` : "";
-    said.push(`${figure(median(ratios))} times as fast as plain decoding${of}.`);
+    const base = rounds[0].plain.title;
+    const whom = base === "plain" ? "plain decoding" : base;
+    said.push(`${figure(median(ratios))} times as fast as ${whom}${of}.`);
   } else {
     said.push("The answers are too short to compare their speed.");
   }
@@ -74,8 +76,8 @@ function parting(one, other) {
 
 /** A table with a row a round. */
 export function table(rounds, fast) {
-  const names = { plain: "plain", fast };
-  const head = ["Round", "First", "plain, tokens/s", `${fast}, tokens/s`, "times"];
+  const names = { plain: rounds[0].plain.title, fast };
+  const head = ["Round", "First", `${names.plain}, tokens/s`, `${fast}, tokens/s`, "times"];
   const rows = rounds.map((round, i) => [
     i + 1,
     round.first ? names[round.first] : "at once",

@@ -34,7 +34,7 @@ export class Steps {
   }
 
   show() {
-    const steps = this.lane?.steps ?? [];
+    const steps = this.lane?.canvas ? [] : (this.lane?.steps ?? []); // a canvas has no trees
     this.card.hidden = !steps.length;
     if (!steps.length) return;
     this.slider.max = steps.length;

@@ -1,0 +1,76 @@
+"""A canvas on a terminal while it is filled: behind the final text what is there for now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.text import Text
+
+from foretell.cli._answers import coloured, harmless
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from foretell.api import Piece
+
+MASK = "\u2592"  # a position that is not filled
+FRESH, STANDING, OPEN = "bold", "", "dim"  # filled by the last step, by one before it, not filled
+
+
+class Canvas:
+    """A text, and behind it what stands on the canvas for now."""
+
+    def __init__(self, prompt: Text, decode: Callable[[Sequence[int]], str]):
+        self.text = prompt
+        self.decode = decode
+        self.final = 0  # tokens that the text has
+        self.cells: list[int | None] = []  # of all positions
+        self.fresh: set[int] = set()  # filled by the last step
+
+    def take(self, piece: Piece) -> None:
+        self.text.append_text(coloured(piece, {}))
+        self.final += len(piece.tokens)
+        if piece.length is None:
+            return
+        lacking = piece.length - len(self.cells)
+        self.cells = [*self.cells[: piece.length], *[None] * lacking]
+        self.cells_changed(piece.placed)
+
+    def cells_changed(self, placed: Sequence[tuple[int, int | None]]) -> None:
+        for place, token in placed:
+            self.cells[place] = token
+        self.fresh = {place for place, token in placed if token is not None}
+
+    def __rich__(self) -> Text:
+        whole = self.text.copy()
+        for place in range(self.final, len(self.cells)):
+            token = self.cells[place]
+            if token is None:
+                whole.append(MASK, OPEN)
+            else:
+                said = harmless(self.decode([token])).replace("\n", "\u21b5")
+                whole.append(said, FRESH if place in self.fresh else STANDING)
+        return whole
+
+
+def show(
+    prompt: Text,
+    pieces: Iterator[Piece],
+    decode: Callable[[Sequence[int]], str],
+    console: Console,
+) -> Piece | None:
+    """Shows an answer behind its prompt while its canvas fills, and then as any other. Returns its
+    last piece.
+    """
+    canvas = Canvas(prompt, decode)
+    piece = None
+    try:
+        with Live(canvas, console=console, transient=True, auto_refresh=False) as shown:
+            for piece in pieces:
+                canvas.take(piece)
+                shown.refresh()
+    finally:
+        console.print(canvas.text)
+    return piece
