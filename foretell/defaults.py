@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foretell.heads.model import shipped
+from foretell.ops.canvas import FILLERS, filled_by
 from foretell.ops.words import related
-from foretell.spec import AUTO, CHEAP, DENOISER, DRAFT, HEAD, HEAD_STEP, QUICK, STEP
+from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STEP
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def simplest(target: Model) -> str:
     """A method that asks nothing but the target."""
-    return DENOISER if "canvas" in target.caps else "plain"
+    return FILLERS[filled_by(target)] if "canvas" in target.caps else "plain"
 
 
 def usual(target: Model, draft: Model | None, step: float) -> str:

@@ -3,7 +3,8 @@
     position   0 ....... first-1 | first ..................... end-1
                the prompt        | tokens that are committed, and masks
 
-A masked position has MASKED in place of a token; what its model reads there is the model's matter.
+A masked position has MASKED in place of a token. What its model reads there is the model's matter,
+or what the denoiser shows it for the time being: tokens that change again.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 
 MASKED = -1
+# What a model was taught to fill: masks, or tokens drawn evenly.
+MASKS, UNIFORM = "masks", "uniform"
+FILLERS = {MASKS: "threshold", UNIFORM: "renoise"}  # and the method that `auto` stands for then
+
+
+def filled_by(model: object) -> str:
+    """What a model that fills canvases was taught to fill."""
+    fills: str = getattr(model, "fills", MASKS)
+    return fills
 
 
 @dataclass(slots=True)
@@ -23,13 +35,16 @@ class Look(Ask):
     what the model says of the tokens there.
 
     The `computed` positions are computed anew, None: all; each attends to the `attended` ones,
-    computed or not, None: to all. Others keep the cache rows that they were given last.
+    computed or not, None: to all. Others keep the cache rows that they were given last; those that
+    have none are computed as well.
     """
 
     canvas: Sequence[int] = ()
     wanted: Sequence[int] = ()
     computed: Sequence[int] | None = None
     attended: Sequence[int] | None = None
+    # (wanted, V): what the model said of these positions before, where it reads that; None: nothing
+    said: torch.Tensor | None = None
 
 
 def look(
@@ -39,10 +54,12 @@ def look(
     computed: Sequence[int] | None = None,
     attended: Sequence[int] | None = None,
     branch: int = 0,
+    model: str = "target",
+    said: torch.Tensor | None = None,
 ) -> Look:
     """A Look on a branch whose text ends with the token `last`."""
-    view = (list(canvas), list(wanted), computed, attended)
-    return Look(TokenTree(last), "target", branch, None, (), None, False, 0, None, None, *view)
+    view = (list(canvas), list(wanted), computed, attended, said)
+    return Look(TokenTree(last), model, branch, None, (), None, False, 0, None, None, *view)
 
 
 @dataclass
@@ -50,7 +67,8 @@ class Sheet:
     """A canvas while it is filled.
 
     `known`: of each position behind the prompt that was committed, in what round and with what
-    chance of its token (the model's own, before temperature and filters).
+    chance of its token (the model's own, before temperature and filters). `shown`: of masked
+    positions the tokens that the model reads there for the time being.
     """
 
     canvas: list[int]
@@ -59,6 +77,7 @@ class Sheet:
     rounds: int = 0
     commits: int = 0  # tokens that were committed, those that were taken back included
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
+    shown: dict[int, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -68,6 +87,11 @@ class Sheet:
     def masked(self) -> list[int]:
         """Masked positions, ascending."""
         return [place for place in range(self.first, self.end) if self.canvas[place] == MASKED]
+
+    def read(self, end: int) -> list[int]:
+        """What the model reads of it before `end`."""
+        shown = self.shown
+        return [shown.get(place, token) for place, token in enumerate(self.canvas[:end])]
 
     def block(self, size: int) -> tuple[int, int]:
         """The block, from where to where, of the first masked position; `size` 0: the canvas."""
@@ -80,6 +104,7 @@ class Sheet:
     def commit(self, place: int, token: int, chance: float) -> None:
         assert self.canvas[place] == MASKED, "a committed token is not changed"
         self.canvas[place] = token
+        self.shown.pop(place, None)
         self.known[place] = self.rounds, chance
         self.commits += 1
 
@@ -89,4 +114,6 @@ class Sheet:
         self.canvas[place] = MASKED
 
     def copy(self) -> Sheet:
-        return replace(self, canvas=list(self.canvas), known=dict(self.known))
+        return replace(
+            self, canvas=list(self.canvas), known=dict(self.known), shown=dict(self.shown)
+        )

@@ -16,12 +16,13 @@ import torch
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.canvas import MASKED, Look, Sheet, look
+from foretell.ops.canvas import FILLERS, MASKED, MASKS, Look, Sheet, filled_by, look
 from foretell.ops.planning import Planner, View, planner_of
-from foretell.policy.checks import refuse_options, refuse_source
+from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
+    from foretell.core.model import Model
 
 OF_A_PATH = "it is a function of the tokens before, and a canvas is not filled from left to right"
 REFUSED = dict.fromkeys(
@@ -128,6 +129,7 @@ class Denoising(Strategy):
     needs = ("canvas",)
     one_text = True
     knows_order = False  # whether it knows the next positions before it looks
+    fills = MASKS  # what stands at positions that are open: what its models were taught to fill
     remasks = False  # whether committed tokens of the current block may be taken back
 
     def __post_init__(self) -> None:
@@ -243,16 +245,25 @@ def take_back(sheet: Sheet, block: tuple[int, int], count: int) -> None:
 def begun(ctx: Context) -> Sheet:
     """The canvas of a request. Raises BadConfig or Unsupported for what denoisers cannot honour."""
     name = ctx.request.name
+    target = ctx.models["target"]
+    fills = filled_by(target)
+    if fills != getattr(ctx.request.strategy, "fills", MASKS):
+        other, theirs = ("uniform noise", MASKS) if fills == MASKS else (MASKS, "uniform noise")
+        need = f"a model that fills {other}, and it fills {theirs}"
+        cure = f"choose a method for that, for example method={FILLERS[fills]!r}"
+        raise Unsupported.missing(name, target.name, need, cure)
     refuse_options(name, ctx.request.sampling, REFUSED)
     refuse_source(name, ctx.request)
-    mask_id = getattr(ctx.models["target"], "mask_id", None)
+    if fills != MASKS:  # planners are of canvases of masks
+        refuse_policy(name, ctx.request)
+    mask_id = getattr(target, "mask_id", None)
     if mask_id in ctx.tokens:
         raise BadConfig(
             f"the prompt has the mask token ({mask_id}): only LM.fill takes texts with gaps"
         )
     room = ctx.limit - len(ctx.tokens)
-    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * room))
-    if len(behind) > room:
+    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * whole_canvases(target, ctx, room)))
+    if CANVAS in ctx.request.inputs and len(behind) > room:
         raise Unsupported(
             f"{name}: the canvas has {len(behind)} positions behind its prompt, and there is room "
             f"for {room}; shorten it, or raise max_new_tokens"
@@ -260,6 +271,14 @@ def begun(ctx: Context) -> Sheet:
     first = len(ctx.tokens)
     given = frozenset(first + i for i, token in enumerate(behind) if token != MASKED)
     return Sheet([*ctx.tokens, *behind], first, given)
+
+
+def whole_canvases(target: Model, ctx: Context, room: int) -> int:
+    """How long a canvas of `room` tokens is for a model that was taught canvases of one length: it
+    fills whole ones, as far as its context reaches, and what is beyond the limit is cut off.
+    """
+    length: int = getattr(target, "canvas_length", 1)
+    return min(-(-room // length) * length, max(room, target.context - len(ctx.tokens)))
 
 
 def looks(

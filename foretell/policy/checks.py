@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.core.source import Direct
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
+from foretell.ops.canvas import FILLERS, filled_by
 from foretell.policy.budget import room_for
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
     fills = "canvas" in target.caps
     if fills and "canvas" not in request.strategy.needs:
         need = "a model that writes from left to right: it fills canvases"
-        cure = "choose a method of the kind diffusion, for example 'threshold'"
+        fitting = FILLERS[filled_by(target)]
+        cure = f"choose a method of the kind diffusion, for example {fitting!r}"
         raise Unsupported.missing(request.name, target.name, need, cure)
     for part in request.parts:
         who = request.name if part is request.strategy else source_name(part)
