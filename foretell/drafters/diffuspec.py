@@ -102,7 +102,7 @@ class Diffuspec(Drafter):
 
     def start(self, ctx: Context) -> State:
         check_ids("diffuspec:corpus", self.corpus, ctx.models["target"].vocab)
-        reader = MaskReader(ctx)
+        reader = MaskReader(ctx, "diffuspec")
         corpus = []
         if self.corpus and self.search and self.weight < 1:
             corpus.append(ctx.shared(lambda: Ngrams(ORDER, self.corpus), "corpus"))

@@ -24,10 +24,10 @@ class MaskReader:
     Raises Unsupported for a model that fills no masks, or whose tokens are not the target's.
     """
 
-    def __init__(self, ctx: Context, name: str = "draft"):
+    def __init__(self, ctx: Context, method: str, name: str = "draft"):
+        """`method`: who reads it."""
         self.name = name
         self.model: Any = ctx.models[name]
-        method = ctx.request.name
         if getattr(self.model, "mask_id", None) is None or "canvas" not in self.model.caps:
             need = "a draft model that fills masks"
             cure = "load one with draft=, or use the method draft for one that writes"

