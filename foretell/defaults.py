@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foretell.heads.model import shipped
+from foretell.ops.canvas import MASKS, filler
 from foretell.ops.words import related
-from foretell.spec import AUTO, CHEAP, DENOISER, DRAFT, HEAD, HEAD_STEP, QUICK, STATIC, STEP
+from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STATIC, STEP
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
 def simplest(target: Model) -> str:
     """A method that asks nothing but the target."""
-    return DENOISER if "canvas" in target.caps else "plain"
+    return filler(target) if "canvas" in target.caps else "plain"
 
 
 def baseline(target: Model) -> str:
     """What other methods are measured against: one forward of the target, one token."""
-    return STATIC if "canvas" in target.caps else "plain"
+    return STATIC if MASKS in target.caps else simplest(target)
 
 
 def usual(target: Model, draft: Model | None, step: float) -> str:

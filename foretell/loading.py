@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-CANVAS = "canvas"  # of the configuration of a model that fills canvases: families/masked.py
 OWN_VOCAB = "draft_vocab.json"
 LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
 Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
@@ -236,7 +235,7 @@ def _loaded(name: str, title: str, options: _Options, revision: str | None = Non
 
 def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, Refusals]:
     """Its adapter, computed by what `options.executor` says, and who refused it."""
-    from foretell.families.canvas import denoiser
+    from foretell.families.canvas import denoiser, fills_canvases
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
@@ -247,7 +246,7 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
 
     if hf.config.is_encoder_decoder:
         return EncoderDecoder(hf, name), ()
-    if hasattr(hf.config, CANVAS):
+    if fills_canvases(hf.config):
         return denoiser(hf, name, options.executor, options.exact_bits), ()
     whole = options.executor in ("auto", "torch") and not options.exact_bits
     if whole and reads_pictures(hf):

@@ -143,12 +143,12 @@ def split_terms(
     terms["policy"] = None if kv is None else kv_of(kv).named(target)
     terms["prefix"] = options.get("prefix")
     terms["canvas"] = options.get("canvas")
-    if terms["canvas"] is not None and "masks" not in target.caps:
-        need = "a model that fills canvases of masks"
+    if terms["canvas"] is not None and "canvas" not in target.caps:
+        need = "a model that fills canvases"
         raise Unsupported.missing("fill", target.name, need, "use generate")
     if terms["canvas"] is not None:
-        masked: Any = target
-        terms["canvas"] = canvas_of(terms["canvas"], masked.vocab, masked.mask_id)
+        mask_id = getattr(target, "mask_id", None)
+        terms["canvas"] = canvas_of(terms["canvas"], target.vocab, mask_id)
     if not isinstance(terms["prefix"], Segment | None):
         raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
     return terms, {name: value for name, value in options.items() if name not in TERMS}

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
-DENOISER = "threshold"  # and what it stands for where the model fills canvases
-STATIC = "confidence"  # and where it commits one token a forward
+STATIC = "confidence"  # and where the model fills masks, one token a forward
 QUICK = "suffix"  # and where a plain step takes less than STEP: others would cost too much of it
 STEP = 8e-3  # seconds
 # Beside these, where the draft model's weights are at most this share of the target's, so that a

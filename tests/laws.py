@@ -37,13 +37,16 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig
+from foretell.families.canvas import CanvasCache
 from foretell.families.retrieved import RetrievedCache
 from foretell.families.toy import Toy, ToyRetrieving
+from foretell.families.toy_canvas import ToyCanvas
 from foretell.families.toy_layers import ToyLayers
 from foretell.families.toy_learning import ToyLearning
 from foretell.forms import Grammars
 from foretell.measure.outcomes import Enumerator
 from foretell.memory.states import TappedStates
+from foretell.ops.canvas import MASKED, look
 from foretell.ops.tenants import Stores
 from foretell.ops.viewed import Viewed
 from foretell.spec import pieces, resolve
@@ -293,15 +296,23 @@ def world(
     kind = ToyLayers if "layers" in {*strategy.needs, *source.needs} else Toy
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}
     learns = isinstance(strategy, Speculative) and getattr(strategy.drafter, "online", 0)
-    relative = ToyLearning if learns else Toy
-    if isinstance(strategy, Speculative) and getattr(strategy.drafter, "draft_needs", ()):
+    relative: Callable[..., Model] = ToyLearning if learns else Toy
+    needed = getattr(getattr(strategy, "drafter", None), "draft_needs", ())
+    if "layers" in needed:
         relative = ToyLayers
+    if "canvas" in needed:
+        relative = masked
     for i, name in enumerate((*strategy.models, *source.models)):
         shown = "layers" in source.needs and name in source.models
         models[name] = (ToyLayers if shown else relative)(
             vocab, seed, noise=noise + 0.2 * i, copy=copy, name=f"toy-{name}", **toy
         )
     return {**models, **strategy.bring(models)}
+
+
+def masked(vocab: int, seed: int, **toy: Any) -> ToyCanvas:
+    """A toy that fills masks, which are one more token."""
+    return ToyCanvas(vocab + 1, seed, **toy)
 
 
 def joint_world(strategies: Sequence[Strategy], vocab: int, **options: Any) -> dict[str, Model]:
@@ -573,6 +584,9 @@ def check_cache(
     assert cache.length <= len(tokens) - 1, "rows of tokens that were never committed"
     if isinstance(cache, RetrievedCache) and cache.choice is None:
         return  # it was closed before it had any rows
+    if isinstance(cache, CanvasCache):
+        check_canvas(cache, model, tokens)
+        return
     fresh = model.cache(None, cache.beside)
     if isinstance(model, Viewed):
         fresh = model.cache(None, fresh_rows(model.base, tokens[: cache.length + 1]))
@@ -590,6 +604,20 @@ def check_cache(
     job, _ = cache.prepare(root, tokens, len(tokens))
     got = model.forward([job])[0].logits
     assert torch.equal(got, want), "the cache answers otherwise than a fresh prefill"
+
+
+@torch.inference_mode()
+def check_canvas(cache: Cache, model: Model, tokens: Sequence[int], known: int = 0) -> None:
+    """It says what a fresh one says of masks behind `tokens`, of which it may keep the rows of the
+    first ones, `known`.
+    """
+    canvas = [*tokens, MASKED, MASKED]
+    ask = look(tokens[-1], canvas, range(len(tokens), len(canvas)), range(known, len(canvas)))
+    rows = []
+    for one in (cache, model.cache()):
+        job, _ = one.prepare(ask, tokens, len(canvas))
+        rows.append(model.forward([job])[0].logits)
+    assert torch.equal(*rows), "stale rows in the canvas"
 
 
 def root_state(cache: Cache, model: Model) -> torch.Tensor | None:

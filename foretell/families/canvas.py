@@ -18,6 +18,7 @@ import torch
 from foretell.core.cache import Cache
 from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
+from foretell.families.diffusion_gemma import KIND, DiffusionGemma
 from foretell.families.fused import blocks
 from foretell.families.masked import OURS
 from foretell.memory.job import Job
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from foretell.core.model import Model
     from foretell.core.request import Request
     from foretell.core.types import Ask
     from foretell.families.decoder import Accelerate
@@ -114,10 +116,13 @@ class CanvasCache(Cache):
         if not isinstance(ask, Look):
             raise Unsupported(
                 "a model that fills canvases writes no text from left to right; choose a method "
-                "of the kind 'diffusion', for example method='threshold'"
+                "of the kind 'diffusion', for example method='threshold', or diffuspec, for which "
+                "it drafts"
             )
         length = len(ask.canvas)
-        computed = range(length) if ask.computed is None else ask.computed
+        computed: Sequence[int] = range(length)
+        if ask.computed is not None:  # and rows that it never had, or was made to give up
+            computed = sorted({*ask.computed, *range(self.base, length)})
         node_at = {place: node for node, place in enumerate(computed)}
         self.reserve(length)
         self.base = max(self.base, length)
@@ -176,8 +181,14 @@ class Denoiser(Decoder):
         return self.prepared(cache, request, beside)
 
 
-def denoiser(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) -> Denoiser:
-    """The denoiser of a loaded model whose configuration says what it reads (families/masked.py).
+def fills_canvases(config: Any) -> bool:
+    """Whether a model with this configuration does."""
+    return hasattr(config, OURS) or config.model_type == KIND
+
+
+def denoiser(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) -> Model:
+    """The adapter of a loaded model that fills canvases: of masks, whose configuration says what it
+    reads (families/masked.py), or of uniform noise.
 
     Raises Unsupported for what computes no canvas.
     """
@@ -185,6 +196,8 @@ def denoiser(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) ->
         asked = "exact_bits=True" if exact_bits else f"executor={executor!r}"
         need = "a model that writes from left to right: canvases are computed by torch"
         raise Unsupported.missing(asked, name, need, "leave it out")
+    if hf.config.model_type == KIND:
+        return DiffusionGemma(hf, name)
     about = getattr(hf.config, OURS)
     own = about["mask_id"], about["shift"], about["block"]
     return Denoiser(hf, name, *own, accelerate=partial(blocks, ours=True))

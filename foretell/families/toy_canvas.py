@@ -2,6 +2,7 @@
 
 ToyCanvas   logits are a hash of the tokens at all positions that are read
 Oracle      knows the law of all texts, and says the exact law of a position given what it sees
+ToyNoise    fills uniform noise: it sees what it said before as well
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foretell.core.model import STEP
+from foretell.core.model import STEP, Computed
 from foretell.families.canvas import CanvasCache
+from foretell.families.renoised import BehindText, TextCache
 from foretell.families.toy import Toy, stacked
 from foretell.families.toy_hashes import path_key, spread
 from foretell.memory.job import Job
+from foretell.ops.canvas import NOISE
 
 if TYPE_CHECKING:
     from foretell.core.cache import Cache
@@ -101,6 +104,39 @@ class Oracle(ToyCanvas):
             chances[: self.mask_id] = 1
         with np.errstate(divide="ignore"):
             return np.log(chances / chances.sum())
+
+
+class ToyNoise(Toy):
+    """Its text's rows hold tokens and positions; what it said before counts by its best tokens."""
+
+    caps = frozenset({"canvas", NOISE})
+    reads_segments = False
+
+    def __init__(self, vocab: int = 5, seed: int = 0, canvas_length: int = 4, **toy: Any):
+        super().__init__(vocab, seed, **toy)
+        self.canvas_length = canvas_length
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        return self.prepared(TextCache(self.layout, self.dtype, self.device), request, beside)
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        logits: list[np.ndarray] = []
+        for job in jobs:
+            own = [torch.tensor(x)[None, :, None].double() for x in (job.tokens, job.positions)]
+            if not isinstance(job, BehindText):
+                for layer in self.stored:
+                    job.write(layer, *own)
+                continue
+            pairs = zip(job.read(0), own, strict=True)
+            seen = [torch.cat(pair, 1)[0, :, 0] for pair in pairs]
+            best = torch.full((len(job.rows),), -1) if job.said is None else job.said.argmax(-1)
+            tokens = torch.cat([seen[0], best.double()]).numpy()
+            places = torch.cat([seen[1], torch.zeros(len(best)).double()]).numpy()
+            for row in job.rows:
+                salt = self.seed + PLACE * job.positions[row]
+                logits.append(self.sharpness * spread(path_key(tokens, places), salt, self.vocab))
+        width = sum(len(job.tokens) for job in jobs)
+        return Computed(stacked(logits, self.vocab), {}, "torch", width)
 
 
 def shuffles(items: Sequence[int]) -> dict[tuple[int, ...], float]:

@@ -3,20 +3,35 @@
     position   0 ....... first-1 | first ..................... end-1
                the prompt        | tokens that are committed, and masks
 
-A masked position has MASKED in place of a token; what its model reads there is the model's matter.
+A masked position has MASKED in place of a token. What its model reads there is the model's matter,
+or what the denoiser shows it for the time being: tokens that change again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
 
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
 MASKED = -1
+# Capabilities of a model that fills canvases: what it was taught to fill, masks or tokens drawn
+# evenly. With each the method that `auto` stands for.
+MASKS, NOISE = "masks", "noise"
+FILLERS = {MASKS: "threshold", NOISE: "renoise"}
+
+
+def filler(target: Model) -> str:
+    """The method that `auto` stands for on a model that fills canvases."""
+    return FILLERS[MASKS if MASKS in target.caps else NOISE]
 
 
 @dataclass(slots=True)
@@ -25,20 +40,23 @@ class Look(Ask):
     what the model says of the tokens there.
 
     The `computed` positions are computed anew, None: all; each attends to the `attended` ones,
-    computed or not, None: to all. Others keep the cache rows that they were given last.
+    computed or not, None: to all. Others keep the cache rows that they were given last; those that
+    have none are computed as well.
     """
 
     canvas: Sequence[int] = ()
     wanted: Sequence[int] = ()
     computed: Sequence[int] | None = None
     attended: Sequence[int] | None = None
+    # (wanted, V): what the model said of these positions before, where it reads that; None: nothing
+    said: torch.Tensor | None = None
 
     @property
     def size(self) -> int:
         return len(self.canvas) if self.computed is None else len(self.computed)
 
 
-def canvas_of(given: Any, vocab: int, mask_id: int) -> tuple[int, ...]:
+def canvas_of(given: Any, vocab: int, mask_id: int | None) -> tuple[int, ...]:
     """What a user gives to stand behind a prompt: token ids, MASKED where to be filled. Raises
     BadConfig.
     """
@@ -62,10 +80,12 @@ def look(
     computed: Sequence[int] | None = None,
     attended: Sequence[int] | None = None,
     branch: int = 0,
+    model: str = "target",
+    said: torch.Tensor | None = None,
 ) -> Look:
     """A Look on a branch whose text ends with the token `last`."""
-    view = (list(canvas), list(wanted), computed, attended)
-    return Look(TokenTree(last), "target", branch, None, (), None, False, 0, None, None, *view)
+    view = (list(canvas), list(wanted), computed, attended, said)
+    return Look(TokenTree(last), model, branch, None, (), None, False, 0, None, None, *view)
 
 
 @dataclass
@@ -75,6 +95,7 @@ class Sheet:
     `known`: of each position behind the prompt that was committed, in what round and with what
     chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
     entry that stats.logprobs made of the row it was committed by, where these are asked for.
+    `shown`: of masked positions the tokens that the model reads there for the time being.
     """
 
     canvas: list[int]
@@ -85,6 +106,7 @@ class Sheet:
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
     told: list[int] | None = None  # what stood behind the prompt when `changes` was called last
+    shown: dict[int, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -94,6 +116,11 @@ class Sheet:
     def masked(self) -> list[int]:
         """Masked positions, ascending."""
         return [place for place in range(self.first, self.end) if self.canvas[place] == MASKED]
+
+    def read(self, end: int) -> list[int]:
+        """What the model reads of it before `end`."""
+        shown = self.shown
+        return [shown.get(place, token) for place, token in enumerate(self.canvas[:end])]
 
     def block(self, size: int) -> tuple[int, int]:
         """The block, from where to where, of the first masked position; `size` 0: the canvas."""
@@ -106,6 +133,7 @@ class Sheet:
     def commit(self, place: int, token: int, chance: float) -> None:
         assert self.canvas[place] == MASKED, "a committed token is not changed"
         self.canvas[place] = token
+        self.shown.pop(place, None)
         self.known[place] = self.rounds, chance
         self.commits += 1
 
@@ -117,7 +145,8 @@ class Sheet:
 
     def copy(self) -> Sheet:
         known, logprobs = dict(self.known), dict(self.logprobs)
-        return replace(self, canvas=list(self.canvas), known=known, logprobs=logprobs)
+        canvas, shown = list(self.canvas), dict(self.shown)
+        return replace(self, canvas=canvas, known=known, logprobs=logprobs, shown=shown)
 
     def changes(self) -> list[tuple[int, int | None]] | None:
         """What is otherwise than at the last call, as of types.Tell; None: nothing, not even the

@@ -17,13 +17,14 @@ from foretell import tracing
 from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps, Tell
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.canvas import MASKED, Look, Sheet, look
+from foretell.ops.canvas import MASKED, MASKS, Look, Sheet, look
 from foretell.ops.planning import Planner, View, planner_of
-from foretell.policy.checks import refuse_options, refuse_source
+from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 from foretell.stats import logprobs
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
+    from foretell.core.model import Model
 
 OF_A_PATH = "it is a function of the tokens before, and a canvas is not filled from left to right"
 REFUSED = dict.fromkeys(
@@ -150,7 +151,7 @@ class Denoising(Strategy):
 
     block = 32  # positions that are filled before later ones; 0: all together
     kind = "diffusion"
-    needs = ("canvas", "masks")
+    needs = ("canvas", MASKS)
     one_text = True
     knows_order = False  # whether it knows the next positions before it looks
     remasks = False  # whether committed tokens of the current block may be taken back
@@ -281,13 +282,15 @@ def take_back(sheet: Sheet, block: tuple[int, int], count: int) -> None:
 def check(ctx: Context) -> None:
     """Raises BadConfig or Unsupported for what no denoiser can honour of a request."""
     name = ctx.request.name
+    target = ctx.models["target"]
     refuse_options(name, ctx.request.sampling, REFUSED)
     refuse_source(name, ctx.request)
     if not isinstance(ctx.request.trace, tracing.Steps | None):
         need = "a method that writes from left to right: a canvas has no drafts to show"
-        target = ctx.models["target"].name
-        raise Unsupported.missing(f"trace of {name}", target, need, "watch it with stream")
-    mask_id = getattr(ctx.models["target"], "mask_id", None)
+        raise Unsupported.missing(f"trace of {name}", target.name, need, "watch it with stream")
+    if MASKS not in target.caps:  # planners are of canvases of masks
+        refuse_policy(name, ctx.request)
+    mask_id = getattr(target, "mask_id", None)
     if mask_id in ctx.tokens:
         raise BadConfig(
             f"a prompt cannot have the mask token ({mask_id}): only LM.fill takes texts with gaps"
@@ -297,10 +300,10 @@ def check(ctx: Context) -> None:
 
 def begun(ctx: Context) -> Sheet:
     """The canvas of a request. Raises Unsupported where it is longer than its text may become."""
-    name = ctx.request.name
+    name, target = ctx.request.name, ctx.models["target"]
     room = ctx.limit - len(ctx.tokens)
-    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * room))
-    if len(behind) > room:
+    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * whole_canvases(target, ctx, room)))
+    if CANVAS in ctx.request.inputs and len(behind) > room:
         raise Unsupported(
             f"{name}: the canvas has {len(behind)} positions behind its prompt, and there is room "
             f"for {room}; shorten it, or raise max_new_tokens"
@@ -308,6 +311,14 @@ def begun(ctx: Context) -> Sheet:
     first = len(ctx.tokens)
     given = frozenset(first + i for i, token in enumerate(behind) if token != MASKED)
     return Sheet([*ctx.tokens, *behind], first, given)
+
+
+def whole_canvases(target: Model, ctx: Context, room: int) -> int:
+    """How long a canvas of `room` tokens is for a model that was taught canvases of one length: it
+    fills whole ones, as far as its context reaches, and what is beyond the limit is cut off.
+    """
+    length: int = getattr(target, "canvas_length", 1)
+    return min(-(-room // length) * length, max(room, target.context - len(ctx.tokens)))
 
 
 def looks(

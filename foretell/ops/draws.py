@@ -6,7 +6,7 @@ They are the same tokens either way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +45,17 @@ def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
     tokens = tokens.minimum(last_possible)
     drawn: list[int] = torch.where(sums[:, -1].isfinite(), tokens, -1).tolist()
     return drawn
+
+
+def evenly(door: Any, size: int, purpose: str, position: int, index: int = 0) -> int:
+    """A number below `size`, all of them equally likely, without their law where the door has
+    uniform numbers.
+    """
+    uniform = getattr(door, "uniform", None)
+    if uniform is not None:
+        return min(size - 1, int(uniform(purpose, position, index) * size))
+    even = torch.full((size,), 1 / size, dtype=torch.float64)
+    return int(door.sample(even, purpose, position, index))
 
 
 def ahead(target: Target, door: object, position: int, depths: Sequence[int]) -> list[int] | None:

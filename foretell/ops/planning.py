@@ -60,6 +60,10 @@ class CanvasKV(KV):
         if "canvas" not in target.caps:
             need = "a model that fills canvases"
             raise Unsupported.missing(f"kv={self.name}", target.name, need, "leave kv out")
+        if getattr(target, "canvas_length", 0):
+            need = "a model whose text and masks read each other: its text has rows of its own"
+            cure = "leave kv out: they are kept in any case"
+            raise Unsupported.missing(f"kv={self.name}", target.name, need, cure)
         return self.planner()
 
     def planner(self) -> Planner:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.core.source import Direct
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
+from foretell.ops.canvas import FILLERS, MASKS, NOISE, filler
 from foretell.policy.budget import room_for
 
 if TYPE_CHECKING:
@@ -21,9 +22,13 @@ CAPABILITIES = {  # of a model: what is lacking without it, and the cure
         "a model that fills canvases, such as LLaDA's, and this one writes from left to right",
         "leave the method out, or load another model",
     ),
-    "masks": (
-        "a canvas of masks, and this model begins with noise",
-        "choose a method that is made for noise",
+    MASKS: (
+        "a model that fills masks, and it fills uniform noise",
+        f"choose a method for that, for example {FILLERS[NOISE]!r}",
+    ),
+    NOISE: (
+        "a model that fills uniform noise, and it fills masks",
+        f"choose a method for that, for example {FILLERS[MASKS]!r}",
     ),
 }
 
@@ -39,7 +44,7 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
     fills = "canvas" in target.caps
     if fills and "canvas" not in request.strategy.needs:
         need = "a model that writes from left to right: it fills canvases"
-        cure = "choose a method of the kind diffusion, for example 'threshold'"
+        cure = f"choose a method of the kind diffusion, for example {filler(target)!r}"
         raise Unsupported.missing(request.name, target.name, need, cure)
     for part in request.parts:
         who = request.name if part is request.strategy else source_name(part)

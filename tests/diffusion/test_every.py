@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foretell import registry
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
-from foretell.families.toy_canvas import ToyCanvas
+from foretell.families.toy_canvas import ToyCanvas, ToyNoise
+from foretell.ops.canvas import MASKS, UNIFORM
 from tests.diffusion.worlds import filled, text
 
 NAMES = [name for name in registry.names("diffusion") if name != "learn2pd"]  # it needs a file
 every = pytest.mark.parametrize("name", NAMES)
 PROMPTS = [(0,), (1, 2, 0), (3, 1)]
+TOYS: dict[str, Any] = {MASKS: ToyCanvas, UNIFORM: ToyNoise}
+
+
+def fills(name: str) -> str:
+    """What a method fills."""
+    return str(registry.load(name, "diffusion").fills)
+
+
+def toy(name: str, **more: Any) -> Any:
+    """A model that it is for."""
+    return TOYS[fills(name)](**more)
 
 
 @every
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_canvas_in_company_is_the_canvas_alone(name: str, temperature: float) -> None:
-    model = ToyCanvas()
+    model = toy(name)
     options = {"temperature": temperature, "max_new_tokens": 10, "seed": 3}
     together = filled(model, f"{name}:block=4", *PROMPTS, **options)
     for prompt, live in zip(PROMPTS, together, strict=True):
         assert list(live.ctx.output) == text(model, f"{name}:block=4", prompt, **options)
-        assert len(live.ctx.output) == 10 and model.mask_id not in live.ctx.output
+        assert len(live.ctx.output) == 10
+        assert fills(name) == UNIFORM or model.mask_id not in live.ctx.output
 
 
 @every
 @pytest.mark.parametrize("shift", [0, 1])
 def test_it_fills_what_is_left_between_given_tokens(name: str, shift: int) -> None:
     given = [2, -1, -1, 1, -1, 0]
-    model = ToyCanvas(shift=shift)
+    if fills(name) == UNIFORM and shift:
+        pytest.skip("its rows speak of their own positions")
+    model = toy(name, **({"shift": shift} if shift else {}))
     out = text(model, f"{name}:block=3", inputs={"canvas": given}, max_new_tokens=6)
     assert len(out) == 6 and -1 not in out
     assert [token for token, was in zip(out, given, strict=True) if was >= 0] == [2, 1, 0]
@@ -38,20 +55,30 @@ def test_it_fills_what_is_left_between_given_tokens(name: str, shift: int) -> No
 
 @every
 def test_an_end_ends_it(name: str) -> None:
-    whole = text(ToyCanvas(seed=2), f"{name}:block=4", max_new_tokens=12)
+    whole = text(toy(name, seed=2), f"{name}:block=4", max_new_tokens=12)
     end = whole[5]
-    cut = text(ToyCanvas(seed=2), f"{name}:block=4", max_new_tokens=12, stop_token_ids=(end,))
+    cut = text(toy(name, seed=2), f"{name}:block=4", max_new_tokens=12, stop_token_ids=(end,))
     assert cut == whole[: whole.index(end) + 1]
 
 
 @every
 def test_what_it_cannot_honour_is_named(name: str) -> None:
     with pytest.raises(BadConfig, match="repetition_penalty"):
-        text(ToyCanvas(), name, repetition_penalty=1.2)
-    with pytest.raises(BadConfig, match="mask token"):
-        text(ToyCanvas(), name, (0, 4))
+        text(toy(name), name, repetition_penalty=1.2)
+    if fills(name) == MASKS:
+        with pytest.raises(BadConfig, match="mask token"):
+            text(toy(name), name, (0, 4))
     with pytest.raises(Unsupported, match="canvas"):
         text(Toy(), name)
+
+
+@every
+def test_another_noise_than_the_models_is_refused_with_a_method_for_it(name: str) -> None:
+    other = MASKS if fills(name) == UNIFORM else UNIFORM
+    cure = {MASKS: "threshold", UNIFORM: "renoise"}[other]
+    with pytest.raises(Unsupported, match=f"it fills .*{cure}") as caught:
+        text(TOYS[other](), name)
+    assert "\n" not in str(caught.value)
 
 
 def test_methods_that_write_from_left_to_right_are_refused() -> None:
