@@ -136,7 +136,8 @@ def test_what_it_writes_fills_canvases(made: Path) -> None:
     check_read_as_trained(model, Reader(model.hf, 1))
     answer = lm.generate("Copy the list.", "threshold", max_new_tokens=8, ignore_eos=True)
     assert len(answer.tokens) == 8 and 1 not in answer.tokens
-    assert lm.decode(lm.encode('List: ["Astrid"]')) == 'List: ["Astrid"]'
+    text = 'Copy the list.\n\nList: ["Astrid"]\nAnswer:'
+    assert lm.decode(lm.encode(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_model_that_wrote_from_left_to_right_is_converted(
     assert ("model.norm.weight" in changed) == (not rank)
     if rank:
         row = after["model.embed_tokens.weight"][vocab]
-        assert torch.allclose(row, before["model.embed_tokens.weight"].mean(0), atol=0.01)
+        assert torch.allclose(row.float(), before["model.embed_tokens.weight"].mean(0), atol=0.01)
         state = load_file(tmp_path / "run" / "state.safetensors")
         assert all(n.endswith((".a", ".b")) for n in state if n.startswith("model."))
 
