@@ -79,7 +79,8 @@ def rows(model: Any, canvas: list[int]) -> torch.Tensor:
     wanted = [place for place, token in enumerate(canvas) if token == MASKED]
     cache = model.cache()
     job, _ = cache.prepare(look(canvas[0], canvas, wanted), canvas[:1], len(canvas))
-    found: torch.Tensor = model.forward([job])[0].logits
+    with torch.inference_mode():
+        found: torch.Tensor = model.forward([job])[0].logits
     return found
 
 
@@ -91,9 +92,9 @@ def check_read_as_trained(model: Any, reader: Reader) -> None:
     canvas = [5, 9, 31, MASKED, MASKED, 12, MASKED, 3]
     ids = torch.tensor([canvas])
     masked = ids == MASKED
-    with torch.no_grad():
+    with torch.inference_mode():
         trained = reader.logits(ids.clamp_min(0), masked)
-    ours = rows(model, canvas).float()
+    ours = rows(model, canvas).float().clone()
     ours[:, reader.mask_id] = -torch.inf
     assert torch.allclose(ours, trained, atol=0.02 * float(trained[trained > -1e9].abs().max()))
 
@@ -135,7 +136,8 @@ def test_what_it_writes_fills_canvases(made: Path) -> None:
     check_read_as_trained(model, Reader(model.hf, 1))
     answer = lm.generate("Copy the list.", "threshold", max_new_tokens=8, ignore_eos=True)
     assert len(answer.tokens) == 8 and 1 not in answer.tokens
-    assert lm.decode(lm.encode('List: ["Astrid"]')) == 'List: ["Astrid"]'
+    text = 'Copy the list.\n\nList: ["Astrid"]\nAnswer:'
+    assert lm.decode(lm.encode(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_a_model_that_wrote_from_left_to_right_is_converted(
     assert ("model.norm.weight" in changed) == (not rank)
     if rank:
         row = after["model.embed_tokens.weight"][vocab]
-        assert torch.allclose(row, before["model.embed_tokens.weight"].mean(0), atol=0.01)
+        assert torch.allclose(row.float(), before["model.embed_tokens.weight"].mean(0), atol=0.01)
         state = load_file(tmp_path / "run" / "state.safetensors")
         assert all(n.endswith((".a", ".b")) for n in state if n.startswith("model."))
 
@@ -216,7 +218,7 @@ def test_answers_end_and_some_are_held_back() -> None:
     assert len(data.held_back) == 2 and len(data.train) == 45, "those of 7 tokens are too long"
     turn = [data[i] for i in range(45)]
     assert {id(text) for text in turn} == {id(text) for text in data.train}
-    assert [data[45 + i] for i in range(45)] != turn
+    assert [id(data[45 + i]) for i in range(45)] != [id(text) for text in turn]
     ids, answers = filled_up([data.train[0], Example(np.full(9, 4), 3)], 0)
     assert ids.shape == answers.shape == (2, 9)
     length = len(data.train[0].ids)
