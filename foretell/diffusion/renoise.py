@@ -127,7 +127,7 @@ class Renoise(Denoising):
         state.accepted = []
         if (same and float(entropies.mean()) < self.sure) or not state.left:
             for number, token in zip(open_, best, strict=True):
-                sheet.commit(found.places[number], token, float(found.p[number, token]))
+                found.commit(sheet, number, token)
             return
         chosen = [open_[i] for i in bounded(entropies[open_], self.gamma)]
         tokens = self.drawn(found, scores, chosen, best, open_)

@@ -41,10 +41,10 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.chains import draw_chains
-from foretell.ops.keeping import KV, check_rows
+from foretell.ops.keeping import KV
 from foretell.ops.paged import Chunks
 from foretell.ops.reading import DraftReader
-from foretell.ops.viewed import Viewed, over, viewed
+from foretell.ops.viewed import Viewed, check_whole, over, viewed
 from foretell.ops.windowed import Windowed
 from foretell.policy.nested import Nested
 
@@ -117,7 +117,7 @@ class Triforce(Drafter):
         if self.view is not None:
             return viewed(target, self.view, "triforce:view", once=True)
         if self.fresh:
-            check_rows("triforce", target, "use the method draft")
+            check_whole("triforce", target)
             chunks = Chunks(0, max(1, self.budget // self.chunk), self.chunk)
             return Viewed(target, over(chunks, once=True), f"{self.budget} rows of chunks")
         make = getattr(target, "retrieving", None)

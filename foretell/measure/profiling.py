@@ -244,9 +244,9 @@ def profile(model: Model, fresh: bool = False, tell: Tell = _silent) -> tuple[Co
     damaged is replaced with a warning; where none can be written the next start measures again.
     """
     about = identity(model)
-    name = hashlib.sha256(about.encode()).hexdigest()[:24]
-    path = folder() / "costs" / f"{name}.json"
     lengths = _lengths(model)
+    name = hashlib.sha256(f"{about} | {lengths}".encode()).hexdigest()[:24]
+    path = folder() / "costs" / f"{name}.json"
     seconds = None if fresh else _kept_seconds(path, about, lengths)
     if seconds is None or _outdated(model, seconds, lengths[0]):
         seconds = measure(model, tell)

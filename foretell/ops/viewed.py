@@ -18,11 +18,11 @@ import torch
 
 from foretell.core.cache import Cache
 from foretell.core.model import Computed, Model
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, Unsupported
 from foretell.memory.buffers import row_bytes
 from foretell.memory.job import Job
 from foretell.ops.attention import Attention
-from foretell.ops.keeping import KV
+from foretell.ops.keeping import KV, check_rows
 from foretell.ops.listed import Listed
 from foretell.ops.selecting import Selecting
 
@@ -197,6 +197,7 @@ def viewed(target: Model, kv: KV, method: str, once: bool = False) -> Viewed:
     reads for the last token. Raises BadConfig for a policy that is no view, Unsupported for a
     target without such rows.
     """
+    check_whole(method.partition(":")[0], target)
     policy = kv.view(target)
     if not isinstance(policy, Selecting):
         allowed = (
@@ -205,6 +206,15 @@ def viewed(target: Model, kv: KV, method: str, once: bool = False) -> Viewed:
         )
         raise BadConfig.field(method, kv.name, allowed)
     return Viewed(target, over(policy, once), f"rows by {kv.name}")
+
+
+def check_whole(what: str, target: Model) -> None:
+    """Raises Unsupported for a target that has not all of a text in rows of every layer."""
+    cure = "use the method suffix"
+    check_rows(what, target, cure)
+    if target.state_bytes:
+        need = "a target without recurrent layers, whose states cannot be read in part"
+        raise Unsupported.missing(what, target.name, need, cure)
 
 
 def over(policy: Selecting, once: bool) -> Selecting:

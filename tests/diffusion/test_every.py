@@ -10,18 +10,18 @@ from foretell import registry
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
 from foretell.families.toy_canvas import ToyCanvas, ToyNoise
-from foretell.ops.canvas import MASKS, UNIFORM
+from foretell.ops.canvas import MASKS, NOISE
 from tests.diffusion.worlds import filled, text
 
 NAMES = [name for name in registry.names("diffusion") if name != "learn2pd"]  # it needs a file
 every = pytest.mark.parametrize("name", NAMES)
 PROMPTS = [(0,), (1, 2, 0), (3, 1)]
-TOYS: dict[str, Any] = {MASKS: ToyCanvas, UNIFORM: ToyNoise}
+TOYS: dict[str, Any] = {MASKS: ToyCanvas, NOISE: ToyNoise}
 
 
 def fills(name: str) -> str:
     """What a method fills."""
-    return str(registry.load(name, "diffusion").fills)
+    return str(registry.load(name, "diffusion").needs[1])
 
 
 def toy(name: str, **more: Any) -> Any:
@@ -38,14 +38,14 @@ def test_a_canvas_in_company_is_the_canvas_alone(name: str, temperature: float) 
     for prompt, live in zip(PROMPTS, together, strict=True):
         assert list(live.ctx.output) == text(model, f"{name}:block=4", prompt, **options)
         assert len(live.ctx.output) == 10
-        assert fills(name) == UNIFORM or model.mask_id not in live.ctx.output
+        assert fills(name) == NOISE or model.mask_id not in live.ctx.output
 
 
 @every
 @pytest.mark.parametrize("shift", [0, 1])
 def test_it_fills_what_is_left_between_given_tokens(name: str, shift: int) -> None:
     given = [2, -1, -1, 1, -1, 0]
-    if fills(name) == UNIFORM and shift:
+    if fills(name) == NOISE and shift:
         pytest.skip("its rows speak of their own positions")
     model = toy(name, **({"shift": shift} if shift else {}))
     out = text(model, f"{name}:block=3", inputs={"canvas": given}, max_new_tokens=6)
@@ -74,8 +74,8 @@ def test_what_it_cannot_honour_is_named(name: str) -> None:
 
 @every
 def test_another_noise_than_the_models_is_refused_with_a_method_for_it(name: str) -> None:
-    other = MASKS if fills(name) == UNIFORM else UNIFORM
-    cure = {MASKS: "threshold", UNIFORM: "renoise"}[other]
+    other = MASKS if fills(name) == NOISE else NOISE
+    cure = {MASKS: "threshold", NOISE: "renoise"}[other]
     with pytest.raises(Unsupported, match=f"it fills .*{cure}") as caught:
         text(TOYS[other](), name)
     assert "\n" not in str(caught.value)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from foretell.core.cache import Cache
-from foretell.core.context import Context
 from foretell.core.live import Live
 from foretell.core.model import Model
+from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
@@ -166,7 +166,7 @@ def check_cache(runs_by_format: Sequence[Generated], strategy: Strategy) -> Chec
         worst = 0.0
         for live in generated.lives:
             cache = generated.engine.kept[live.index]
-            worst = max(worst, _row_distance(target, cache, live.ctx))
+            worst = max(worst, _row_distance(target, cache, live.ctx.tokens, live.ctx.request))
             stats.append(live.ctx.stats)
         allowed = ROW_DISTANCE[COARSE if has_coarse_activations(target) else copy.dtype]
         passed = passed and worst <= allowed
@@ -177,11 +177,15 @@ def check_cache(runs_by_format: Sequence[Generated], strategy: Strategy) -> Chec
     return Check("cache", drafts.verdict(True, passed), detail, numbers)
 
 
-def _row_distance(target: Model, cache: Cache, ctx: Context) -> float:
-    """The largest relative distance of the cache's rows from those of a fresh prefill."""
-    tokens = ctx.tokens
+def _row_distance(
+    target: Model, cache: Cache, tokens: list[int], request: Request | None = None
+) -> float:
+    """The largest relative distance of the cache's rows from those of a fresh prefill.
+
+    `request`: whose they are, for models that make caches by it.
+    """
     cache.commit(tokens)
-    fresh = target.cache(ctx.request)
+    fresh = target.cache(request)
     ask = Ask(TokenTree(tokens[-1]))
     job, _ = fresh.prepare(ask, tokens, len(tokens))
     fresh_logits = target.forward([job])[0].logits
