@@ -10,7 +10,7 @@ import ctypes
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight
 from foretell.heads.anchored import Anchored, Rows
 from foretell.heads.base import Head, Nodes
 from foretell.heads.caches import KnownTokens
-from foretell.heads.compressors import KINDS, Compressor, compressor_of
 from foretell.heads.eagle import OneLayer
 from foretell.heads.folder import kinds, target_shape
 from foretell.heads.formats.reading import load
@@ -39,6 +38,7 @@ from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
     from foretell.core.request import Request
+    from foretell.heads.compressors import Compressor
 
 SHIPPED = Path(__file__).parents[1] / "assets"
 STATE = 0  # the tap under which it gives what nodes below it are to be given as features
@@ -52,7 +52,9 @@ def head_model(target: Any, method: str, kind: str, folder: str, shape: TreeShap
     BadModel where the folder's is damaged, or made for another target.
     """
     target_shape(target, method)
-    if kind in KINDS:
+    if kind not in kinds():
+        from foretell.heads.compressors import compressor_of  # and with it transformers' models
+
         return compressor_of(target, method, kind, folder)
     found = Path(folder) if folder else shipped(target, kind)
     if found is None:
@@ -470,4 +472,4 @@ def describe(job: Job) -> tuple[library.Job, Any]:
     return part, (held, seen)
 
 
-Headed = HeadModel | Rows | Compressor  # what `head_model` finds
+Headed: TypeAlias = "HeadModel | Rows | Compressor"  # what `head_model` finds
