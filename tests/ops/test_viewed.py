@@ -209,5 +209,5 @@ def test_what_changes_rows_is_no_view() -> None:
     for kv in ("snapkv", "offload", "gear", "infllm"):
         with pytest.raises(BadConfig, match=rf"view:kv='{kv}': must be a policy that reads a part"):
             viewed(model, kv_of(kv), "view:kv")
-    with pytest.raises(Unsupported, match="kv=quest cannot run on"):
+    with pytest.raises(Unsupported, match="view cannot run on"):
         viewed(foretell.families.toy.ToyRecurrent(3), kv_of("quest"), "view:kv")
