@@ -18,13 +18,14 @@ def lines(fields: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", sorted(recipes.shipped()))
 def test_those_that_ship_are_recipes_of_a_command(name: str, run: Any) -> None:
-    """It goes on to read the prompts, which are not there."""
+    """It goes on to read what it is to learn from, which is not there."""
+    missing = {"head": "--prompts", "draft": "--prompts", "dlm": "--init"}
     ends = [
-        run("train", command, "--recipe", name, "--prompts", "none.jsonl")
-        for command in ("head", "draft")
+        run("train", command, "--recipe", name, option, "not-there.jsonl")
+        for command, option in missing.items()
     ]
     assert {code for code, _, _ in ends} == {2}
-    assert sum("none.jsonl: cannot be read" in err for _, _, err in ends) == 1
+    assert sum("not-there.jsonl" in err for _, _, err in ends) == 1
 
 
 def test_a_run_is_repeated_by_what_it_kept(run: Any, tmp_path: Path) -> None:
