@@ -14,8 +14,7 @@ Differs: a LoRA, and the loss of the ordinary laws; some places of a text and no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,19 +285,11 @@ def train(
     model = Tuned(target, head.to(target.device), config)
     run = KForcingRun(out, config, model)
     run.keep(recipe)
-    model.adapted.train()
-    run.through(partial(run.advance_on, learnt, run.loss), save_every, quiet)
-    model.adapted.eval()
-    with model.before():
-        before = model.perplexity(held_back)
+    learned = run.learn(learnt, held_back, run.loss, save_every, quiet)
     report: dict[str, Any] = {
-        "parameters": run.size,
-        "tokens_seen": config.steps * config.batch,
-        "answers": len(learnt),
-        "perplexity": {"before": round(before, 4), "after": round(model.perplexity(held_back), 4)},
+        **learned,
         "drawn": agreement(model, held_back, config, config.hottest),
         "greedy": agreement(model, held_back, config, 0.0)["shared"],
-        "settings": asdict(config),
         "recipe": recipe,
     }
     about = {name: report[name] for name in ("drawn", "greedy", "tokens_seen")}

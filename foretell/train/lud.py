@@ -13,8 +13,7 @@ Differs: a unit of more than k tokens is cut every k, where decoding begins anew
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,22 +177,14 @@ def train(
     model = Tuned(target, head.to(target.device), config)
     run = TunedRun(out, config, model)
     run.keep(recipe)
-    model.adapted.train()
-    run.through(partial(run.advance_on, learnt, loss_of), save_every, quiet)
-    model.adapted.eval()
-    with model.before():
-        before = model.perplexity(held_back)
+    learned = run.learn(learnt, held_back, loss_of, save_every, quiet)
     hits, wrong = said(model, held_back, config)
     sizes = [size for text in held_back for _, size in units_of(text, config.sure, config.k)]
     report: dict[str, Any] = {
-        "parameters": run.size,
-        "tokens_seen": config.steps * config.batch,
-        "answers": len(learnt),
+        **learned,
         "tokens_a_unit": round(sum(sizes) / len(sizes), 3),
-        "perplexity": {"before": round(before, 4), "after": round(model.perplexity(held_back), 4)},
         "hits": hits,
         "wrong": wrong,
-        "settings": asdict(config),
         "recipe": recipe,
     }
     about = {name: report[name] for name in ("hits", "wrong", "tokens_seen")}

@@ -12,6 +12,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +160,30 @@ class TunedRun(Run):
             total += loss.item()
         self.update()
         return total
+
+    def learn(
+        self,
+        texts: Sequence[Text],
+        held_back: Sequence[Text],
+        loss_of: LossOf,
+        save_every: float,
+        quiet: bool,
+    ) -> dict[str, Any]:
+        """Trains to the end; what every such trainer reports of it."""
+        model, config = self.model, self.config
+        model.adapted.train()
+        self.through(partial(self.advance_on, texts, loss_of), save_every, quiet)
+        model.adapted.eval()
+        with model.before():
+            before = model.perplexity(held_back)
+        after = model.perplexity(held_back)
+        return {
+            "parameters": self.size,
+            "tokens_seen": config.steps * config.batch,
+            "answers": len(texts),
+            "perplexity": {"before": round(before, 4), "after": round(after, 4)},
+            "settings": asdict(config),
+        }
 
 
 def export(
