@@ -16,6 +16,7 @@ from foretell import registry
 from foretell.errors import BadConfig
 
 LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
+TRIAL = "Try"  # a label that a card may lack
 _parsing = threading.Lock()  # Python 3.11's parser fails at times where threads use it at once
 
 
@@ -33,6 +34,7 @@ class Card:
     needs: str
     trains: str
     differs: tuple[str, ...]  # every departure from the paper
+    trial: str  # options of `foretell generate` that try it; "": its name is enough
     defaults: dict[str, Any]  # the hyper-parameters
     file: Path
 
@@ -51,12 +53,14 @@ def card(name: str, kind: str | None = None) -> Card:
     if fields is None:
         raise BadConfig(f"{path}: lacks the class {registry.class_name(name)}")
     differs = labels.pop("differs")
+    trial = labels.pop(TRIAL.lower(), "")
     return Card(
         name=name,
         kind=kind,
         summary=prose[0],
         prose="\n".join(prose[1:]).strip(),
         differs=tuple(items) or (differs,),
+        trial=trial,
         defaults=fields,
         file=path,
         **labels,
@@ -71,7 +75,7 @@ def _parts(docstring: str) -> tuple[list[str], dict[str, str], list[str]]:
     current = ""
     for line in docstring.splitlines():
         label, colon, rest = line.partition(":")
-        if colon and label in LABELS:
+        if colon and label in (*LABELS, TRIAL):
             current = label.lower()
             labels[current] = rest.strip()
         elif not current:

@@ -38,6 +38,7 @@ OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
 CURES = {
     "Unimplemented keys": f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}',
     "Unknown format": f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}',
+    "regex parse error": "correct it",
     "oneOf constraints": f'write anyOf, or read it so: "{OPTIONS}": {{"coerce_one_of": true}}',
 }
 NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -292,10 +293,14 @@ def _fault(name: str, said: str) -> str:
 
 def _fault_of_schema(said: str, source: str) -> str:
     """The same for a schema, with the place of a keyword that is not supported."""
-    reason = said.splitlines()[0]
+    lines = said.splitlines()
+    reason = lines[0]
     cure = next((cure for start, cure in CURES.items() if reason.startswith(start)), "change it")
     keys = re.findall(r'"([^"]+)"', reason) if reason.startswith("Unimplemented") else []
-    if reason.startswith("oneOf"):
+    if reason.startswith("regex parse error"):
+        reason = next((line for line in lines if line.startswith("error: ")), reason)
+        keys, reason = ["pattern"], f"its regex is wrong: {reason.removeprefix('error: ')}"
+    elif reason.startswith("oneOf"):
         keys, reason = ["oneOf"], "oneOf is not supported"
     elif keys:
         reason = f"{' and '.join(keys)} is not supported"

@@ -155,27 +155,19 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(cell(c) for c in row) + " |" for row in rows)])
 
 
+FLAGS = {kind: kind for kind in ("kv", "rows", "warp", "constraint")}  # of others: method
+
+
 def command(card: Card) -> str:
     """A command line that tries the method."""
+    options = f"--{FLAGS.get(card.kind, 'method')} {card.name} --compare"
     if card.kind == "rule":
-        spec = f"{partner(card)}rule={card.name}"
-        return f'foretell generate --method "{spec}" --temperature 0.8 "def add(a, b):"'
-    spec = card.name
-    if card.kind == "reward":
-        wanted = ",".join(f"{name}=..." for name, value in card.defaults.items() if value == "")
-        spec += f":{wanted}" if wanted else ""
-        return f'foretell generate --method best-of --reward "{spec}" "def add(a, b):"'
-    if card.kind in ("rows", "warp", "constraint"):
-        return f'foretell generate --{card.kind} {spec} --compare "def add(a, b):"'
-    chosen = []
-    for name, value in card.defaults.items():
-        if value is None:
-            continue
-        text = " ".join(map(str, value)) if value and isinstance(value, tuple) else repr(value)
-        chosen.append(f"{name}={text}")
-    if chosen:
-        spec += ":" + ",".join(chosen)
-    return f'foretell generate --method "{spec}" --compare "def add(a, b):"'
+        options = f"--method {partner(card)}rule={card.name} --temperature 0.8"
+    elif card.kind == "reward":
+        options = f"--method best-of --reward {card.name}"
+    elif card.kind == "diffusion":
+        options = f"--model CANVAS_MODEL --method {card.name}"
+    return f'foretell generate {card.trial or options} "def add(a, b):"'
 
 
 def partner(rule: Card) -> str:

@@ -833,23 +833,31 @@ def build(spec: str, rule: str = "default", nodes: int = 6) -> Strategy:
     return resolve(f"{spec}{',' if ':' in last else ':'}{extra}")[1]
 
 
+def takes_trees(spec: str, rule: str) -> bool:
+    """Whether the rule verifies what the drafter drafts, as its first few trees tell."""
+    strategy = build(spec, rule)
+    assert isinstance(strategy, Speculative)
+    engine = Engine(world(strategy))
+    live = engine.add(Request(PROMPT, strategy, Sampling(temperature=1.0, max_new_tokens=30)))
+    for _ in engine.run():
+        if live.ctx.stats.drafts == 3:
+            break
+    if live.error is None:
+        return True
+    error = live.error.__cause__ or live.error
+    if not isinstance(error, BadConfig):
+        raise error
+    assert "cannot verify" in str(error) and rule in str(error).lower(), error
+    return False
+
+
 @cache
 def rules_for(spec: str, exact: bool | None = True) -> list[str]:
     """The rules that take this drafter's trees (None: exact and lossy ones), the default first."""
     fitting = ["default"] if exact is not False else []
     for rule in registry.names("rule"):
         if exact is None or registry.load(rule, "rule").exact == exact:
-            strategy = build(spec, rule)
-            assert isinstance(strategy, Speculative)
-            try:
-                generate(
-                    strategy,
-                    PROMPT,
-                    Setting(Sampling(temperature=1.0, max_new_tokens=30)),
-                    world(strategy),
-                )
-            except BadConfig as error:
-                assert "cannot verify" in str(error) and rule in str(error).lower(), error
+            if not takes_trees(spec, rule):
                 continue
             fitting.append(rule)
     return fitting

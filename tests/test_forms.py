@@ -323,6 +323,10 @@ def test_a_constraint_of_the_users_own() -> None:
             ("json_schema at #/properties/not/items/contains: contains is not supported",),
         ),
         ({"json_schema": {"oneOf": [{}, {"type": "null"}]}}, ("#/oneOf", "write anyOf")),
+        (
+            {"json_schema": {"items": {"type": "string", "pattern": "("}}},
+            ("json_schema at #/items/pattern: its regex is wrong: unclosed group; correct it",),
+        ),
         ({"json_schema": {"type": "strin"}}, ("json_schema: Invalid type: strin", "change it")),
         ({"json_schema": {"$ref": "#/nowhere"}}, ("json_schema", "/nowhere")),
         ({"json_schema": '{"type":'}, ("json_schema: this is no JSON",)),

@@ -8,19 +8,24 @@ import importlib
 import importlib.util
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import foretell
 from foretell import cards, registry
+from foretell.cli import app
 from foretell.core.types import Sampling
+from foretell.spec import constraint_of, kv_of, resolve, source_of, warpers_of, with_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
@@ -29,6 +34,8 @@ SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 SUPPORT = {"errors", "ops", "text", "policy"}  # what methods may use besides the heart
 # What the heart itself uses. The registry finds methods by name, and imports none by itself.
 BESIDE_THE_HEART = SUPPORT | {"memory", "native", "registry", "stats", "status", "tracing"}
+FLAGS = {"kv": "kv", "rows": "rows", "warp": "warp", "reward": "reward", "constraint": "constraint"}
+SPECS = {"kv": kv_of, "rows": source_of, "warp": warpers_of, "constraint": constraint_of}
 README_LIMIT = 8192  # bytes
 
 
@@ -112,6 +119,27 @@ def test_a_method_has_a_full_card_and_a_test_file(kind: str, name: str) -> None:
     assert card.prose, f"{name}: the card does not say how it works"
     test = ROOT / "tests" / registry.FOLDERS[kind] / f"test_{card.file.stem}.py"
     assert test.is_file(), f"{test.relative_to(ROOT)} is missing"
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_the_command_of_a_page_tries_its_method(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one that `foretell generate` takes, and lacks nothing that a spec must say."""
+    monkeypatch.chdir(tmp_path)
+    Path("FILE.jsonl").write_text('{"tests": ["assert add(1, 2) == 3"]}')
+    program, *arguments = shlex.split(docs.command(cards.card(name, kind)))
+    assert (program, arguments[0]) == ("foretell", "generate")
+    command = typer.main.get_command(app)
+    top = command.make_context("foretell", arguments)
+    _, chosen, rest = command.resolve_command(top, arguments)  # type: ignore[attr-defined]
+    options = chosen.make_context("generate", rest, parent=top).params
+    assert name in f"{options['method']} {options[FLAGS.get(kind, 'method')]}"
+    made = resolve if options["reward"] is None else partial(with_reward, reward=options["reward"])
+    made(options["method"])
+    for option, read in SPECS.items():
+        if options[option]:
+            read(options[option])
 
 
 @pytest.mark.parametrize(("kind", "name"), METHODS)

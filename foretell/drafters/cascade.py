@@ -14,6 +14,7 @@ Guarantee: exact
 Cost: target 1, draft length at most
 Needs: a draft model with the target's tokenizer, and what the inner drafter needs, of that model
 Trains: nothing
+Try: --method cascade:inner=suffix --compare
 Differs:
 - any drafter may be the inner one, the two papers have a draft model and n-grams there; one that
 writes a text of its own is refused, since that cannot be taken back

@@ -11,6 +11,7 @@ Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind chimera`
+Try: --model MODEL --method chimera:head=FOLDER --compare
 Differs:
 - heads share the target's output matrix, cut to its commonest tokens and not trained, behind a
 matrix each; the paper's have an output matrix each, of twice the width

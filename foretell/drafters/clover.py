@@ -10,6 +10,7 @@ Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind clover`
+Try: --model MODEL --method clover:head=FOLDER --compare
 Differs:
 - tokens are read as the target's embeddings; the paper takes the rows of its output matrix
 - siblings are bounded by `breadth`, and by no share of the chances (top-p)

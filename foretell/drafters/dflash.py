@@ -10,6 +10,7 @@ Guarantee: exact
 Cost: target 1, head 1
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind dflash`
+Try: --model MODEL --method dflash:head=FOLDER --compare
 Differs:
 - a head has 2 layers and blocks of 8, and reads 3 of the target's states, unless it was made with
 others; the paper's have 5 layers, blocks of 16 and 5 states

@@ -16,6 +16,7 @@ Guarantee: exact
 Cost: target 1, draft 1
 Needs: a draft model that fills masks, with the target's tokenizer
 Trains: nothing
+Try: --model MODEL --draft CANVAS_MODEL --method diffuspec --compare
 Differs:
 - a path was found by a search, so its tokens have no law: each is accepted with the target's own
 chance of it, where the paper takes min(1, p / q) by another law of the denoiser; at temperature 0,

@@ -10,6 +10,7 @@ Guarantee: exact
 Cost: target 1, head 5
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind eagle`
+Try: --model MODEL --method eagle:head=FOLDER --compare
 Differs:
 - of the output matrix the rows of the commonest tokens alone are computed
 - verification walks the tree by one draw a node, which accepts each token with the same chance as

@@ -11,6 +11,7 @@ Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind eagle3`
+Try: --model smollm2 --method eagle3 --compare
 Differs:
 - the output matrix is cut from the target's and not trained; the paper trains one of its own
 - verification walks the tree by one draw a node, which accepts each token with the same chance as

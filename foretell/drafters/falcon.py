@@ -11,6 +11,7 @@ Guarantee: exact
 Cost: target 1, head passes
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind falcon`
+Try: --model MODEL --method falcon:head=FOLDER --compare
 Differs:
 - the tree grows by the head's own chances; the paper's has a fixed shape of 165 nodes
 - any token may be the last of a block; the paper counts blocks from where a call begins, and

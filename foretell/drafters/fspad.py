@@ -12,6 +12,7 @@ Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind fspad`
+Try: --model MODEL --method fspad:head=FOLDER --compare
 Differs:
 - the authors' code is not public: the gate's and the adapter's matrices and the losses' weights are
 our reading of the abstract

@@ -14,6 +14,7 @@ Guarantee: exact
 Cost: target 1, draft 1
 Needs: a draft model that fills in masked blocks
 Trains: the draft model (`foretell train gad`)
+Try: --model MODEL --draft FOLDER --method gad --compare
 Differs:
 - the text before the block is read as a decoder reads it, each token by those before it, so that
 the drafter keeps its rows; the paper's reads text and block in both directions, anew in each step

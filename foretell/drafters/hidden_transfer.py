@@ -11,6 +11,7 @@ Guarantee: exact
 Cost: target 1, layers 1
 Needs: a target whose layers can be entered with given states; maps made for it
 Trains: `foretell train head --kind hidden-transfer`
+Try: --model MODEL --method hidden-transfer:head=FOLDER --compare
 Differs:
 - all rows enter at one layer, a third of the way unless the maps were made for another
 - the maps learn from the target's laws alone, not from its states

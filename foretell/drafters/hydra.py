@@ -10,6 +10,7 @@ Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind hydra`
+Try: --model MODEL --method hydra:head=FOLDER --compare
 Differs:
 - the tree grows by the heads' own chances; the paper's has a fixed shape, searched for on a corpus
 - heads trained here share the target's output matrix, cut to its commonest tokens and not trained;

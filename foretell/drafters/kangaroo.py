@@ -13,6 +13,7 @@ Guarantee: exact
 Cost: target 1, layers length+1 at most, head length at most
 Needs: a model whose layers can be run one by one; a head made for it
 Trains: `foretell train head --kind kangaroo`
+Try: --model MODEL --method kangaroo:head=FOLDER --compare
 Differs:
 - of the output matrix the rows of the commonest tokens alone are computed for drafts
 - sampled texts are verified as well; the paper's are greedy

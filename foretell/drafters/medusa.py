@@ -11,6 +11,7 @@ Guarantee: exact
 Cost: target 1, head 1
 Needs: a hidden state of the target; a head made for it
 Trains: `foretell train head --kind medusa`, or `foretell train medusa-2` together with the target
+Try: --model MODEL --method medusa:head=FOLDER --compare
 Differs:
 - of the output matrix, which is the target's and not trained, the rows of the commonest tokens
 alone are computed; published heads of version 1 keep their own, a matrix a depth

@@ -9,6 +9,7 @@ Guarantee: exact
 Cost: target 1, head 3
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind mlp-speculator`
+Try: --model MODEL --method mlp-speculator:head=FOLDER --compare
 Differs:
 - a head trained here reads tokens as the target's embeddings through a matrix, and its state is
 read by the target's output matrix, cut to its commonest tokens, through a matrix and a norm; the

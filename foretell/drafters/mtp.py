@@ -12,6 +12,7 @@ Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind mtp`
+Try: --model MODEL --method mtp:head=FOLDER --compare
 Differs:
 - the head is trained for a finished target; DeepSeek trains it with the target
 - it learns the target's laws (KL); the papers' learns the text's next tokens

@@ -12,6 +12,7 @@ Guarantee: exact
 Cost: target 1
 Needs: a target whose layers can be entered with given states; rows made for it
 Trains: `foretell train head --kind ppd`
+Try: --model MODEL --method ppd:head=FOLDER --compare
 Differs:
 - there is one row a depth (the paper's ensembles of rows brought no tree of their own)
 - verification is exact at any temperature

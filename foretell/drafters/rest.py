@@ -12,6 +12,7 @@ Cost: target 1
 Needs: a model that takes trees, and a datastore of its tokenizer: foretell datastore TEXT...
 --tokenizer MODEL --out FILE.safetensors
 Trains: nothing
+Try: --method rest:path=FILE.safetensors --compare
 Differs:
 - nothing is drafted where nothing matches, where the reference drafts a fixed token
 - prefixes of equal counts are cut so that none loses its parent, and `choices` counts nodes

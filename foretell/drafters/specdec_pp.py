@@ -14,6 +14,7 @@ Guarantee: exact
 Cost: target 1, draft longest at most
 Needs: a draft model with the target's tokenizer and, for the head, hidden states
 Trains: the head, by `foretell train acceptance-head`; the draft model stays as it is
+Try: --method specdec-pp:estimate=confidence --compare
 Differs:
 - every block of the head has weights of its own; the published code repeats one block
 - the head reads the state before the model's last norm, scaled to a mean square of 1

@@ -11,6 +11,7 @@ Guarantee: exact
 Cost: target 1, view length at most
 Needs: a target whose layers keep cache rows of all of a text
 Trains: nothing
+Try: --method view:kv=quest --compare
 Differs:
 - the rows are read where the target has them, at their positions; the paper's draft has a cache of
 its own, of a fixed length

@@ -12,6 +12,7 @@ Guarantee: lossy: contexts do not see each other; with drafts the text is the on
 Cost: target 1
 Needs: rotary positions, and cache rows of every layer, of all of the text
 Trains: nothing
+Try: --kv ape --context FILE --context FILE
 Differs:
 - contexts are read one after the other, as pieces of one prompt, and not as a padded batch
 - a text that is too short to have these contexts, as methods may open beside the prompt, is read as

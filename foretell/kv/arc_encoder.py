@@ -13,6 +13,7 @@ Guarantee: lossy: contexts are read as fewer rows; with drafts the text is the o
 Cost: target 1
 Needs: layers that can be run one by one; cache rows of every layer, of all of the text
 Trains: an encoder, `foretell train compressor --kind arc-encoder`
+Try: --model MODEL --kv arc-encoder:folder=FOLDER --context FILE
 Differs:
 - prompts keep all of their tokens, so that drafters and draft models copy from contexts as they are
 - a token of a context has, for who reads hidden states, the state of its row; it has zeros where

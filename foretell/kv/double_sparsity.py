@@ -9,6 +9,7 @@ Guarantee: lossy: queries leave rows out; with drafts the text is the one withou
 Cost: target 1
 Needs: cache rows of every layer, of all of the text, and a table of the model's channels
 Trains: a table of channels, by `foretell train channels`; one ships for smollm2
+Try: --model smollm2 --kv double-sparsity
 Differs:
 - heads that share a key head share its channels, and their products count by their mean
 - products are of rotated queries and keys, which the published code calls qk; its `q` and `k` are

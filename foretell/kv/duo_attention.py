@@ -10,6 +10,7 @@ Guarantee: lossy: some heads give up rows; with drafts the text is the one witho
 Cost: target 1
 Needs: cache rows of every layer, of all of the text, and gates of the model's key heads
 Trains: gates, by `foretell train gates`; some ship for smollm2
+Try: --model smollm2 --kv duo-attention
 Differs:
 - a streaming head sees exactly its rows at every token, in prompts too; in the published code one
 of a prompt sees all of the running piece

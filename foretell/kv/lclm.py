@@ -11,6 +11,7 @@ Guarantee: lossy: contexts are read as fewer rows; with drafts the text is the o
 Cost: target 1
 Needs: layers that can be run one by one; cache rows of every layer, of all of the text
 Trains: an encoder and an adapter, `foretell train compressor --kind lclm`
+Try: --model MODEL --kv lclm:folder=FOLDER --context FILE
 Differs:
 - the target learns nothing: of the published stages those are left that train the adapter alone,
 and encoder and adapter together

@@ -12,6 +12,7 @@ text is the one without them
 Cost: target 1
 Needs: cache rows of every layer, of all of the text, and gates of the model's key heads
 Trains: gates, by `foretell train gates`; some ship for smollm2
+Try: --model smollm2 --kv lserve
 Differs:
 - a streaming head sees its rows exactly; in the published code whole pages of them
 - each query head chooses pages for itself, as in Quest

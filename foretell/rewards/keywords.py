@@ -8,6 +8,7 @@ Guarantee: lossy: a text that is chosen by it has another law than a sample
 Cost: none
 Needs: nothing
 Trains: nothing
+Try: --method best-of --reward "keywords:words=return sum"
 Differs:
 - other forms of a word (plurals, tenses), which the paper's data set counts as the word, are to be
 named as alternatives: words=run|runs|ran

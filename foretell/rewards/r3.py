@@ -12,6 +12,7 @@ Guarantee: lossy: a text that is chosen by it has another law than a sample
 Cost: one forward of the encoder for the texts
 Needs: an encoder, a folder of a model of transformers with its tokenizer, such as Contriever's
 Trains: nothing
+Try: --method best-of --reward r3:encoder=FOLDER
 Differs:
 - hundreds of words count up to `most`, where the paper's go on without end
 - whether a question is open is not classified: give a reference where it has one

@@ -13,6 +13,7 @@ Guarantee: lossy: a text that is chosen by it has another law than a sample
 Cost: one judgement an order: its thoughts, and a forward for each of its choices
 Needs: a principle; a model that can judge, which is the target itself unless another one is named
 Trains: nothing
+Try: --method best-of --reward "reward-anything:principle=Be brief."
 Differs:
 - the form is forced, where the released code repairs what the model wrote; the order has to agree
 with the points

@@ -16,6 +16,7 @@ Guarantee: lossy: a text that is chosen by it has another law than a sample
 Cost: none
 Needs: Linux 5.13 or newer, or user namespaces, on x86_64 or aarch64; a file of tests
 Trains: nothing
+Try: --method best-of --reward tests:path=FILE.jsonl
 Differs:
 - a test is a call of a function, where the paper's programs read standard input and print
 - the time limit is that of a whole program with all its tests, not of each

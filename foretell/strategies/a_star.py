@@ -12,6 +12,7 @@ Guarantee: lossy: the reward decides beside the model, on purpose
 Cost: target 1
 Needs: a reward of partial texts, from 0 to 1, see `foretell methods`; a tokenizer
 Trains: nothing
+Try: --method a-star --reward "keywords:words=return sum"
 Differs:
 - k, the end of a step and the budget are ours, the paper's are not known; draw at temperature 0.8
 - g, of which notes on the paper say that it adds up rises of the reward, is the smallest that keeps

@@ -11,6 +11,7 @@ Guarantee: lossy: the reward decides beside the model, on purpose
 Cost: target ahead, for each token
 Needs: a reward, see `foretell methods`; a tokenizer
 Trains: nothing
+Try: --method deal --reward "keywords:words=return sum"
 Differs:
 - k, ahead and weight are ours, the paper names none
 - one text is written, where the paper may keep several beams; the log-probability of what is

@@ -15,6 +15,7 @@ verified=yes the text is the model's own
 Cost: target 1
 Needs: a model whose layers can be entered with given states; rows that it was tuned with
 Trains: a LoRA on the model and the network of the rows, by `foretell train k-forcing`
+Try: --model FOLDER/model --method k-forcing:head=FOLDER/head
 Differs:
 - verification is ours; a draft is dropped where its first row says another token than was drawn
 - the paper's frequency penalty (0.3 for k=2, 0.5 for more) is the request's, which is 0

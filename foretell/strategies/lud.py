@@ -15,6 +15,7 @@ the text; with verified=yes, or beta above 1, none do
 Cost: target 1
 Needs: a model whose layers can be entered with given states; a PAD row that it was tuned with
 Trains: a LoRA on the model and the PAD row, by `foretell train lud`
+Try: --model FOLDER/model --method lud:head=FOLDER/head
 Differs:
 - a token is drawn from its row's law where the request draws; the sure one is that law's likeliest
 - the chance is that of the processed logits before temperature and filters

@@ -14,6 +14,7 @@ Guarantee: lossy: the reward decides beside the model, on purpose
 Cost: target 1
 Needs: a reward, such as `tests`, see `foretell methods`; a tokenizer
 Trains: nothing
+Try: --method pg-td --reward tests:path=FILE.jsonl
 Differs:
 - texts are finished greedily; the paper's code may also take the best of several beams, or samples
 - any reward of whole texts serves, and with `enough` the search ends once one is as good as that

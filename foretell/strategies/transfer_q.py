@@ -11,6 +11,7 @@ Guarantee: lossy: the reward decides beside the model, on purpose
 Cost: target 1 and the baseline ahead, for each token
 Needs: a reward, see `foretell methods`; a tokenizer; with `baseline`, a model of that name
 Trains: nothing
+Try: --method transfer-q --reward "keywords:words=return sum"
 Differs:
 - continuations are greedy, one a token: the mean over the baseline's texts, of which the released
 code takes one drawn text, is then of one text as well, and the same for a seed

@@ -88,9 +88,9 @@ typedef struct {
 } ft_step;
 
 /* What lies between the attention of two layers, for jobs whose attention the caller computes: the
-   rest of layer `after` behind what its attention gave (-1: the step begins), then layer `before` up
-   to where its rotated queries stand in `qkv` and its keys and values in the caches (-1: the logits).
-   */
+   rest of layer `after` behind what its attention gave (-1: the step begins), then layer `before`
+   up to where its rotated queries stand in `qkv` and its keys and values in the caches (-1: the
+   logits). */
 typedef struct {
     int32_t after, before;
     float *hidden;                 /* (nodes, hidden): the residual stream, kept between calls */
@@ -99,10 +99,10 @@ typedef struct {
 } ft_between;
 
 /* Attention of queries over some rows of a cache. Numbers of a row lie beside each other; strides
-   count numbers. Which rows a node reads is said for each query head, or for each key head (`owners`
-   of them): by `lists` of pages, rows list * page to list * page + page - 1, ascending, and all rows
-   from `first` on; or by `read`; or it reads all of them, where both are NULL. A row that the mask
-   hides is read by nobody. */
+   count numbers. Which rows a node reads is said for each query head, or for each key head
+   (`owners` of them): by `lists` of pages, rows list * page to list * page + page - 1, ascending,
+   and all rows from `first` on; or by `read`; or it reads all of them, where both are NULL. A row
+   that the mask hides is read by nobody. */
 typedef struct {
     int32_t heads, kv_heads, nodes, rows, width, value_width;
     int32_t wide;                  /* 1: keys and values are float32; 0: bfloat16 */
@@ -125,7 +125,7 @@ typedef struct {
 typedef struct {
     const ft_matrix *embeddings;
     float scale;
-    const int64_t *names;          /* tokens that the head's outputs stand for, or NULL: as counted */
+    const int64_t *names;          /* tokens of the head's outputs, or NULL: as counted */
     int32_t count;
     int64_t *tokens;               /* (count, jobs) */
     float *chances;                /* (count, jobs) of these tokens */
@@ -133,8 +133,8 @@ typedef struct {
 
 /* How a head on a target's states drafts below the last node of its job's text. A node's state is
    what its parent left, its token's embedding a row of `embeddings` times `scale`. They enter the
-   layers by `enter`, which reads both, embedding first; or, where it has no outputs, the state alone
-   does, and the first layer reads the embedding beside it. */
+   layers by `enter`, which reads both, embedding first; or, where it has no outputs, the state
+   alone does, and the first layer reads the embedding beside it. */
 typedef struct {
     const ft_matrix *embeddings;
     float scale;

@@ -4,7 +4,8 @@
 
 #define AHEAD_ROWS 48 /* of a list, which the processor cannot foresee */
 
-/* 16 numbers of a row from `d` on; of a row that ends before, zeros behind it. `whole`: none does. */
+/* 16 numbers of a row from `d` on; of a row that ends before, zeros behind it. `whole`: none
+   does. */
 INLINE vec row_part(const void *row, int32_t d, int32_t width, const int wide, const int whole) {
     if (whole || d + 16 <= width)
         return wide ? v_load((const float *)row + d) : v_bfloat((const uint16_t *)row + d);
@@ -87,7 +88,8 @@ INLINE void score_list(const void *keys, int64_t stride, int32_t width, const in
     }
 }
 
-/* out (count, width) = sum of weights[q][i] * row list[i], of `vectors` * 16 numbers from `d` on. */
+/* out (count, width) = sum of weights[q][i] * row list[i], of `vectors` * 16 numbers from `d`
+   on. */
 INLINE void mix_list(const void *values, int64_t stride, int32_t width, const int32_t *list,
                      int32_t rows, const float *weights, int64_t weight_stride, int32_t d,
                      const int count, const int vectors, const int wide, const int whole,
