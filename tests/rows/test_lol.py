@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.request import Request
+from foretell.core.source import Source
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
-from foretell.families.toy_layers import ToyLayers
+from foretell.families.toy_layers import Seen, ToyLayers
+from foretell.rows.dola import Dola
 from foretell.rows.lol import TRUTHFUL, Lol
 from foretell.strategies.plain import Plain
 from tests import laws, tiny
@@ -128,6 +131,78 @@ def test_the_instruction_stands_behind_what_begins_every_prompt() -> None:
     assert len(out.tokens) == 8 and lm.decode(seen[0]) == f"{TRUTHFUL}The dog"
     lm.generate("The dog", "plain", rows=Watched("draft", instruction=(5, 6)), max_new_tokens=1)
     assert seen[1] == [5, 6, *lm.encode("The dog")]
+
+
+# --- a world of misconceptions
+
+COUNT = 200  # statements, each a token of its own
+ASK, TRUTHFULLY, TRUE, FALSE = COUNT, COUNT + 1, COUNT + 2, COUNT + 3
+
+
+class Believing(ToyLayers):
+    """Whether a statement is true: log-odds (2, 2, COUNT) behind half of the layers and behind all,
+    plain and told to be truthful.
+    """
+
+    def __init__(self, odds: np.ndarray):
+        super().__init__(COUNT + 4)
+        self.odds = odds
+
+    def attended(self, layer: int, states: np.ndarray, seen: Sequence[Seen]) -> np.ndarray:
+        """Layer 0 finds what is asked; the others look at nothing else."""
+        if layer == 0:
+            for state, (tokens, positions) in zip(states, seen, strict=True):
+                text = tokens[np.argsort(positions)]
+                told = text[0] == TRUTHFULLY
+                state[0] = text[1] + COUNT if told and len(text) > 1 else text[0]
+        return states
+
+    def thought(self, layer: int, states: np.ndarray) -> np.ndarray:
+        if layer in (1, 3):
+            half = self.odds[layer // 2].reshape(-1)[states[:, 0].astype(int) % (2 * COUNT)] / 2
+            states[:, 1:] = -20.0
+            states[:, 1 + TRUE], states[:, 1 + FALSE] = half, -half
+        return states
+
+
+def misconceptions() -> tuple[dict[str, Model], np.ndarray]:
+    """A model that is wrong about 4 of 10 statements, and its amateur, which was taught what is
+    false; and which are true, as 1 and -1.
+    """
+    draw = np.random.default_rng(0)
+    truth = draw.choice((-1.0, 1.0), COUNT)
+    wrong = -1.5 * truth * (draw.random(COUNT) < 0.4)
+    odds, taught = np.zeros((2, 2, COUNT)), np.zeros((2, 2, COUNT))
+    for half, knows in enumerate((0.6, 1.0)):
+        own, other = 0.8 * draw.normal(size=COUNT), 0.6 * draw.normal(size=COUNT)
+        odds[half] = knows * (truth + wrong) + own
+        odds[half, 1] += 0.6 * truth + 0.3 * draw.normal(size=COUNT)
+        taught[half] = knows * (0.2 * truth + 1.6 * wrong) + own + other
+    return {"target": Believing(odds), "amateur": Believing(taught)}, truth
+
+
+def test_among_misconceptions_it_tells_best_what_is_true() -> None:
+    """The shares that are told right, of greedy decoding, DoLa, the two plain contrasts and LOL."""
+    models, truth = misconceptions()
+    sources: list[Source | None] = [
+        None,
+        Dola("high"),
+        Lol(icd=True, w=0.0, g=0.0, least=0.0),
+        Lol(w=0.0, g=0.0, least=0.0),
+        Lol(least=0.0, instruction=(TRUTHFULLY,)),
+    ]
+    right = []
+    for source in sources:
+        engine = Engine(models)
+        lives = [
+            engine.add(Request([s, ASK], Plain(), Sampling(max_new_tokens=1), source=source))
+            for s in range(COUNT)
+        ]
+        laws.finish(engine, *lives)
+        said = np.array([1.0 if live.ctx.output == [TRUE] else -1.0 for live in lives])
+        right.append(float((said == truth).mean()))
+    assert max(right[:4]) < right[4], right
+    assert right[0] < 0.7 < 0.9 < right[4], right
 
 
 BAD = [

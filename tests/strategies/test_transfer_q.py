@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from foretell.core.types import Sampling
@@ -60,6 +63,35 @@ def test_with_the_target_as_its_own_baseline_it_looks_ahead_as_deal_does() -> No
         ours = write(TransferQ(Count(), k=3, ahead=4), Sampling(max_new_tokens=9), seed)
         deal = write(Deal(Count(), 3, 4), Sampling(max_new_tokens=9), seed)
         assert ours.ctx.output == deal.ctx.output
+
+
+@dataclass(frozen=True)
+class Clean(Reward):
+    """Whether no `c` stands in a text."""
+
+    def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        return [float("c" not in text) for text in texts]
+
+
+class Aligned(Toy):
+    """A toy that writes no `c`."""
+
+    def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        logits = super().row(tokens, positions)
+        logits[2] -= 8.0
+        return logits
+
+
+def test_an_aligned_models_continuations_are_worth_more_than_the_targets_own() -> None:
+    """The target spoils most texts sooner or later, so that its own tell no token from another."""
+    clean = {"": 0.0, "aligned": 0.0}
+    for seed in range(12):
+        aligned = Aligned(VOCAB, seed, copy=1.0, name="aligned")
+        for name in clean:
+            config = TransferQ(Clean(), baseline=name, k=3, ahead=12, weight=4.0)
+            live = write(config, Sampling(max_new_tokens=12), seed, aligned=aligned)
+            clean[name] += 2 not in live.ctx.output
+    assert clean["aligned"] == 12 and clean[""] < 9, clean
 
 
 def test_the_same_reward_on_both_sides_is_direct_transfer() -> None:
