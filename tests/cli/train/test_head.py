@@ -14,39 +14,61 @@ from foretell.cli.train import head
 SIZE = ["--tokens", "256", "--batch", "128", "--micro", "128", "--window", "128", "--common", "64"]
 
 
-def test_from_prompts_to_a_head_is_one_command(run: Any, tmp_path: Path) -> None:
+def test_from_prompts_to_a_head_is_one_command(run: Any, folder: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)]
+    lines = [json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)]
     prompts.write_text("\n".join(lines))
-    args = ["train", "head", "--target", "demo", "--out", str(tmp_path / "run")]
+    args = ["train", "head", "--target", folder, "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--states", str(tmp_path / "states")]
     args += ["--prompts", str(prompts), "--answer-tokens", "16", "--depths", "2", *SIZE]
     code, out, err = run(*args, "--dtype", "float32", "--states-dtype", "float32")
     assert code == 0 and "256 tokens seen" in out and out.count("\n") == 1
     assert "48 tokens of answers" in err and "GB for their states" in err
-    folder = str(tmp_path / "run" / "head")
+    made = str(tmp_path / "run" / "head")
     told = json.loads((tmp_path / "run" / "head" / "config.json").read_text())
     assert told["kind"] == "eagle3" and len(told["hits"]) == 5
-    method = f"eagle3:head={folder},nodes=4"
-    args = ["generate", "def", "--method", method, "--max-new-tokens", "6", "--dtype", "float32"]
+    method = f"eagle3:head={made},nodes=4"
+    args = [
+        "generate",
+        "def",
+        "--model",
+        folder,
+        "--method",
+        method,
+        "--max-new-tokens",
+        "6",
+        "--dtype",
+        "float32",
+    ]
     code, out, _ = run(*args, "--json")
     assert code == 0 and json.loads(out)["stats"]["calls"]["head"] > 0
 
 
-def test_rows_through_the_target_need_no_states(run: Any, tmp_path: Path) -> None:
+def test_rows_through_the_target_need_no_states(run: Any, folder: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)]
+    lines = [json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)]
     prompts.write_text("\n".join(lines))
-    args = ["train", "head", "--target", "demo", "--kind", "ppd", "--out", str(tmp_path / "run")]
+    args = ["train", "head", "--target", folder, "--kind", "ppd", "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
     args += ["--answer-tokens", "16", "--anchors", "4", *SIZE]
     code, out, err = run(*args, "--dtype", "float32", "--states-dtype", "float32")
     assert code == 0 and "ppd" in out and "256 tokens seen" in out
     assert "4 anchors each, about" in err
     assert 'kind = "ppd"' in (tmp_path / "run" / "recipe.toml").read_text()
-    folder = str(tmp_path / "run" / "head")
-    method = f"ppd:head={folder},nodes=4"
-    args = ["generate", "def", "--method", method, "--max-new-tokens", "6", "--dtype", "float32"]
+    made = str(tmp_path / "run" / "head")
+    method = f"ppd:head={made},nodes=4"
+    args = [
+        "generate",
+        "def",
+        "--model",
+        folder,
+        "--method",
+        method,
+        "--max-new-tokens",
+        "6",
+        "--dtype",
+        "float32",
+    ]
     code, out, _ = run(*args, "--json")
     assert code == 0 and json.loads(out)["stats"]["drafted"] > 0
 

@@ -15,11 +15,13 @@ SIZE = ["--tokens", "256", "--batch", "128", "--window", "128", "--rate", "0.01"
 SIZE += ["--warmup", "1", "--k", "2"]
 
 
-def test_from_prompts_to_a_tuned_target_is_one_command(run: Any, tmp_path: Path) -> None:
+def test_from_prompts_to_a_tuned_target_is_one_command(
+    run: Any, folder: str, tmp_path: Path
+) -> None:
     pytest.importorskip("peft", reason="needs foretell[lora]")
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)))
-    args = ["train", "k-forcing", "--target", "demo", "--out", str(tmp_path / "run")]
+    prompts.write_text("\n".join(json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)))
+    args = ["train", "k-forcing", "--target", folder, "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
     code, out, err = run(*args, "--answer-tokens", "16", "--dtype", "float32", *SIZE)
     assert code == 0 and "256 tokens seen; perplexity" in out and out.count("\n") == 1, err
@@ -29,7 +31,7 @@ def test_from_prompts_to_a_tuned_target_is_one_command(run: Any, tmp_path: Path)
     tail = ["--method", method, "--max-new-tokens", "6", "--json"]
     code, out, _ = run("generate", "def", "--model", str(tmp_path / "run" / "model"), *tail)
     assert code == 0 and json.loads(out)["stats"]["calls"]["target"] < 6
-    code, out, err = run("generate", "def", "--model", "demo", *tail)
+    code, out, err = run("generate", "def", "--model", folder, *tail)
     assert code == 2 and "weights other than those of" in err.splitlines()[-1]
 
 

@@ -14,11 +14,13 @@ from foretell.cli.train import medusa_2
 SIZE = ["--tokens", "128", "--batch", "128", "--micro", "128", "--window", "128", "--common", "64"]
 
 
-def test_from_prompts_to_a_tuned_target_is_one_command(run: Any, tmp_path: Path) -> None:
+def test_from_prompts_to_a_tuned_target_is_one_command(
+    run: Any, folder: str, tmp_path: Path
+) -> None:
     pytest.importorskip("peft", reason="needs foretell[lora]")
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)))
-    args = ["train", "medusa-2", "--target", "demo", "--out", str(tmp_path / "run")]
+    prompts.write_text("\n".join(json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)))
+    args = ["train", "medusa-2", "--target", folder, "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
     code, out, err = run(*args, "--answer-tokens", "16", "--dtype", "float32", *SIZE)
     assert code == 0 and "128 tokens seen; perplexity" in out and out.count("\n") == 1, err

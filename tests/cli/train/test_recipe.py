@@ -28,11 +28,11 @@ def test_those_that_ship_are_recipes_of_a_command(name: str, run: Any) -> None:
     assert sum("not-there.jsonl" in err for _, _, err in ends) == 1
 
 
-def test_a_run_is_repeated_by_what_it_kept(run: Any, tmp_path: Path) -> None:
+def test_a_run_is_repeated_by_what_it_kept(run: Any, folder: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"def add_{i}(a, b):"}) for i in range(3)))
     fields = {
-        "target": "demo",
+        "target": folder,
         "prompts": [str(prompts)],
         "answers": str(tmp_path / "answers"),
         "states": str(tmp_path / "states"),
