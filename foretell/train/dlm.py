@@ -9,8 +9,9 @@ Sources: Nie et al., Large Language Diffusion Models (arXiv 2502.09992); Ye et a
 2508.15487), section 3; Gong et al., Scaling Diffusion Language Models via Adaptation from
 Autoregressive Models (arXiv 2410.17891), section 3; Chen et al., dParallel (arXiv 2509.26488).
 Differs: attention is bidirectional from the first step, without annealing; of new models matrices
-are trained with Muon; a text's canvas is filled up with ends to the width of its forward, and they
-count as its answer.
+are trained with Muon; one end stands behind an answer, and behind some more, as many as are drawn,
+where LLaDA fills all texts of a batch up with ends. These would be most of what is masked of short
+answers, and the little else that there is would be learnt ten times later.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
 from foretell.train.answers import PIECE, read
 from foretell.train.draft import blocks
-from foretell.train.lists import Example, Lists
+from foretell.train.lists import ROOM, Example, Lists
 from foretell.train.lm import Run, check_heads
 from foretell.train.masking import (
     MASKS,
+    OUTSIDE,
     Reader,
     certainty_loss,
     complements,
@@ -122,7 +124,7 @@ class Examples(Protocol):
 
 class Answers:
     """Answers with their prompts, of which one in HELD_BACK is left out; each round over the
-    others is in another order. An end stands behind each that is not cut.
+    others is in another order. An end stands behind each that is not cut, and behind some more.
     """
 
     def __init__(self, texts: Sequence[Example], end: int, window: int, seed: int):
@@ -130,7 +132,7 @@ class Answers:
         fitting = [text for text in ended if len(text.ids) <= window]
         self.held_back = fitting[::HELD_BACK]
         self.train = [text for i, text in enumerate(fitting) if i % HELD_BACK]
-        self.seed = seed
+        self.end, self.window, self.seed = end, window, seed
         if not self.train:
             raise BadConfig(
                 f"{len(fitting)} answers of at most {window} tokens with their prompts are too "
@@ -140,11 +142,15 @@ class Answers:
     def __getitem__(self, number: int) -> Example:
         turn, place = divmod(number, len(self.train))
         order = np.random.default_rng((self.seed, turn)).permutation(len(self.train))
-        return self.train[order[place]]
+        text = self.train[order[place]]
+        draw = np.random.default_rng((self.seed, turn, place))
+        if text.cut or draw.random() >= ROOM:
+            return text
+        return with_end(text, self.end, int(draw.integers(0, self.window - len(text.ids) + 1)))
 
 
-def with_end(text: Example, end: int) -> Example:
-    return Example(np.append(text.ids, end), text.given)
+def with_end(text: Example, end: int, count: int = 1) -> Example:
+    return Example(np.append(text.ids, [end] * count).astype(np.int64), text.given)
 
 
 def texts_of(files: Sequence[Path]) -> list[Example]:
@@ -158,18 +164,14 @@ def texts_of(files: Sequence[Path]) -> list[Example]:
     return found
 
 
-def filled_up(texts: Sequence[Example], end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B, n) and which of them are answers; shorter texts are filled up with ends, which are to
-    be learnt but behind a text that was cut.
-    """
+def side_by_side(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids (B, n) and which of them are answers; what is behind a shorter text is OUTSIDE."""
     width = max(len(text.ids) for text in texts)
-    ids = np.full((len(texts), width), end, np.int64)
-    answers = np.ones((len(texts), width), bool)
+    ids = np.full((len(texts), width), OUTSIDE, np.int64)
+    answers = np.zeros((len(texts), width), bool)
     for row, text in enumerate(texts):
         ids[row, : len(text.ids)] = text.ids
-        answers[row, : text.given] = False
-        if text.cut:
-            answers[row, len(text.ids) :] = False
+        answers[row, text.given : len(text.ids)] = True
     return torch.from_numpy(ids), torch.from_numpy(answers)
 
 
@@ -238,8 +240,8 @@ class DLMRun(Run):
     longer = "examples"
     unit = "examples"
 
-    def __init__(self, folder: Path, config: TrainDLM, reader: Reader, data: Examples, end: int):
-        self.reader, self.data, self.end = reader, data, end
+    def __init__(self, folder: Path, config: TrainDLM, reader: Reader, data: Examples):
+        self.reader, self.data = reader, data
         super().__init__(folder, config, reader.hf, reader.hf.get_decoder().layers)
 
     def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
@@ -258,7 +260,7 @@ class DLMRun(Run):
     def loss(self, texts: Sequence[Example], numbers: Sequence[int]) -> torch.Tensor:
         """(B,) of these texts, the examples of these numbers."""
         c = self.config
-        ids, answers = filled_up(texts, self.end)
+        ids, answers = side_by_side(texts)
         seeds = [(c.seed, number) for number in numbers]
         if c.objective == "certainty":
             parts = complements(answers, seeds, c.certain)
@@ -301,13 +303,13 @@ def own_answers(
     return found
 
 
-def measured(reader: Reader, texts: Sequence[Example], end: int, micro: int) -> dict[str, float]:
+def measured(reader: Reader, texts: Sequence[Example], micro: int) -> dict[str, float]:
     """The share of masked tokens that the model has right, by the share that is masked."""
     found = {}
     for rate in RATES:
         right = count = 0
         for group in blocks([len(text.ids) for text in texts], micro, 0):
-            ids, answers = filled_up([texts[i] for i in group], end)
+            ids, answers = side_by_side([texts[i] for i in group])
             more = right_at(reader, ids, answers, rate, [(0, i) for i in group])
             right, count = right + more[0], count + more[1]
         found[f"{rate:g}"] = round(right / max(1, count), 4)
@@ -410,7 +412,7 @@ def train(
     reader.hf.requires_grad_(True).train()
     if config.rank:
         layers = with_lora(reader.hf, adapters(config))
-    run = DLMRun(out, config, reader, data, end)
+    run = DLMRun(out, config, reader, data)
     run.keep(recipe)
     run.through(run.advance_on, save_every, quiet)
     merge_lora(reader.hf, layers)
@@ -419,7 +421,7 @@ def train(
     report: dict[str, Any] = {
         "parameters": run.size,
         "examples_seen": config.steps * config.batch,
-        "right": measured(reader, held_back, end, config.micro),
+        "right": measured(reader, held_back, config.micro),
         "settings": asdict(config),
         "recipe": recipe,
     }

@@ -2,9 +2,10 @@
 
 A batch is B texts of n positions; `answers` (B, n) says which of them belong to the answer, the
 rest is given. Every text has a share of masks and a loss of its own, and a batch's loss is their
-mean, so that it is the same however a step's texts are put into forwards. (Published trainers draw
-the masks of the last text for the whole batch, or count masked tokens over the batch, and are right
-for one text at a time only.)
+mean; what stands behind a text that is shorter than its batch nobody sees. So the loss is the same
+however a step's texts are put into forwards. (Published trainers draw the masks of the last text
+for the whole batch, or count masked tokens over the batch, and are right for one text at a time
+only.)
 
 Sources: Nie et al., Large Language Diffusion Models (arXiv 2502.09992), sections 2.1 to 2.3; Chen
 et al., dParallel (arXiv 2509.26488), section 4; with blocks, Arriola et al., Block Diffusion (arXiv
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+OUTSIDE = -1  # the id of a position behind its text
 LEAST = 1e-3  # share of masks (LLaDA)
 HALF = 0.5  # of a block's positions are masked at a time (dParallel)
 
@@ -127,11 +129,14 @@ class Reader:
         self, ids: torch.Tensor, masked: torch.Tensor, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """(m, V) of the wanted positions (B, n), without any the masked ones, of canvases with
-        these ids (B, n); never the mask itself.
+        these ids (B, n), which nobody sees where they are OUTSIDE; never the mask itself.
         """
         wanted = masked if wanted is None else wanted
-        canvas = ids.masked_fill(masked, self.mask_id)
+        canvas = ids.masked_fill(masked, self.mask_id).clamp_min(0)
         seen = seen_by(ids.shape[1], self.block).to(ids.device)
+        outside = ids == OUTSIDE
+        if outside.any():
+            seen = seen.masked_fill(outside[:, None, None, :], -torch.inf)
         decoder = self.hf.get_decoder()
         states = decoder(input_ids=canvas, attention_mask=seen, use_cache=False).last_hidden_state
         row, place = wanted.nonzero().T

@@ -26,13 +26,13 @@ from foretell.train.dlm import (
     DLMRun,
     TrainDLM,
     converted,
-    filled_up,
     new_model,
+    side_by_side,
     texts_of,
     train,
 )
 from foretell.train.lists import Example, Lists
-from foretell.train.masking import Reader
+from foretell.train.masking import OUTSIDE, Reader
 from tests import tiny
 
 TINY = TrainDLM(
@@ -146,14 +146,14 @@ def test_what_it_writes_fills_canvases(made: Path) -> None:
     ids=str,
 )
 def test_a_step_is_the_same_however_it_is_cut(more: dict[str, Any], tmp_path: Path) -> None:
-    """Gradients of texts of one length, in forwards of one text and of all."""
-    texts: Any = [Example(np.arange(3 + i, 19 + i), 4 + i % 3) for i in range(6)]
+    """Gradients of texts of three lengths, in forwards of one text and of all."""
+    texts: Any = [Example(np.arange(3 + i, 15 + i + 2 * (i % 3)), 4 + i % 3) for i in range(6)]
     losses, gradients = [], []
     for micro in (16, 512):
         config = replace(TINY, batch=6, micro=micro, **more)
         folder = tmp_path / str(micro)
         folder.mkdir()
-        run = DLMRun(folder, config, new_model(config, 40, 1, 0, 64), texts, 0)
+        run = DLMRun(folder, config, new_model(config, 40, 1, 0, 64), texts)
         run.update = lambda: None  # type: ignore[method-assign]
         losses.append(run.advance_on())
         gradients.append([p.grad for p in run.model.parameters()])
@@ -212,18 +212,25 @@ def test_certainty_is_learnt_on_its_own_answers(
     assert (model.mask_id, model.shift) == (1, 0), "it fills canvases as it did"
 
 
+def words(text: Example) -> str:
+    """Without ends behind its first."""
+    return " ".join(map(str, text.ids)).partition(" 0")[0] + " 0"
+
+
 def test_answers_end_and_some_are_held_back() -> None:
     texts = [Example(np.full(5 + i % 3, 9), 2) for i in range(70)]
-    data = Answers(texts, 0, 7, 1)
-    assert len(data.held_back) == 2 and len(data.train) == 45, "those of 7 tokens are too long"
-    turn = [data[i] for i in range(45)]
-    assert {id(text) for text in turn} == {id(text) for text in data.train}
-    assert [id(data[45 + i]) for i in range(45)] != [id(text) for text in turn]
-    ids, answers = filled_up([data.train[0], Example(np.full(9, 4), 3)], 0)
+    data = Answers(texts, 0, 8, 1)
+    assert len(data.held_back) == 3 and len(data.train) == 67
+    turn = [data[i] for i in range(67)]
+    for text, own in zip(sorted(map(words, turn)), sorted(map(words, data.train)), strict=True):
+        assert text == own and text.endswith("9 0")
+    assert [words(data[67 + i]) for i in range(67)] != [words(text) for text in turn]
+    more = [len(text.ids) for text in turn if text.ids[-2] == 0]
+    assert 2 < len(more) < 25 and max(more) == 8, "some have more ends, up to the window"
+    ids, answers = side_by_side([data.train[0], Example(np.full(9, 4), 3)])
     assert ids.shape == answers.shape == (2, 9)
     length = len(data.train[0].ids)
-    assert ids[0, length - 1 :].eq(0).all() and answers[0].tolist() == [False] * 2 + [True] * 7
-    _, answers = filled_up([replace(data.train[0], cut=True), Example(np.full(9, 4), 3)], 0)
+    assert ids[0, length:].eq(OUTSIDE).all() and not ids[1].eq(OUTSIDE).any()
     assert answers[0].tolist() == [False] * 2 + [True] * (length - 2) + [False] * (9 - length)
     cut = Answers([Example(np.full(6, 9), 1, cut=True)] * 40, 0, 7, 1)
     assert all(len(text.ids) == 6 for text in cut.train), "what goes on has no end"
