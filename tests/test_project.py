@@ -34,7 +34,6 @@ SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 SUPPORT = {"errors", "ops", "text", "policy"}  # what methods may use besides the heart
 # What the heart itself uses. The registry finds methods by name, and imports none by itself.
 BESIDE_THE_HEART = SUPPORT | {"memory", "native", "registry", "stats", "status", "tracing"}
-FLAGS = {"kv": "kv", "rows": "rows", "warp": "warp", "reward": "reward", "constraint": "constraint"}
 SPECS = {"kv": kv_of, "rows": source_of, "warp": warpers_of, "constraint": constraint_of}
 README_LIMIT = 8192  # bytes
 
@@ -134,7 +133,9 @@ def test_the_command_of_a_page_tries_its_method(
     top = command.make_context("foretell", arguments)
     _, chosen, rest = command.resolve_command(top, arguments)  # type: ignore[attr-defined]
     options = chosen.make_context("generate", rest, parent=top).params
-    assert name in f"{options['method']} {options[FLAGS.get(kind, 'method')]}"
+    assert (
+        name in f"{options['method']} {options['reward']} {options[docs.FLAGS.get(kind, 'method')]}"
+    )
     made = resolve if options["reward"] is None else partial(with_reward, reward=options["reward"])
     made(options["method"])
     for option, read in SPECS.items():

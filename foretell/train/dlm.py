@@ -164,7 +164,7 @@ def texts_of(files: Sequence[Path]) -> list[Example]:
     return found
 
 
-def side_by_side(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids (B, n) and which of them are answers; what is behind a shorter text is OUTSIDE."""
     width = max(len(text.ids) for text in texts)
     ids = np.full((len(texts), width), OUTSIDE, np.int64)
@@ -260,7 +260,7 @@ class DLMRun(Run):
     def loss(self, texts: Sequence[Example], numbers: Sequence[int]) -> torch.Tensor:
         """(B,) of these texts, the examples of these numbers."""
         c = self.config
-        ids, answers = side_by_side(texts)
+        ids, answers = padded(texts)
         seeds = [(c.seed, number) for number in numbers]
         if c.objective == "certainty":
             parts = complements(answers, seeds, c.certain)
@@ -309,7 +309,7 @@ def measured(reader: Reader, texts: Sequence[Example], micro: int) -> dict[str, 
     for rate in RATES:
         right = count = 0
         for group in blocks([len(text.ids) for text in texts], micro, 0):
-            ids, answers = side_by_side([texts[i] for i in group])
+            ids, answers = padded([texts[i] for i in group])
             more = right_at(reader, ids, answers, rate, [(0, i) for i in group])
             right, count = right + more[0], count + more[1]
         found[f"{rate:g}"] = round(right / max(1, count), 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny.save(tiny.relative(tiny.llama()), tmp_path_factory.mktemp("draft")))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of prompts, of which a random model's answers do not end at once."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)))
+    return path
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from foretell.train.dlm import (
     TrainDLM,
     converted,
     new_model,
-    side_by_side,
+    padded,
     texts_of,
     train,
 )
@@ -219,21 +219,21 @@ def words(text: Example) -> str:
 
 def test_answers_end_and_some_are_held_back() -> None:
     texts = [Example(np.full(5 + i % 3, 9), 2) for i in range(70)]
-    data = Answers(texts, 0, 8, 1)
-    assert len(data.held_back) == 3 and len(data.train) == 67
-    turn = [data[i] for i in range(67)]
+    data = Answers(texts, 0, 7, 1)
+    assert len(data.held_back) == 2 and len(data.train) == 45, "those of 7 tokens are too long"
+    turn = [data[i] for i in range(45)]
     for text, own in zip(sorted(map(words, turn)), sorted(map(words, data.train)), strict=True):
         assert text == own and text.endswith("9 0")
-    assert [words(data[67 + i]) for i in range(67)] != [words(text) for text in turn]
+    assert [words(data[45 + i]) for i in range(45)] != [words(text) for text in turn]
     more = [len(text.ids) for text in turn if text.ids[-2] == 0]
-    assert 2 < len(more) < 25 and max(more) == 8, "some have more ends, up to the window"
-    ids, answers = side_by_side([data.train[0], Example(np.full(9, 4), 3)])
+    assert more and len(more) < 20 and max(more) == 7, "some have more ends, up to the window"
+    ids, answers = padded([data.train[0], Example(np.full(9, 4), 3)])
     assert ids.shape == answers.shape == (2, 9)
     length = len(data.train[0].ids)
     assert ids[0, length:].eq(OUTSIDE).all() and not ids[1].eq(OUTSIDE).any()
     assert answers[0].tolist() == [False] * 2 + [True] * (length - 2) + [False] * (9 - length)
     cut = Answers([Example(np.full(6, 9), 1, cut=True)] * 40, 0, 7, 1)
-    assert all(len(text.ids) == 6 for text in cut.train), "what goes on has no end"
+    assert all(len(cut[i].ids) == 6 for i in range(80)), "what goes on has no end"
     with pytest.raises(BadConfig, match="too few"):
         Answers(texts[:1], 0, 7, 1)
 

@@ -14,10 +14,18 @@ from foretell.cli.train import head
 SIZE = ["--tokens", "256", "--batch", "128", "--micro", "128", "--window", "128", "--common", "64"]
 
 
-def test_from_prompts_to_a_head_is_one_command(run: Any, folder: str, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)]
-    prompts.write_text("\n".join(lines))
+def written(run: Any, folder: str, method: str) -> dict[str, Any]:
+    """The numbers of a few tokens by a method."""
+    args = ["--model", folder, "--method", method, "--max-new-tokens", "6", "--dtype", "float32"]
+    code, out, _ = run("generate", "def", *args, "--json")
+    assert code == 0
+    stats: dict[str, Any] = json.loads(out)["stats"]
+    return stats
+
+
+def test_from_prompts_to_a_head_is_one_command(
+    run: Any, folder: str, prompts: Path, tmp_path: Path
+) -> None:
     args = ["train", "head", "--target", folder, "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--states", str(tmp_path / "states")]
     args += ["--prompts", str(prompts), "--answer-tokens", "16", "--depths", "2", *SIZE]
@@ -27,27 +35,12 @@ def test_from_prompts_to_a_head_is_one_command(run: Any, folder: str, tmp_path: 
     made = str(tmp_path / "run" / "head")
     told = json.loads((tmp_path / "run" / "head" / "config.json").read_text())
     assert told["kind"] == "eagle3" and len(told["hits"]) == 5
-    method = f"eagle3:head={made},nodes=4"
-    args = [
-        "generate",
-        "def",
-        "--model",
-        folder,
-        "--method",
-        method,
-        "--max-new-tokens",
-        "6",
-        "--dtype",
-        "float32",
-    ]
-    code, out, _ = run(*args, "--json")
-    assert code == 0 and json.loads(out)["stats"]["calls"]["head"] > 0
+    assert written(run, folder, f"eagle3:head={made},nodes=4")["calls"]["head"] > 0
 
 
-def test_rows_through_the_target_need_no_states(run: Any, folder: str, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)]
-    prompts.write_text("\n".join(lines))
+def test_rows_through_the_target_need_no_states(
+    run: Any, folder: str, prompts: Path, tmp_path: Path
+) -> None:
     args = ["train", "head", "--target", folder, "--kind", "ppd", "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
     args += ["--answer-tokens", "16", "--anchors", "4", *SIZE]
@@ -56,21 +49,7 @@ def test_rows_through_the_target_need_no_states(run: Any, folder: str, tmp_path:
     assert "4 anchors each, about" in err
     assert 'kind = "ppd"' in (tmp_path / "run" / "recipe.toml").read_text()
     made = str(tmp_path / "run" / "head")
-    method = f"ppd:head={made},nodes=4"
-    args = [
-        "generate",
-        "def",
-        "--model",
-        folder,
-        "--method",
-        method,
-        "--max-new-tokens",
-        "6",
-        "--dtype",
-        "float32",
-    ]
-    code, out, _ = run(*args, "--json")
-    assert code == 0 and json.loads(out)["stats"]["drafted"] > 0
+    assert written(run, folder, f"ppd:head={made},nodes=4")["drafted"] > 0
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,9 @@ SIZE += ["--warmup", "1"]
 
 
 def test_from_prompts_to_a_tuned_target_is_one_command(
-    run: Any, folder: str, tmp_path: Path
+    run: Any, folder: str, prompts: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("peft", reason="needs foretell[lora]")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"def sub_{i}(a, b):"}) for i in range(3)))
     args = ["train", "lud", "--target", folder, "--out", str(tmp_path / "run")]
     args += ["--answers", str(tmp_path / "answers"), "--prompts", str(prompts)]
     code, out, err = run(*args, "--answer-tokens", "16", "--dtype", "float32", *SIZE)
