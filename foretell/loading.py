@@ -24,6 +24,7 @@ from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import resolve
 from foretell.folders import check_files
 from foretell.native import library
+from foretell.ops.devices import check_device
 from foretell.ops.memory import trim
 from foretell.ops.remote import recipe
 from foretell.runtimes import registry
@@ -195,11 +196,9 @@ def _checked(
         if dtype == "auto" and (executor == "torch" or not library.available()):
             dtype = "int8"
     if device is None:
-        device = "cuda" if torch.cuda.is_available() and not exact_bits else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise BadConfig(f"device={device!r} cannot be used here: {first_line(error)}") from error
+        only_here = exact_bits or dtype in WHOLE_NUMBERS
+        device = "cuda" if torch.cuda.is_available() and not only_here else "cpu"
+    check_device(device)
     kind = torch.device(device).type
     if dtype in WHOLE_NUMBERS and kind != "cpu":
         raise Unsupported.missing(
@@ -279,8 +278,8 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     if options.executor != "torch":
         refusals += hand_over(model, options.executor)
     if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
-        build = "its layers are of another build than the llama family's"
-        refusals += (("fused blocks", build),)
+        why = model.blocks_refused or "its layers are of another build than the llama family's"
+        refusals += (("fused blocks", why),)
     return model, refusals
 
 

@@ -40,7 +40,10 @@ DraftVocab = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda, cuda:1 and so on. Without it, a GPU if there is one."),
+    typer.Option(
+        help="cpu, cuda, cuda:1 and so on. Without it, a GPU if there is one, and the CPU for "
+        "int8 and int4."
+    ),
 ]
 Dtype = Annotated[
     str,

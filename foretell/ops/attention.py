@@ -88,7 +88,7 @@ def attend(
         # quicker on a CPU.
         queries = q.reshape(1, len(k), -1, width)
         out = F.scaled_dot_product_attention(queries, k[None], v[None], mask, scale=scale)
-        return out.view(heads, new, -1).transpose(0, 1)
+        return out.reshape(heads, new, -1).transpose(0, 1)  # on GPUs it may lie by positions
     p = weights_of(q, k, mask, scale, softcap, sinks).to(q.dtype)
     return (p.view(len(k), -1, p.shape[-1]) @ v).view(heads, new, -1).transpose(0, 1)
 

@@ -31,6 +31,7 @@ from safetensors.numpy import load_file, save_file
 from foretell.errors import BadConfig
 from foretell.families.learning import copied
 from foretell.families.masked import OURS
+from foretell.ops.devices import check_device
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from foretell.api import LM
 
 OBJECTIVES = ("masked", "certainty")
+PRECISIONS = ("float32", "bfloat16")
 HELD_BACK = 32  # one of so many answers is for measuring
 RATES = (0.15, 0.5, 0.9)  # at which a finished model is asked
 MASK_TOKEN = "<|mask|>"
@@ -82,6 +84,7 @@ class TrainDLM:
     rank: int = 0  # of adapters, which alone are trained; 0: the whole model is
     rate: float = 0.003  # learning rate (AdamW)
     matrix_rate: float = 0.02  # learning rate of matrices of layers (Muon); 0: AdamW for all
+    precision: str = "float32"  # of forwards, or bfloat16; weights are float32
     warmup: int = 20  # steps over which the rates rise
     decay: float = 0.6  # share of the run over which the rates fall to 0
     seed: int = 0  # of the weights, the texts and the masks
@@ -105,7 +108,8 @@ class TrainDLM:
             "seed": (0, 1 << 31),
         }
         recipes.check(self, ranges)
-        for name, known in (("objective", OBJECTIVES), ("masks", tuple(MASKS))):
+        named = {"objective": OBJECTIVES, "masks": tuple(MASKS), "precision": PRECISIONS}
+        for name, known in named.items():
             if getattr(self, name) not in known:
                 raise BadConfig.field(name, getattr(self, name), f"one of {', '.join(known)}")
         if self.rank and self.matrix_rate:
@@ -209,15 +213,15 @@ def converted(lm: LM, block: int) -> tuple[Reader, Any]:
     if lm.tokenizer is None:
         raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
     hf, tokenizer = copied(target), copy.deepcopy(lm.tokenizer)
-    mask_id = max(hf.config.vocab_size, len(tokenizer))
-    added = [MASK_TOKEN] if tokenizer.mask_token_id is None else []
-    if added:
+    if tokenizer.mask_token_id is None and MASK_TOKEN in tokenizer.get_vocab():
+        tokenizer.mask_token = MASK_TOKEN
+    mask_id = tokenizer.mask_token_id
+    if mask_id is None:
+        mask_id = max(hf.config.vocab_size, len(tokenizer))
         missing = mask_id - len(tokenizer)
         tokenizer.add_tokens([f"<|unused {i}|>" for i in range(missing)])
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
         assert tokenizer.mask_token_id == mask_id, "it stands behind all others"
-    else:
-        mask_id = tokenizer.mask_token_id
     known = len(hf.get_input_embeddings().weight)
     with torch.no_grad():
         means = [table.weight.mean(0) for table in tables_of(hf)]
@@ -259,14 +263,17 @@ class DLMRun(Run):
 
     def loss(self, texts: Sequence[Example], numbers: Sequence[int]) -> torch.Tensor:
         """(B,) of these texts, the examples of these numbers."""
-        c = self.config
+        c, device = self.config, self.reader.hf.device
         ids, answers = padded(texts)
+        ids = ids.to(device)
         seeds = [(c.seed, number) for number in numbers]
-        if c.objective == "certainty":
-            parts = complements(answers, seeds, c.certain)
-            return certainty_loss(self.reader, ids, parts, c.beta)
-        masked = drawn(answers, seeds, c.masks, self.reader.block)
-        return masked_loss(self.reader, ids, masked)
+        with torch.autocast(device.type, torch.bfloat16, enabled=c.precision == "bfloat16"):
+            if c.objective == "certainty":
+                first, second, later = complements(answers, seeds, c.certain)
+                parts = first.to(device), second.to(device), later.to(device)
+                return certainty_loss(self.reader, ids, parts, c.beta)
+            masked = drawn(answers, seeds, c.masks, self.reader.block)
+            return masked_loss(self.reader, ids, masked.to(device))
 
     def advance_on(self) -> float:
         """One optimiser step; returns the mean loss of its texts."""
@@ -380,18 +387,22 @@ def train(
     quiet: bool = False,
     recipe: Mapping[str, Any] | None = None,
     telling: Telling = nullcontext,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Trains until `config.examples` are seen; writes OUT/model and returns the report.
 
     `init`: the model to begin with, in float32, computed by torch; None: a new one. `files`: of
     answers to learn from; none: lists and puzzles. `own`: so many prompts are answered first by the
-    model itself, and it learns from that; kept in OUT, as all that a run begins with.
+    model itself, and it learns from that; kept in OUT, as all that a run begins with. `device`:
+    where a new model is trained; others are trained where they are.
     """
+    check_device(device)
     lists = Lists(config.seed)
     if init is None:
         tokenizer: Any = lists.tokenizer
         end, mask_id = tokenizer.eos_token_id, tokenizer.mask_token_id
         reader = new_model(config, len(tokenizer), mask_id, end, 512)
+        reader.hf.to(device)
     else:
         reader, tokenizer = converted(init, config.block)
         end = tokenizer.eos_token_id

@@ -28,6 +28,7 @@ from torch import nn
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from foretell.errors import BadConfig
+from foretell.ops.devices import check_device
 from foretell.ops.files import write_text
 from foretell.train.corpus import END, SPECIALS, train_tokenizer
 from foretell.train.corrections import sentences, spoiled
@@ -361,6 +362,7 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps(made_by, indent=1))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
 
     model = build(config, len(known.tokenizer)).to(device)
     first = GadRun(out / "training" / "corrector", config, model)

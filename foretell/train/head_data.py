@@ -117,14 +117,14 @@ class Teacher:
             draw = torch.Generator().manual_seed(seed)
             spread = noise * 512 / length
             added = torch.rand(features.shape, generator=draw) - 0.5
-            features = features + (added * spread).to(features.dtype)
+            features = features + (added * spread).to(features)
         features = F.pad(features, (0, 0, self.head.lag, 0))[:, :length]
         made = (ids, self.embeddings[ids], features, finals)
         return Texts(*(part.to(self.device) for part in made)), answers
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         norm: Any = self.output.norm
-        out: torch.Tensor = norm(states.float())
+        out: torch.Tensor = norm(states.to(self.target.device).float())
         return out.to(torch.bfloat16)
 
     @torch.no_grad()

@@ -34,6 +34,9 @@ class Masked:
     places: torch.Tensor
     weight: torch.Tensor
 
+    def to(self, device: torch.device) -> Masked:
+        return Masked(self.places.to(device), self.weight.to(device))
+
 
 def by_rate(answers: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, float]:
     """Masks of one text's positions (n,), each with the chance t, which is uniform; what each
@@ -154,7 +157,7 @@ def masked_loss(reader: Reader, ids: torch.Tensor, masked: Masked) -> torch.Tens
     row = masked.places.nonzero()[:, 0]
     logits = reader.logits(ids, masked.places)
     nats = F.cross_entropy(logits, ids[masked.places], reduction="none")
-    return torch.zeros(len(ids)).index_add(0, row, nats * masked.weight[row])
+    return nats.new_zeros(len(ids)).index_add(0, row, nats * masked.weight[row])
 
 
 def certainty_loss(
@@ -170,7 +173,7 @@ def certainty_loss(
     asked to be certain.
     """
     *halves, later = parts
-    total = torch.zeros(len(ids))
+    total = torch.zeros(len(ids), device=ids.device)
     for part in halves:
         row = part.nonzero()[:, 0]
         labels = ids[part]
@@ -192,7 +195,7 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 def means(values: torch.Tensor, row: torch.Tensor, count: int) -> torch.Tensor:
     """(count,) of the values (m,) of each row; 0 of a row that has none."""
     number = torch.bincount(row, minlength=count).clamp_min(1)
-    return torch.zeros(count).index_add(0, row, values) / number
+    return values.new_zeros(count).index_add(0, row, values) / number
 
 
 @torch.no_grad()
@@ -205,8 +208,9 @@ def right_at(
     rows = []
     for own, seed in zip(answers.numpy(), seeds, strict=True):
         rows.append(own & (np.random.default_rng(seed).random(len(own)) < rate))
-    masked = torch.from_numpy(np.stack(rows))
+    masked = torch.from_numpy(np.stack(rows)).to(reader.hf.device)
     if not masked.any():
         return 0, 0
+    ids = ids.to(reader.hf.device)
     said = reader.logits(ids, masked).argmax(-1)
     return int((said == ids[masked]).sum()), int(masked.sum())

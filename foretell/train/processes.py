@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.ops.devices import check_device
 
 COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 PATIENCE = timedelta(days=7)  # others wait for so long while the first one writes answers
@@ -50,6 +51,8 @@ class Processes:
                 )
             self.count, self.index = self._state.num_processes, self._state.process_index
             self.device = str(self._state.device)
+        else:
+            check_device(self.device)
 
     @cached_property
     def _state(self) -> Any:

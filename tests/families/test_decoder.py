@@ -334,3 +334,13 @@ def test_products_have_few_sizes_whatever_is_asked() -> None:
             )
         lm.generate([[1] * n for n in (3, 5, 9)], "plain", max_new_tokens=2)
     assert len(seen) > 10 and seen <= {*SIZES}
+
+
+def test_rows_agree_as_well_as_products_in_float32_are_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Decoder(tiny("llama"), "tiny")
+    rows = torch.randn(3, 5)
+    assert model.agrees(rows, rows) and not model.agrees(rows * 1.01, rows)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")  # TF32 on a GPU
+    assert model.agrees(rows * 1.01, rows) and not model.agrees(rows * 1.1, rows)

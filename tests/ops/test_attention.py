@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,19 @@ def test_equals_the_twin(
     assert torch.allclose(
         out, torch.tensor(twin(q, k, v, mask, 0.5, softcap, sinks), dtype=torch.float64), atol=1e-12
     )
+
+
+def test_attention_may_lie_by_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's memory-saving kernel on GPUs, which computes float32, lays its result."""
+    whole = torch.nn.functional.scaled_dot_product_attention
+
+    def by_positions(*parts: Any, **options: Any) -> torch.Tensor:
+        return whole(*parts, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    q, k, v = torch.randn(6, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)
+    before = attend(q, k, v, None, 0.5)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", by_positions)
+    assert torch.equal(attend(q, k, v, None, 0.5), before)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])

@@ -4,6 +4,7 @@ writes is read as it was trained, and what wrote from left to right is made to f
 
 from __future__ import annotations
 
+import copy
 import json
 import signal
 from dataclasses import replace
@@ -162,6 +163,18 @@ def test_a_step_is_the_same_however_it_is_cut(more: dict[str, Any], tmp_path: Pa
         assert torch.allclose(one, two, atol=1e-4, rtol=1e-3) and one.abs().max() > 0
 
 
+@pytest.mark.parametrize("objective", ["masked", "certainty"])
+def test_in_half_precision_the_loss_is_nearly_the_same(objective: str, tmp_path: Path) -> None:
+    runs = []
+    for precision in ("float32", "bfloat16"):
+        config = replace(TINY, objective=objective, precision=precision)
+        folder = tmp_path / precision
+        folder.mkdir()
+        runs.append(DLMRun(folder, config, new_model(config, 2048, 1, 0, 512), Lists(0)))
+    one, two = (run.advance_on() for run in runs)
+    assert one == pytest.approx(two, rel=1e-2) and one != two
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_model_that_wrote_from_left_to_right_is_converted(
     rank: int, answers: list[Path], tmp_path: Path
@@ -255,7 +268,16 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, answers: list[Path
         train(tmp_path / "b", TUNED, tiny.lm(draft=False))
     with pytest.raises(BadConfig, match="writes from left to right"):
         train(tmp_path / "c", TUNED, tiny.lm(draft=False), answers, own=3)
-    for bad in ({"masks": "all"}, {"objective": "kl"}, {"rank": 4}, {"beta": -1.0}, {"heads": 3}):
+    with pytest.raises(BadConfig, match="device='nowhere' cannot be used"):
+        train(tmp_path / "d", TINY, device="nowhere")
+    for bad in (
+        {"masks": "all"},
+        {"objective": "kl"},
+        {"rank": 4},
+        {"beta": -1.0},
+        {"heads": 3},
+        {"precision": "int8"},
+    ):
         with pytest.raises(BadConfig):
             replace(TINY, **bad)  # type: ignore[arg-type]
 
@@ -265,3 +287,16 @@ def test_a_tokenizer_that_is_shorter_than_the_model_is_filled_up() -> None:
     reader, tokenizer = converted(lm, 0)
     assert reader.mask_id == 340 == tokenizer.mask_token_id and len(tokenizer) == 341
     assert len(reader.hf.get_input_embeddings().weight) == 341
+
+
+def test_a_token_that_is_called_a_mask_already_becomes_it() -> None:
+    words = copy.deepcopy(tiny.tokenizer())
+    words.add_tokens([dlm.MASK_TOKEN])
+    lm = foretell.wrap(tiny.llama(vocab_size=len(words)), words, None, "tiny")
+    reader, tokenizer = converted(lm, 0)
+    assert reader.mask_id == len(words) - 1 == tokenizer.mask_token_id
+    assert len(tokenizer) == len(words) and words.mask_token_id is None
+    table = reader.hf.get_input_embeddings().weight
+    assert len(table) == len(words)
+    own = tiny.llama(vocab_size=len(words)).get_input_embeddings().weight
+    assert torch.allclose(table[reader.mask_id], own.mean(0))

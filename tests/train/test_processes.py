@@ -156,6 +156,8 @@ def test_what_cannot_be_shared_is_refused_with_the_cure(
     processes.count = 2
     with pytest.raises(BadConfig, match=r"3 micro batches .* by 2 processes; give --batch 256"):
         processes.check(192, 64)
+    with pytest.raises(BadConfig, match="device='nowhere' cannot be used"):
+        Processes("nowhere")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BadConfig, match="--device cuda:1: each of several processes"):
         Processes("cuda:1")

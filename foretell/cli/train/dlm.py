@@ -12,6 +12,7 @@ import typer
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
 from foretell.cli.train._asking import first_alone
+from foretell.cli.train._pairs import Device
 from foretell.cli.train._recipe import in_use, recipe_option
 from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
@@ -51,6 +52,7 @@ def dlm(
     own: Annotated[
         int, typer.Option(min=0, help="Prompts that the model answers first, to learn from that.")
     ] = 0,
+    device: Device = "cpu",
     save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
@@ -69,7 +71,7 @@ def dlm(
     with quiet(), refusals(f"--out {out}"):
         lm = None
         if init is not None:
-            lm = foretell.load(init, dtype="float32", executor="torch")
+            lm = foretell.load(init, dtype="float32", executor="torch", device=device)
             if text:
                 files += write_texts(lm.encode, text, out / "text", text_tokens, config.seed)
         report = train(
@@ -81,6 +83,7 @@ def dlm(
             save_every,
             recipe=in_use(invocation),
             telling=partial(first_alone, Processes()),
+            device=device,
         )
     right = ", ".join(f"{share:.3f} at {rate}" for rate, share in report["right"].items())
     emit(
