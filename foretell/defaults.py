@@ -25,12 +25,14 @@ def baseline(target: Model) -> str:
 
 def usual(target: Model, draft: Model | None, step: float) -> str:
     """spec.AUTO, or spec.QUICK where a plain step (seconds) is so quick that asking more drafters
-    would take too much of it; and with it spec.HEAD, where a head ships for a model that is not too
-    quick for it, else spec.DRAFT, where there is a draft model that is small enough.
+    would take too much of it; and spec.DRAFT, where there is a draft model that is small enough.
+
+    Where a head ships for a model that is not too quick for it, spec.QUICK and spec.HEAD: beside a
+    head the others of spec.AUTO cost more than they add.
     """
-    method = QUICK if step < STEP else AUTO
     if step >= HEAD_STEP and shipped(target, HEAD.partition(":")[0]):
-        return f"{method}+{HEAD}"
+        return f"{QUICK}+{HEAD}"
+    method = QUICK if step < STEP else AUTO
     small = draft is not None and 0 < draft.weight_bytes <= CHEAP * target.weight_bytes
     if draft is not None and small and related(draft.tokenizer, target.tokenizer):
         return f"{method}+{DRAFT}"

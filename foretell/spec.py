@@ -38,12 +38,12 @@ AUTO = "suffix+approx+token-recycling"
 STATIC = "confidence"  # and where the model fills masks, one token a forward
 QUICK = "suffix"  # and where a plain step takes less than STEP: others would cost too much of it
 STEP = 8e-3  # seconds
-# Beside these, where the draft model's weights are at most this share of the target's, so that a
+# Beside either, where the draft model's weights are at most this share of the target's, so that a
 # chain takes less than half a step. It is paused where it wins less than it takes.
 DRAFT = "draft:best=yes"
 CHEAP = 1 / 8
-# And this, where a head ships for the target and a plain step takes at least HEAD_STEP, in place of
-# a draft model: what a quicker step wins by it, growing a tree takes.
+# Beside QUICK alone, where a head ships for the target and a plain step takes at least HEAD_STEP:
+# what a quicker step wins by it, growing a tree takes.
 HEAD = "eagle3:depth=5,breadth=4,least=0.1,reads=256"
 HEAD_STEP = 2.5e-3  # seconds
 YES = ("1", "true", "yes", "on")

@@ -57,12 +57,12 @@ class Part:
     def due(self, tree: TokenTree) -> bool:
         """Whether to ask it in this step, where the others have proposed this tree.
 
-        Its models read the text once the request has run for as long as that takes: so a request
-        that ends early loses little by it, and a long one little of what it wins. Where asking it
-        has not paid lately, that too may lose no more than COSTLY_LOSS of the request's time.
+        Its models read the text first: at once where asking it has clearly paid lately, else when
+        the request has run for as long as that takes, so that one that ends early loses little by
+        it. Where asking it has not paid, reading may lose no more than COSTLY_LOSS of the time.
         """
         payoff = self.judged_beside(tree)
-        if not self.begun:
+        if not self.begun and not payoff.clearly_pays:
             patience = 1 if payoff.pays else 1 / COSTLY_LOSS
             if self.waited < patience * self.reading_seconds():
                 return False

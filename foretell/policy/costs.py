@@ -20,6 +20,7 @@ FIRST_SHARE = 0.1  # of a forward that is never put down to the cache rows befor
 WINDFALL = 2.0  # times its price that asking must bring in to be repeated at once
 LOSS = 0.01  # share of the time that asking in vain should lose
 COSTLY_LOSS = 0.05  # and that it may lose where asking is expensive
+CLEARLY = 1.2  # times its price, what an attempt wins that is known to pay
 LONGEST_PAUSE = 32  # steps, unless asking is expensive
 
 
@@ -170,6 +171,7 @@ class Payoff:
     def __init__(self) -> None:
         self.gain = 2.0  # tokens an attempt brings in; hoped for at first
         self.spent = 0.0  # seconds an attempt takes
+        self.won = 0.0  # seconds that the tokens of an attempt take without it
         self.wait = 0  # steps until the next attempt
         self.pause = 0  # steps between the last two attempts
 
@@ -177,6 +179,11 @@ class Payoff:
     def pays(self) -> bool:
         """Whether the attempts win what they cost, or none has shown that they do not."""
         return not self.pause
+
+    @property
+    def clearly_pays(self) -> bool:
+        """Whether attempts have won CLEARLY times what they cost."""
+        return self.pays and self.won > CLEARLY * self.spent
 
     def due(self) -> bool:
         """Whether to ask in this step; to be called once a step."""
@@ -189,6 +196,7 @@ class Payoff:
         """
         self.gain += RATE * (gained - self.gain)
         self.spent += (RATE if self.spent else 1.0) * (spent - self.spent)
+        self.won = self.gain * token_seconds
         lost_steps = max(0.0, self.spent / token_seconds - self.gain)
         costly_pause = max(LONGEST_PAUSE, int(lost_steps / COSTLY_LOSS))
         longest = min(costly_pause, int(lost_steps / LOSS))
