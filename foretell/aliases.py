@@ -21,7 +21,8 @@ from foretell.errors import BadConfig, BadFile, BadModel, first_line
 from foretell.ops.files import cache_folder
 
 TABLE = "models.toml"
-EMBEDDED = ("demo", "demo-draft", "smollm2-draft")  # models that come with this package
+# Models that come with this package.
+EMBEDDED = ("demo", "demo-draft", "smollm2-draft", "dlm-lists")
 NAME = r"[a-z0-9][a-z0-9._-]*"
 PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a hub's owner, a model or a package
 VERSION = r"[0-9][A-Za-z0-9.!+]*"

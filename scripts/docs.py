@@ -155,6 +155,11 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(cell(c) for c in row) + " |" for row in rows)])
 
 
+# What the model `dlm-lists` knows, for a shell.
+LISTS = (
+    "$'Write the list from its end to its beginning.\\n\\n"
+    'List: ["Ida", "Otto", "Flora"]\\nAnswer:\''
+)
 FLAGS = {kind: kind for kind in ("kv", "rows", "warp", "constraint")}  # of others: method
 
 
@@ -166,8 +171,10 @@ def command(card: Card) -> str:
     elif card.kind == "reward":
         options = f"--method best-of --reward {card.name}"
     elif card.kind == "diffusion":
-        options = f"--model CANVAS_MODEL --method {card.name}"
-    return f'foretell generate {card.trial or options} "def add(a, b):"'
+        options = f"--model dlm-lists --method {card.name}"
+    options = card.trial or options
+    prompt = LISTS if "--model dlm-lists" in options else '"def add(a, b):"'
+    return f"foretell generate {options} {prompt}"
 
 
 def partner(rule: Card) -> str:
@@ -205,7 +212,7 @@ def page(card: Card, every: list[Card]) -> str:
     parts += measured(card)
     parts.append("## Try it")
     parts.append(f"```bash\n{command(card)}\n```")
-    if card.kind not in registry.BESIDE:
+    if card.kind not in (*registry.BESIDE, "diffusion"):  # which audit does not run
         parts.append("What holds for it on your model and machine:")
         parts.append(f"```bash\nforetell audit --method {card.name}\n```")
     return "\n\n".join(p for p in parts if p) + "\n"

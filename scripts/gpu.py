@@ -2,8 +2,8 @@
 
 CI has no GPU, so this is run by hand where there is one. The command that a method's page tells its
 reader to try is run on both devices at temperature 0 in float32, with the embedded models, and
-their texts are compared. Methods whose command needs a file of its own (a trained head, a canvas
-model) are named and left out, unless `--canvas FOLDER` gives a model that fills canvases.
+their texts are compared. Methods whose command needs a file of its own (a trained head, say) are
+named and left out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def compared(one: tuple[str, list[str]], device: str, tokens: int) -> dict[str, 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Methods on a GPU beside the CPU.")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--canvas", default="", help="a model that fills canvases")
     parser.add_argument("--tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--only", nargs="*", default=[], help="names")
@@ -84,8 +83,6 @@ def main() -> int:
         if options.only and name not in options.only:
             continue
         told = docs.command(cards.card(name, kind)).replace("--compare ", "")
-        if options.canvas:
-            told = told.replace("CANVAS_MODEL", options.canvas)
         command = shlex.split(told)[1:]
         if re.search(r"\b(CANVAS_MODEL|MODEL|FOLDER|FILE)\b", told):
             left.append(name)

@@ -61,14 +61,18 @@ def load_model(
         return lm
 
 
+def fills_canvases(lm: LM) -> bool:
+    """Whether its target does, and writes no text from left to right."""
+    return "canvas" in lm.models["target"].caps
+
+
 def check_writes(lm: LM, command: str, cure: str = "generate and serve run it") -> None:
     """Raises Unsupported for a model that fills canvases, with a command that drafts or trains
     against plain decoding.
     """
-    target = lm.models["target"]
-    if "canvas" in target.caps:
+    if fills_canvases(lm):
         need = "a model that writes from left to right, and this one fills canvases"
-        raise Unsupported.missing(f"foretell {command}", target.name, need, cure)
+        raise Unsupported.missing(f"foretell {command}", lm.models["target"].name, need, cure)
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:

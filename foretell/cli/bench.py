@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from foretell.cli._loading import check_writes, load_model
+from foretell.cli._loading import check_writes, fills_canvases, load_model
 from foretell.cli._options import (
     Budget,
     Device,
@@ -204,7 +204,9 @@ def bench(
         of = suites.suite(suite)
         items = of.prepare(given, settings, limit)
         document = of.begin(settings, items, file)
-        _run(partial(of.run, settings, items), ModelOptions("", draft, device), document, file)
+        canvases = bool(getattr(of, "CANVASES", False))
+        models = ModelOptions("", draft, device)
+        _run(partial(of.run, settings, items), models, document, file, canvases)
         if html_out is not None:
             write_file("--html", html_out, of.html(document))
         if to_stdout:
@@ -253,8 +255,17 @@ def _given(suite: str | None, options: Mapping[str, Any]) -> list[str | Path]:
     return [named] if isinstance(named, Path) else named
 
 
-def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path | None) -> None:
-    """Does the work with a bar on the terminal, and keeps what is there in the file."""
+def _run(
+    work: Any,
+    options: ModelOptions,
+    document: dict[str, Any],
+    file: Path | None,
+    canvases: bool = False,
+) -> None:
+    """Does the work with a bar on the terminal, and keeps what is there in the file.
+
+    `canvases`: whether it is for models that fill these, too.
+    """
     from foretell.measure import bench as runner
 
     with progress_bar(still=True) as progress:
@@ -267,8 +278,9 @@ def _run(work: Any, options: ModelOptions, document: dict[str, Any], file: Path 
             progress.stop()  # loading and measuring show their own
             try:
                 lm = load_model(replace(options, model=name, dtype=number_format))
-                check_writes(lm, "bench")
-                lm.measure()
+                if not (canvases and fills_canvases(lm)):
+                    check_writes(lm, "bench", "generate, serve and --suite parallel run it")
+                    lm.measure()
             finally:
                 progress.start()
             return lm

@@ -15,6 +15,7 @@ Guarantee: lossy: tokens that are committed together are drawn apart from each o
 Cost: target 1
 Needs: a model that fills canvases
 Trains: a filter, foretell train filter
+Try: --model dlm-lists --method learn2pd:filter=FILE
 Differs:
 - the published code cuts at the surest proposed end, however unsure it is, and may cut tokens off
 that are committed; here an end has to be sure, and nothing committed is cut off but further ends

@@ -17,6 +17,7 @@ Guarantee: lossy: tokens that are accepted together are drawn apart from each ot
 Cost: target 1
 Needs: a model that fills canvases of uniform noise
 Trains: nothing
+Try: --model CANVAS_MODEL --method renoise
 Differs:
 - tokens are drawn by inverse transform, each by a key of its own, in place of `torch.multinomial`;
 given the same tokens, accepted sets and texts are transformers'

@@ -13,7 +13,7 @@ Guarantee: lossy: rows of committed tokens are up to `every` steps old
 Cost: target 1
 Needs: a model that fills canvases
 Trains: nothing
-Try: --model CANVAS_MODEL --method threshold --kv dkv
+Try: --model dlm-lists --method threshold --kv dkv
 Differs:
 - of a model whose rows speak of the next position, the row before each wanted one is computed
 anyway, committed or not; the published code instead keeps rows whose next token is committed

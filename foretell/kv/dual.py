@@ -9,7 +9,7 @@ Guarantee: lossy: rows outside a block are those of the canvas when the block be
 Cost: target 1
 Needs: a model that fills canvases
 Trains: nothing
-Try: --model CANVAS_MODEL --method threshold --kv dual
+Try: --model dlm-lists --method threshold --kv dual
 Differs:
 - of a model whose rows speak of the next position, the row before the block is computed too, where
 the published code commits the block's first token unseen by the rule

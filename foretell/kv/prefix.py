@@ -9,7 +9,7 @@ Guarantee: lossy: rows before a block are those of the canvas when the block beg
 Cost: target 1
 Needs: a model that fills canvases
 Trains: nothing
-Try: --model CANVAS_MODEL --method threshold --kv prefix
+Try: --model dlm-lists --method threshold --kv prefix
 Differs:
 - of a model whose rows speak of the next position, the row before the block is computed too, where
 the published code commits the block's first token unseen by the rule

@@ -11,7 +11,7 @@ Guarantee: lossy: rows are up to `refresh` steps old, and far masks are not read
 Cost: target 1
 Needs: a model that fills canvases
 Trains: nothing
-Try: --model CANVAS_MODEL --method threshold --kv window
+Try: --model dlm-lists --method threshold --kv window
 Differs:
 - which rows are read is a set of positions, so that tokens which were committed beyond the window
 stay in it; the published code for Dream takes them for a beginning of the text

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from foretell.api import LM
 
 TAKES = ("tasks", "data", "html")
+CANVASES = True  # models that fill them are compared, too
 ITEMS = 20  # of a task that is made here, unless a number is given
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 ORDERS = ("random", "confidence", "margin", "entropy")

@@ -216,3 +216,16 @@ def test_the_command_names_what_is_wrong(
         assert cli.run(["bench", *arguments]) == 2
         error = capsys.readouterr().err
         assert said in error.replace("\n", " ") and "Traceback" not in error
+
+
+def test_the_command_compares_on_a_model_that_fills_canvases(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = ["--model", "dlm-lists", "--max-new-tokens", "24", "--methods", "threshold"]
+    arguments = ["--suite", "parallel", "--tasks", "copy", "--limit", "2", *more]
+    assert cli.run(["bench", *arguments]) == 0
+    told = capsys.readouterr().out
+    assert "copy" in told and "threshold" in told
+    assert cli.run(["bench", *more]) == 2
+    error = capsys.readouterr().err.replace("\n", " ")
+    assert "--suite parallel run it" in error and "Traceback" not in error

@@ -1,0 +1,37 @@
+"""The model that comes with the package and fills canvases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import foretell
+from foretell.loading import ASSETS
+from foretell.measure.parallel_tasks import items
+
+FOLDER = ASSETS / "dlm-lists"
+
+
+@pytest.fixture(scope="module")
+def lm() -> foretell.LM:
+    return foretell.load("dlm-lists")
+
+
+def test_it_is_small_and_fills_canvases(lm: foretell.LM) -> None:
+    size = sum(file.stat().st_size for file in FOLDER.glob("*.safetensors"))
+    assert size <= 20e6
+    model: Any = lm.models["target"]
+    assert "canvas" in model.caps and (model.shift, model.block) == (0, 0)
+    assert model.mask_id == lm.tokenizer.mask_token_id
+
+
+@pytest.mark.parametrize("task", ["copy", "replace_index"])
+def test_it_has_learnt_what_it_was_made_for(lm: foretell.LM, task: str) -> None:
+    """Lists of the split that it was not trained on, one token a step."""
+    asked = items(task, 8, seed=1)
+    answers = lm.generate(
+        [one.prompt for one in asked], "confidence:block=0", max_new_tokens=32, temperature=0.0
+    )
+    right = [one.score(answer.text) for one, answer in zip(asked, answers, strict=True)]
+    assert sum(right) >= 7
