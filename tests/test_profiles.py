@@ -11,9 +11,10 @@ import torch
 
 import foretell
 from foretell import profiles
+from foretell.defaults import usual
 from foretell.drafters.ngram import Ngram
 from foretell.families.toy import Toy
-from foretell.spec import AUTO, resolve
+from foretell.spec import AUTO, HEAD, HEAD_STEP, QUICK, resolve
 from foretell.strategies.plain import Plain
 from tests import tiny
 
@@ -269,3 +270,13 @@ def test_auto_drafts_with_a_small_draft_model(monkeypatch: pytest.MonkeyPatch) -
     alone = foretell.wrap(tiny.llama(), tiny.tokenizer())
     alone.measure()
     assert alone.default == AUTO
+
+
+def test_beside_a_head_that_ships_auto_copies_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lm = tiny.lm()
+    target, draft = lm.models["target"], lm.models["draft"]
+    monkeypatch.setattr("foretell.defaults.shipped", lambda model, kind: kind == "eagle3")
+    assert usual(target, draft, HEAD_STEP) == f"{QUICK}+{HEAD}"
+    assert HEAD not in usual(target, draft, HEAD_STEP / 2), "growing a tree takes too much of it"

@@ -354,6 +354,8 @@ def train(
     """Trains both, measures them, and writes OUT/model, OUT/drafter and OUT/report.json, whose
     content it returns. A run that was interrupted goes on where it was. Raises BadConfig.
     """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     made_by = {"sources": sources, "settings": asdict(config)}
     record = out / "settings.json"
     if record.exists() and json.loads(record.read_text("utf-8")) != made_by:
@@ -361,8 +363,6 @@ def train(
     known = task(sources, config)  # before the folder is taken: the sources may be refused
     out.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps(made_by, indent=1))
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
 
     model = build(config, len(known.tokenizer)).to(device)
     first = GadRun(out / "training" / "corrector", config, model)
