@@ -84,34 +84,61 @@ static uint32_t ordered(float score) {
 
 /* What the `count`-th highest of `length` scores is, count at most length, as `ordered` has it; and
    how many of those that are equal to it are among them. Digit by digit, the numbers are counted
-   that begin as it does. */
-static uint32_t find_least(const float *scores, int32_t length, int32_t count, int32_t *equal) {
+   that begin as it does; after the first digit few of them are left. `keys`: room for all. */
+static uint32_t find_least(const float *scores, int32_t length, int32_t count, uint32_t *keys,
+                           int32_t *equal) {
     const uint32_t digits = (1u << DIGIT) - 1;
-    uint32_t least = 0, mask = 0;
+    uint32_t least = 0;
+    for (int32_t i = 0; i < length; i++)
+        keys[i] = ordered(scores[i]);
     for (int shift = 32 - DIGIT;; shift = shift > DIGIT ? shift - DIGIT : 0) {
-        int32_t found[1 << DIGIT] = {0};
-        for (int32_t i = 0; i < length; i++) {
-            uint32_t key = ordered(scores[i]);
-            if ((key & mask) == (least & mask))
-                found[key >> shift & digits]++;
+        /* Neighbours are counted apart: mostly they are alike, and would wait for each other. */
+        int32_t found[1 << DIGIT] = {0}, beside[1 << DIGIT] = {0}, left = 0;
+        for (int32_t i = 0; i + 1 < length; i += 2) {
+            found[keys[i] >> shift & digits]++;
+            beside[keys[i + 1] >> shift & digits]++;
         }
+        if (length % 2)
+            found[keys[length - 1] >> shift & digits]++;
         uint32_t digit = digits;
-        for (; found[digit] < count; digit--)
-            count -= found[digit];
-        least = (least & mask) | digit << shift;
-        mask |= digits << shift;
+        for (; found[digit] + beside[digit] < count; digit--)
+            count -= found[digit] + beside[digit];
+        least |= digit << shift;
         *equal = count;
         if (!shift)
             return least;
+        for (int32_t i = 0; i < length; i++) {
+            keys[left] = keys[i];
+            left += (keys[i] >> shift & digits) == digit;
+        }
+        length = left;
     }
 }
 
-/* Places of the `count` highest scores, ascending; of equal ones the first. `memory`: room for the
-   scores and for numbers of their blocks. */
+/* Places of the `count` highest scores, ascending; of equal ones the first. `keys`: room for all. */
+static void take_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
+                         uint32_t *keys) {
+    int32_t equal = count, taken = 0;
+    const uint32_t least = count < length ? find_least(scores, length, count, keys, &equal) : 0;
+    for (int32_t i = 0; taken < count; i++) {
+        uint32_t key = ordered(scores[i]);
+        places[taken] = i;
+        taken += (key > least) | ((key == least) & (equal > 0));
+        equal -= key == least;
+    }
+}
+
+/* The same; where few are wanted, blocks that have none of them are passed over. `memory`: room for
+   the scores, once more, and for numbers of their blocks. */
 static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
                          float *memory) {
     const int32_t blocks = (length + BLOCK - 1) / BLOCK;
-    int32_t *block = (int32_t *)(memory + blocks * BLOCK), kept = 0, equal = 0, taken = 0;
+    uint32_t *keys = (uint32_t *)(memory + blocks * BLOCK);
+    int32_t *block = (int32_t *)(keys + blocks * BLOCK), kept = 0, equal = 0;
+    if (count >= blocks) {
+        take_highest(scores, length, count, places, keys);
+        return;
+    }
     for (int32_t b = 0; b < blocks; b++) {
         int32_t end = (b + 1) * BLOCK < length ? (b + 1) * BLOCK : length;
         float top = scores[b * BLOCK];
@@ -121,7 +148,7 @@ static void find_highest(const float *scores, int32_t length, int32_t count, int
     }
     /* As many blocks as are wanted reach the lowest of the highest blocks' tops, with a score each:
        blocks that do not reach it have none that is wanted. */
-    uint32_t least = count < blocks ? find_least(memory, blocks, count, &equal) : 0;
+    const uint32_t least = find_least(memory, blocks, count, keys, &equal);
     for (int32_t b = 0; b < blocks; b++)
         if (ordered(memory[b]) >= least)
             block[kept++] = b;
@@ -130,15 +157,9 @@ static void find_highest(const float *scores, int32_t length, int32_t count, int
         for (int32_t i = 0; i < BLOCK; i++) /* scores that are not there are the last ones */
             memory[k * BLOCK + i] = i < left ? scores[first + i] : -INFINITY;
     }
-    least = 0;
-    equal = count;
-    if (count < kept * BLOCK)
-        least = find_least(memory, kept * BLOCK, count, &equal);
-    for (int32_t k = 0; taken < count; k++) {
-        uint32_t key = ordered(memory[k]);
-        if (key > least || (key == least && equal-- > 0))
-            places[taken++] = block[k / BLOCK] * BLOCK + k % BLOCK;
-    }
+    take_highest(memory, kept * BLOCK, count, places, keys);
+    for (int32_t i = 0; i < count; i++)
+        places[i] = block[places[i] / BLOCK] * BLOCK + places[i] % BLOCK;
 }
 
 static void highest_work(ft_team *team, int thread, void *argument) {
@@ -155,7 +176,7 @@ EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, in
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     highest_job job = {.scores = scores, .lists = lists, .length = length, .count = count,
                        .places = places};
-    job.bytes = 64 * ((8 * ((int64_t)length + BLOCK) + 63) / 64);
+    job.bytes = 64 * ((12 * ((int64_t)length + BLOCK) + 63) / 64);
     job.memory = malloc((size_t)(threads * job.bytes));
     if (!job.memory)
         return 0;
