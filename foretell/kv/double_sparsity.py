@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
 from foretell.ops.channels import table_for
 from foretell.ops.keeping import KV, check_budget
@@ -94,6 +95,10 @@ class Labelled(Selecting):
     def begin(self, prompt: int) -> None:
         super().begin(prompt)
         self.labels, self.labelled = {}, 0
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.labels.values())
 
     def change(self, cache: Any) -> None:
         self._label(cache.k, cache.base)

@@ -32,8 +32,9 @@ import torch
 
 from foretell.core.model import Computed
 from foretell.errors import BadConfig
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
-from foretell.ops.keeping import KV, NEVER, best, check_every
+from foretell.ops.keeping import KV, NEVER, check_every
 from foretell.ops.skipping import LastRow, Run, Skipping, check_layers, empty, pass_layers, together
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ class Dropping(Skipping):
         self.length, self.stages, self.found = 0, (), ()
 
     @property
+    def bytes(self) -> int:
+        """Of the states of tokens that were dropped, too."""
+        return super().bytes + bytes_of(stage.states for stage in self.stages)
+
+    @property
     def leaves_out(self) -> bool:
         return self.rate > 0
 
@@ -164,8 +170,7 @@ class Dropping(Skipping):
         view = empty(job.cache, place + 1)
         found: list[Stage] = []
         for number, (start, end) in enumerate(pairwise(self.ends)):
-            assert read.scores is not None
-            present = self.kept(present, read.scores)
+            present = read.going_on(present, self.rate)
             stage, held, places, states = self.divided(number, place, present, arriving)
             places, states = torch.cat([places, present[-1:]]), torch.cat([states, state])
             read = LastRow(end - 1)
@@ -184,13 +189,6 @@ class Dropping(Skipping):
             parts += ran
         self.found = tuple(found)
         return together(parts, hidden)
-
-    def kept(self, present: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Of the tokens at these places, ascending, those that go on: the last one always."""
-        scores = scores.clone()
-        scores[-1] = torch.inf
-        count = len(present) - int(self.rate * len(present))
-        return present[best(scores, count).sort().values]
 
     def divided(
         self, number: int, place: int, kept: torch.Tensor, arriving: States

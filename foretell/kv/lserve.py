@@ -32,11 +32,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
-from foretell.ops.coded import Coded, coded, decoded
+from foretell.ops.coded import Coded, bounds_of
 from foretell.ops.gates import check_sparsity, streaming_of
 from foretell.ops.keeping import KV, check_budget
-from foretell.ops.paging import extremes, inherited, upper, widest
+from foretell.ops.paging import extremes, inherited, upper
 from foretell.ops.ragged import Ragged, hiding, places
 
 if TYPE_CHECKING:
@@ -115,6 +116,10 @@ class Served(Ragged):
         self.bounds, self.chosen, self.pending = {}, {}, {}
         self.choosing, self.read = None, None
 
+    @property
+    def bytes(self) -> int:
+        return super().bytes + bytes_of(self.bounds.values())
+
     def selects(self, length: int) -> bool:
         return length >= self.prompt and length // self.block >= self.count
 
@@ -136,18 +141,11 @@ class Served(Ragged):
             known = bounds.get(layer)
             first = 0 if known is None else known.shape[1] * self.part - gone
             if end > first and not bool(streaming.all()):
-                made = self.bound(cache.k[layer][~streaming, first:end])
+                keys = cache.k[layer][~streaming, first:end]
+                made = extremes(keys, self.part) if self.bits == 16 else bounds_of(keys, self.part)
                 bounds[layer] = made if known is None else torch.cat([known, made], 1)
         self.bounds = bounds
         super().change(cache)
-
-    def bound(self, keys: torch.Tensor) -> torch.Tensor:
-        """Of keys (KV, n, D) in whole parts: they hold for what these are rounded to as well."""
-        exact = extremes(keys, self.part)
-        if self.bits == 16:
-            return exact
-        near = extremes(decoded(*coded(keys)), self.part)
-        return widest(exact, near)
 
     def joined(self, held: Any, keys: torch.Tensor, values: torch.Tensor) -> Any:
         if self.bits == 16:

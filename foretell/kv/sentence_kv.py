@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, check_budget
 from foretell.ops.selecting import attend_to
@@ -110,6 +111,10 @@ class Sentences(Voted):
         super().begin(prompt)
         self.stops, self.places, self.index, self.closed = (), {}, {}, 0
         self.asked, self.count, self.queries, self.walked = {}, 0, {}, None
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(part for index in self.index.values() for part in (index.of, index.means))
 
     def room(self, length: int) -> int:
         room = super().room(length)

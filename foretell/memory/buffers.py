@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ def row_bytes(layout: Sequence[Shape | None], dtype: torch.dtype) -> int:
     """Of the rows of one token in all layers."""
     numbers = sum(shape[0] * (shape[1] + shape[2]) for shape in layout if shape)
     return numbers * dtype.itemsize
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the numbers of all of these."""
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 class Rows:

@@ -43,7 +43,9 @@ class CachePolicy:
 
     @property
     def bytes(self) -> int:
-        """Of memory that it takes for rows which it holds beside the cache's own."""
+        """Of memory that it takes beside the cache's own rows: for rows that it holds, and for what
+        it finds rows by.
+        """
         return 0
 
     def drop(self) -> None:

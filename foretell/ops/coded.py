@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from foretell.ops.paging import extremes, widest
+
 LEVELS = 255  # beside the least number
 
 
@@ -43,3 +45,8 @@ def coded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The rows that `coded` made these of, up to half a step."""
     return scales[..., :1] + codes.to(scales) * scales[..., 1:]
+
+
+def bounds_of(keys: torch.Tensor, part: int) -> torch.Tensor:
+    """The `extremes` of whole parts of keys (KV, n, D), which hold for the rounded keys too."""
+    return widest(extremes(keys, part), extremes(decoded(*coded(keys)), part))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
 from foretell.ops.listed import Listed, highest, products
 from foretell.ops.selecting import Selecting
@@ -28,6 +29,10 @@ class Paged(Selecting):
     def begin(self, prompt: int) -> None:
         super().begin(prompt)
         self.known = {}
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.known.values())
 
     def room(self, length: int) -> int:
         in_prompt = length < self.prompt

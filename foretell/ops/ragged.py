@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention, merge
 from foretell.ops.holding import Holding, Layers, Part
 from foretell.ops.keeping import NEVER
@@ -144,9 +145,7 @@ class Ragged(Holding):
     @property
     def bytes(self) -> int:
         """Of all that is held beside the cache."""
-        return sum(
-            part.numel() * part.element_size() for rows in self.held.values() for part in rows
-        )
+        return bytes_of(part for rows in self.held.values() for part in rows)
 
 
 def places(job: Any) -> tuple[torch.Tensor, torch.Tensor]:

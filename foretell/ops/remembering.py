@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from foretell.errors import BadConfig
+from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention, jointly
 from foretell.ops.keeping import KV, Watching, best
 from foretell.ops.slots import Turn, turning
@@ -131,6 +132,12 @@ class Remembering(Watching):
 
     def drop(self) -> None:
         self.store = None
+
+    @property
+    def bytes(self) -> int:
+        held = 0 if self.store is None else self.store.bytes
+        opening = [part for pair in self.opening.values() for part in pair]
+        return held + bytes_of([*opening, *self.found.values(), *self.made.values()])
 
     # --- when rows leave
 

@@ -18,10 +18,11 @@ import torch
 
 from foretell.core.model import Computed
 from foretell.errors import BadConfig, Unsupported
+from foretell.memory.buffers import bytes_of
 from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
 from foretell.ops.attention import Attention
-from foretell.ops.keeping import CachePolicy
+from foretell.ops.keeping import CachePolicy, best
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -67,6 +68,11 @@ class Skipping(CachePolicy):
         assert isinstance(twin, Skipping)
         twin.waiting = None if self.waiting is None else self.waiting.fork()
         return twin
+
+    @property
+    def bytes(self) -> int:
+        waiting = self.waiting.committed.values() if self.waiting is not None else ()
+        return super().bytes + bytes_of(waiting)
 
     def keep(self, cache: Any, nodes: Sequence[int]) -> None:
         super().keep(cache, nodes)
@@ -230,3 +236,13 @@ class LastRow(CachePolicy):
             mask = None if asked.mask is None else asked.mask[..., -1:, :]
             self.scores = replace(asked, q=last, mask=mask).weights()[:, 0].mean(0)
         return asked.whole()
+
+    def going_on(self, present: torch.Tensor, rate: float) -> torch.Tensor:
+        """Of the rows, which are of the tokens at these places, ascending, all but a share of those
+        that got least: the places of their tokens. The last one always goes on.
+        """
+        assert self.scores is not None
+        scores = self.scores.clone()
+        scores[-1] = torch.inf
+        count = len(present) - int(rate * len(present))
+        return present[best(scores, count).sort().values]

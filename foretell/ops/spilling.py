@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, BadFile, ForetellError, RequestFailed, first_line
+from foretell.memory.buffers import bytes_of
 from foretell.ops.storing import Code, Codes, Shelf
 
 WORD = 8  # bytes that pieces and tensors are padded to
@@ -238,6 +239,10 @@ def flat(code: Code) -> tuple[np.ndarray, tuple[Part, ...]]:
 class BlockStore(Protocol):
     """`keys` and `values` of a layer are (KV, blocks, block, D)."""
 
+    @property
+    def bytes(self) -> int:
+        """Of memory that its blocks take."""
+
     def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
         """Takes blocks of all layers in; their slots."""
 
@@ -252,6 +257,10 @@ class RamBlocks:
         self.used = 0
         self.capacity = 0
         self.buffers: list[Pair] = []
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(rows[:, : self.used] for pair in self.buffers for rows in pair)
 
     def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
         start, end = self.used, self.used + keys[0].shape[1]
@@ -291,6 +300,8 @@ class DiskBlocks:
 
     Raises RequestFailed and BadFile as Spill does.
     """
+
+    bytes = 0
 
     def __init__(self, parent: str):
         self.spill = Spill(Path(parent))
@@ -355,6 +366,11 @@ class NearBlocks:
         self.store, self.count, self.device = store, count, device
         self.slots = 0
         self.layers: dict[int, _Near] = {}
+
+    @property
+    def bytes(self) -> int:
+        near = self.layers.values()
+        return self.store.bytes + bytes_of(rows for one in near for rows in (one.keys, one.values))
 
     def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
         slots = self.store.add([k.cpu() for k in keys], [v.cpu() for v in values])

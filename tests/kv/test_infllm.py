@@ -19,6 +19,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.errors import BadConfig, BadFile, RequestFailed, Unsupported
 from foretell.families.toy import Toy
 from foretell.kv.infllm import Infllm, InfllmPolicy
+from foretell.memory.buffers import row_bytes
 from foretell.ops import remembering
 from foretell.ops.spilling import DiskBlocks
 from foretell.spec import kv_of
@@ -103,6 +104,18 @@ def test_each_token_is_in_one_place(prompt: int) -> None:
     blocks = len(policy.slots)
     assert kv.initial + blocks * kv.block + cache.base == cache.length
     assert blocks == (40 - kv.initial - kv.local) // kv.block
+
+
+def test_memory_is_that_of_blocks_and_of_what_finds_them(tmp_path: Path) -> None:
+    _, cache = spread(SMALL, 40, 20)
+    policy = cache.policy
+    rows = SMALL.initial + len(policy.slots) * SMALL.block
+    found = len(policy.slots) * driving.LAYERS * 2 * 8 * 8  # two heads of eight numbers of 8 bytes
+    assert policy.bytes == rows * row_bytes(driving.LAYOUT, torch.float64) + found
+    assert cache.bytes == policy.bytes + cache.base * row_bytes(driving.LAYOUT, torch.float64)
+    _, cache = spread(replace(SMALL, dir=str(tmp_path), cached=3), 40, 20)
+    near = SMALL.initial + 3 * SMALL.block
+    assert cache.policy.bytes == near * row_bytes(driving.LAYOUT, torch.float64) + found
 
 
 def test_the_order_of_blocks_is_irrelevant() -> None:

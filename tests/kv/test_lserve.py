@@ -12,6 +12,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.lserve import Lserve, Served
+from foretell.ops.coded import bounds_of
 from foretell.ops.paging import extremes, upper
 from tests.kv import driving
 from tests.kv.driving import TIMES, WIDTH, attended, drive, rows_of, text_of
@@ -139,7 +140,7 @@ def test_parts_as_large_as_pages_choose_what_quest_does() -> None:
         torch.randn(4, 6, WIDTH, generator=random),
     )
     policy = replace(SMALL, part=4, count=5)
-    ours = policy.best(q, policy.bound(keys))
+    ours = policy.best(q, extremes(keys, 4))
     best = upper(q, extremes(keys, 4)).topk(4, -1).indices
     quest = torch.zeros(4, 6, 10, dtype=torch.bool).scatter_(-1, best, True)
     assert ours[..., :-1].equal(quest) and bool(ours[..., -1].all())
@@ -152,7 +153,7 @@ def test_bounds_hold_for_rounded_rows_too() -> None:
         torch.randn(4, 9, WIDTH, generator=random),
     )
     policy = replace(SMALL, bits=8, part=4)
-    above = upper(q, policy.bound(keys))
+    above = upper(q, bounds_of(keys, 4))
     held = policy.joined(None, keys, keys)
     for rows in (keys, held.rows()[0]):
         products = q @ rows.repeat_interleave(2, 0).transpose(1, 2)

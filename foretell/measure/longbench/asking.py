@@ -19,7 +19,6 @@ from foretell.core.context import Context
 from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Steps
-from foretell.memory.buffers import row_bytes
 from foretell.memory.policy import NEVER
 
 PIECE = 64  # tokens of a text that are scored by one forward at most
@@ -28,7 +27,9 @@ NO_ROWS = torch.empty(0)
 
 @dataclass
 class Held:
-    """Rows of a cache, the mean over its layers, and their bytes."""
+    """Rows of a cache, shared ones included, and the memory of these and of what its policy holds
+    beside them.
+    """
 
     rows: float
     bytes: float
@@ -148,4 +149,8 @@ def held(ctx: Context, branch: int) -> Held:
     live = next(live for live in engine.live if live.ctx.request is ctx.request)
     cache = live.caches["target", branch]
     cache.settle(ctx.branches[branch].tokens)
-    return Held(float(cache.base), float(cache.base * row_bytes(cache.layout, cache.dtype)))
+    shared = sum(len(segment.tokens) for segment in cache.segments)
+    return Held(
+        float(cache.base + shared),
+        float(cache.bytes + sum(segment.bytes for segment in cache.segments)),
+    )
