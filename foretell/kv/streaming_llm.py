@@ -17,7 +17,7 @@ Differs:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +56,9 @@ class StreamingLlm(KV):
         policy = Streaming(budget, self.every, sinks=self.sinks, slots=slots)
         policy.endless = budget + self.every <= target.context
         return policy
+
+    def with_budget(self, rows: int) -> StreamingLlm:
+        return replace(self, window=rows - self.sinks)
 
     def view(self, target: Model) -> Ends:
         """Its rows of a cache that keeps all, which stay at their positions."""

@@ -67,6 +67,14 @@ class Composition(KV):
         """The policy of this role."""
         return next((part for part in self.parts if part.role == role), None)
 
+    def with_budget(self, rows: int) -> Composition | None:
+        """The evictor decides how many rows are left."""
+        evictor = self.of("evictor")
+        changed = None if evictor is None else evictor.with_budget(rows)
+        if changed is None:
+            return None
+        return Composition(tuple(changed if part is evictor else part for part in self.parts))
+
     def policy(self, target: Model) -> CachePolicy:
         if len(self.parts) == 1:
             return self.parts[0].policy(target)

@@ -8,7 +8,7 @@ two changes the rows are ordinary ones: any executor reads them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -52,6 +52,16 @@ class KV:
         made = self.policy(target)
         made.name = self.name
         return made
+
+    def with_budget(self, rows: int) -> KV | None:
+        """The same, which holds or reads so many rows, or as many of them as make whole pages; None
+        where no setting says how many. Raises BadConfig where they are too few.
+        """
+        settings: Any = self
+        if not hasattr(settings, "budget"):
+            return None
+        page = getattr(settings, "page", 1)
+        return replace(settings, budget=rows // page * page)  # type: ignore[no-any-return]
 
     @property
     def name(self) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foretell.errors import BadConfig
 from foretell.measure.longbench.tasks import TASKS
@@ -86,8 +84,10 @@ class Settings:
                 continue
             config = kv_of(spec)
             for budget in self.budgets or ("",):
-                rows = counted(budget, length) if budget else 0
-                held = with_budget(spec, config, rows) if budget else config
+                held = config.with_budget(counted(budget, length)) if budget else config
+                if held is None:
+                    cure = "leave it out, or measure it alone"
+                    raise BadConfig(f"--budgets: {spec} has no budget of rows; {cure}")
                 found.append(Contender(spec, budget, held))
         return found
 
@@ -105,18 +105,3 @@ def counted(budget: str, length: int) -> int:
         allowed = "a number of rows, or a share of the length such as 10% or 0.1"
         raise BadConfig.field("--budgets", budget, allowed)
     return int(share)
-
-
-def with_budget(spec: str, config: Any, rows: int) -> KV:
-    """A policy that holds or reads so many rows. Raises BadConfig where it cannot."""
-    parts: Sequence[KV] = getattr(config, "parts", ())
-    if any(part.role == "evictor" for part in parts):  # of several, it decides how many are left
-        held = [with_budget(spec, p, rows) if p.role == "evictor" else p for p in parts]
-        return dataclasses.replace(config, parts=tuple(held))  # type: ignore[no-any-return]
-    names = {field.name for field in dataclasses.fields(config)}
-    if "budget" in names:
-        return dataclasses.replace(config, budget=rows)  # type: ignore[no-any-return]
-    if {"sinks", "window"} <= names:  # streaming-llm has the parts of its budget as fields
-        window = rows - config.sinks
-        return dataclasses.replace(config, window=window)  # type: ignore[no-any-return]
-    raise BadConfig(f"--budgets: {spec} has no budget of rows; leave it out, or measure it alone")

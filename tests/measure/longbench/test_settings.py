@@ -29,9 +29,11 @@ def test_budgets_rewrite_every_spec() -> None:
     assert [one.name for one in found[:3]] == ["none", f"{specs[1]} at 10%", f"{specs[1]} at 300"]
     kv: list[Any] = [one.kv for one in found]
     assert kv[0] is None and len(kv) == 9
-    assert [one.budget for one in (*kv[1:5], *kv[7:])] == [100, 300, 100, 300, 100, 300]
+    assert [one.budget for one in (*kv[1:5], *kv[7:])] == [100, 300, 100, 300, 96, 288]
     assert kv[1].window == 8 and kv[3].every == 16
     assert [one.sinks + one.window for one in kv[5:7]] == [100, 300]
+    (_, paged) = Settings(kv=("lserve",), budgets=("25%",)).contenders(1000)
+    assert paged.kv.budget == 192  # three pages of 64
     (_, both) = Settings(kv=("gear:bits=2+snapkv",), budgets=("300",)).contenders(1000)
     of_both: Any = both.kv
     assert of_both.of("evictor").budget == 300 and of_both.of("encoder").bits == 2
