@@ -13,8 +13,8 @@ Needs: layers that can be run one by one; cache rows of every layer, of all of t
 Trains: an encoder and an adapter, `foretell train compressor --kind lclm`
 Try: --model MODEL --kv lclm:folder=FOLDER --context FILE
 Differs:
-- the target learns nothing: of the published stages those are left that train the adapter alone,
-and encoder and adapter together
+- of the three published stages the last, in which the target learns too and becomes another model,
+comes only where `--whole` of the training says for how many of the steps
 - the marks around a context are learned rows, as the tokenizer has no tokens for them
 - who asks says which contexts are expanded; no tool is called in the middle of an answer
 - prompts keep all of their tokens, so that drafters and draft models copy from contexts as they are

@@ -1,14 +1,15 @@
 """Trains an encoder that makes a few rows of a context: `foretell train compressor`.
 
-The decoder, the target, stays as it is. The encoder begins as a copy of the target's layers. Of a
-text the first part is the context; the decoder reads its rows, and what the encoder learns by is
-the surprise at the rest of the text. Kind `arc-encoder` reads some contexts to repeat them; kind
-`lclm` trains its adapter alone at first.
+The encoder begins as a copy of the layers of the decoder, the target. Of a text the first part is
+the context; the decoder reads its rows, and what the encoder learns by is the surprise at the rest
+of the text. Kind `arc-encoder` reads some contexts to repeat them, and its decoder stays as it is.
+Kind `lclm` has three stages: its adapter learns alone, then the encoder with it, and in the end,
+where `whole` says so, the decoder too, which is then another model.
 
 Sources: Pilchen et al., ARC-Encoder (arXiv 2510.20535), section 3; LCLM, github.com/LeonLixyz/LCLM.
 Differs: few steps at higher rates, so that a CPU does it in at most two hours, where the papers
 read billions of tokens. The projection of kind `arc-encoder` begins as the one that best gives the
-mean embedding of the tokens that a row stands for. The decoder never learns.
+mean embedding of the tokens that a row stands for.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from foretell.heads.folder import target_shape
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.lm import Run
+from foretell.wrapping import wrap
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -64,11 +66,13 @@ class TrainCompressor:
     following: int = 128  # of the text behind it
     repeat: float = 0.2  # share of the contexts that arc-encoder is to repeat
     alone: float = 0.25  # share of the steps in which lclm's adapter alone learns
+    whole: float = 0.0  # share of the steps, the last ones, in which lclm's decoder learns too
     texts: int = 8_000  # that are learnt from in all
     batch: int = 8  # texts a step
     micro: int = 2  # texts a forward
     rate: float = 0.0001  # learning rate of the encoder (AdamW)
     outer_rate: float = 0.0005  # of what stands behind it
+    target_rate: float = 0.00001  # of the decoder, where it learns
     warmup: int = 20  # steps over which it rises
     decay: float = 0.5  # share of the run over which it falls to 0
     held: int = 64  # texts that are held out, by which bits are measured
@@ -79,11 +83,13 @@ class TrainCompressor:
         names = ("ratio", "window", "texts", "batch", "micro", "warmup", "held")
         ranges = {**dict.fromkeys(names, size), "layers": (0, 1 << 20), "width": (0, 1 << 20)}
         ranges |= {"length": (2, 1 << 20), "following": (2, 1 << 20)}
-        ranges |= {"repeat": (0, 1), "alone": (0, 1), "decay": (0, 1)}
-        ranges |= {"rate": recipes.RATE, "outer_rate": recipes.RATE}
+        ranges |= dict.fromkeys(("repeat", "alone", "whole", "decay"), (0, 1))
+        ranges |= dict.fromkeys(("rate", "outer_rate", "target_rate"), recipes.RATE)
         recipes.check(self, {**ranges, "seed": recipes.OF_RUNS["seed"]})
         if self.kind not in KINDS:
             raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(KINDS))}")
+        if self.whole and self.kind != "lclm":
+            raise BadConfig.field("whole", self.whole, "0: the decoder of arc-encoder never learns")
         if self.window % self.ratio:
             raise BadConfig.field("window", self.window, f"a multiple of ratio={self.ratio}")
         if self.batch % self.micro:
@@ -97,6 +103,11 @@ class TrainCompressor:
     def lone(self) -> int:
         """Steps in which the encoder does not learn."""
         return round(self.alone * self.steps) if self.kind == "lclm" else 0
+
+    @property
+    def together(self) -> int:
+        """Steps before the decoder learns too."""
+        return self.steps - round(self.whole * self.steps)
 
 
 def shape_of(target: Any, config: TrainCompressor) -> tuple[CompressorShape, Any]:
@@ -191,23 +202,40 @@ def loss_of(
     return F.cross_entropy(logits.flatten(0, 1).float(), goal.flatten())
 
 
+class Both(torch.nn.Module):
+    """An encoder and the decoder that reads its rows."""
+
+    def __init__(self, compressor: Compressor, hf: Any):
+        super().__init__()
+        self.compressor = compressor
+        self.hf = hf
+
+
 class CompressorRun(Run):
-    """A run folder of a compressor; the decoder is no part of it."""
+    """A run folder of a compressor, and of the decoder `hf` where it learns."""
 
     longer = "texts"
     unit = "texts"
 
+    def __init__(self, folder: Path, config: TrainCompressor, compressor: Compressor, hf: Any):
+        self.compressor, self.hf = compressor, hf
+        hf.requires_grad_(config.whole > 0)
+        super().__init__(folder, config, Both(compressor, hf), compressor.body)
+
     def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         c = self.config
         inner = {id(p) for p in layers.parameters()}
-        outer = [p for p in self.model.parameters() if id(p) not in inner]
+        outer = [p for p in self.compressor.parameters() if id(p) not in inner]
+        parts = [([*layers.parameters()], c.rate), (outer, c.outer_rate)]
+        if c.whole:
+            parts.append(([*self.hf.parameters()], c.target_rate))
         decay = DECAYS[c.kind]
         return [
             (torch.optim.AdamW(part, lr=rate, betas=(0.9, 0.95), weight_decay=decay), rate)
-            for part, rate in ((list(layers.parameters()), c.rate), (outer, c.outer_rate))
+            for part, rate in parts
         ]
 
-    def learn(self, hf: Any, texts: Texts) -> float:
+    def learn(self, texts: Texts) -> float:
         """One step; returns its mean loss."""
         c = self.config
         random = np.random.default_rng((c.seed, self.step, 1))
@@ -216,10 +244,13 @@ class CompressorRun(Run):
         for part in range(parts):
             repeat = c.kind == "arc-encoder" and random.random() < c.repeat
             ids = texts.batch(self.step, part, c)
-            self.model.body.requires_grad_(self.step >= c.lone)
-            loss = loss_of(hf, self.model, ids, c.length, repeat) / parts
+            self.compressor.body.requires_grad_(self.step >= c.lone)
+            self.hf.requires_grad_(self.step >= c.together)
+            loss = loss_of(self.hf, self.compressor, ids, c.length, repeat) / parts
             loss.backward()  # type: ignore[no-untyped-call]
-            self.model.body.requires_grad_(True)
+            # All that ever learns is saved, whether it does yet or not.
+            self.compressor.body.requires_grad_(True)
+            self.hf.requires_grad_(c.whole > 0)
             total += loss.item()
         self.update()
         return total
@@ -315,6 +346,16 @@ def measured(lm: LM, kind: str, folder: Path, texts: Sequence[str], length: int,
     return {"texts": len(pieces), "rows": compressor.count(length), **told, "won": won(told)}
 
 
+def exported(hf: Any, lm: LM, folder: Path) -> Any:
+    """Writes a decoder that has learnt, in bfloat16, with the tokenizer of the one that it was; the
+    model that the folder is.
+    """
+    hf.bfloat16().save_pretrained(folder)
+    if lm.tokenizer is not None:
+        lm.tokenizer.save_pretrained(folder)
+    return wrap(hf, lm.tokenizer, name=str(folder)).models["target"]
+
+
 def train(
     lm: LM,
     documents: Iterable[str],
@@ -323,8 +364,9 @@ def train(
     save_every: float = 300.0,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Trains until `config.texts` are read; writes OUT/compressor and OUT/report.json, and returns
-    the report. Raises BadConfig, Unsupported.
+    """Trains until `config.texts` are read; writes OUT/compressor and OUT/report.json, and
+    OUT/model where the decoder has learnt: the encoder is for that one then. Returns the report.
+    Raises BadConfig, Unsupported.
     """
     target: Any = lm.models["target"]
     shape, body = shape_of(target, config)
@@ -333,11 +375,11 @@ def train(
     torch.manual_seed(config.seed)
     compressor = KINDS[config.kind](shape, body).requires_grad_(True)
     out.mkdir(parents=True, exist_ok=True)
-    run = CompressorRun(out, config, compressor, compressor.body)
+    run = CompressorRun(out, config, compressor, hf)
     if not run.step:
         table = hf.get_input_embeddings().weight * shape.scale
         begin(compressor, table, texts.learnt[:BEGIN, : config.length])
-    run.through(lambda: run.learn(hf, texts), save_every, quiet)
+    run.through(lambda: run.learn(texts), save_every, quiet)
     told = bits(lm, hf, compressor, texts.held, config.length)
     report: dict[str, Any] = {
         "parameters": run.size,
@@ -347,6 +389,8 @@ def train(
         "won": won(told),
         "settings": asdict(config),
     }
+    if config.whole:
+        target = exported(hf, lm, out / "model")
     save(compressor, out / "compressor", target, {"texts": report["texts"]})
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import foretell
 from foretell import Contexts
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.families.learning import copied
@@ -86,32 +87,50 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     torch.manual_seed(0)
     compressor = KINDS["arc-encoder"](shape, body)
     (tmp_path / "cut").mkdir()
-    run = CompressorRun(tmp_path / "cut", replace(QUICK, texts=16), compressor, body)
-    hf = copied(lm.models["target"]).requires_grad_(False)
+    hf = copied(lm.models["target"])
+    run = CompressorRun(tmp_path / "cut", replace(QUICK, texts=16), compressor, hf)
     begin(compressor, hf.get_input_embeddings().weight, texts.learnt[:64, :24])
     for _ in range(2):
-        run.learn(hf, texts)
+        run.learn(texts)
     run.save()
     assert train(lm, DOCUMENTS, tmp_path / "cut", replace(QUICK, texts=16), quiet=True) == whole
     with pytest.raises(BadConfig, match="a run with other settings"):
         train(lm, DOCUMENTS, tmp_path / "cut", replace(QUICK, texts=16, ratio=2), quiet=True)
 
 
-def test_the_adapter_learns_alone_at_first(tmp_path: Path) -> None:
+def test_three_stages_begin_with_the_adapter_and_end_with_the_decoder(tmp_path: Path) -> None:
     lm = model()
-    config = replace(QUICK, kind="lclm", texts=8, alone=0.5)
-    assert (config.steps, config.lone, replace(config, kind="arc-encoder").lone) == (2, 1, 0)
+    config = replace(QUICK, kind="lclm", texts=12, alone=0.34, whole=0.34, target_rate=0.01)
+    assert (config.steps, config.lone, config.together) == (3, 1, 2)
+    assert replace(config, whole=0).together == 3
     texts = Texts.of(lm, DOCUMENTS, config)
     shape, body = shape_of(lm.models["target"], config)
     compressor: Any = KINDS["lclm"](shape, body)
-    run = CompressorRun(tmp_path, config, compressor, body)
+    run = CompressorRun(tmp_path, config, compressor, copied(lm.models["target"]))
     seen = []
-    for _ in range(2):
-        before = {name: p.detach().clone() for name, p in compressor.named_parameters()}
-        run.learn(lm.models["target"].hf, texts)
-        changed = {n for n, p in compressor.named_parameters() if not torch.equal(p, before[n])}
-        seen.append({name.startswith("body.") for name in changed})
-    assert seen == [{False}, {False, True}]
+    for _ in range(3):
+        before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+        run.learn(texts)
+        now = run.model.named_parameters()
+        changed = {name for name, p in now if not torch.equal(p, before[name])}
+        parts = ("hf.", "compressor.body.", "compressor.first.")
+        seen.append([any(name.startswith(part) for name in changed) for part in parts])
+    assert seen == [[False, False, True], [False, True, True], [True, True, True]]
+
+
+def test_a_decoder_that_learnt_is_a_model_of_its_own(tmp_path: Path) -> None:
+    lm = model()
+    config = replace(QUICK, kind="lclm", texts=12, whole=0.5, target_rate=0.01)
+    before = lm.models["target"].hf.state_dict()["model.norm.weight"].clone()
+    report = train(lm, DOCUMENTS, tmp_path / "run", config, quiet=True)
+    assert torch.equal(lm.models["target"].hf.state_dict()["model.norm.weight"], before)
+    assert report["parameters"] > lm.models["target"].hf.num_parameters()
+    tuned = foretell.load(tmp_path / "run" / "model", dtype="float32", executor="torch")
+    kv = f"lclm:folder={tmp_path / 'run' / 'compressor'}"
+    question = Contexts([tiny.TEXTS[1]], "A")
+    assert tuned.generate(question, "plain", max_new_tokens=4, kv=kv).tokens
+    with pytest.raises(BadModel, match="other weights"):
+        lm.generate(question, "plain", max_new_tokens=4, kv=kv)
 
 
 def test_a_projection_begins_as_the_mean_embedding() -> None:
@@ -177,6 +196,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         {"length": 1},
         {"repeat": 2.0},
         {"batch": 3},
+        {"whole": 0.5},
     ):
         with pytest.raises(BadConfig, match=next(iter(fields))):
             TrainCompressor(**fields)  # type: ignore[arg-type]

@@ -25,7 +25,10 @@ def compressor(
     target: Annotated[str, typer.Option(help="The model that is to read the rows.")],
     out: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Folder of the run; the encoder is OUT/compressor."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of the run; the encoder is OUT/compressor, a tuned target OUT/model.",
+        ),
     ],
     text: TextOption,
     save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
@@ -45,10 +48,11 @@ def compressor(
         emit_json({"folder": str(folder), **report})
         return 0
     told = report["bits_per_byte"]
+    model = f"--model {out / 'model'} " if config.whole else ""
     emit(
         f"{folder}: {report['rows']} rows in place of {config.length} tokens; bits a byte of what "
         f"follows: full context {told['full']:.3f}, none {told['none']:.3f}, as many last tokens "
         f"{told['raw']:.3f}, rows {told['compressed']:.3f}; use it as "
-        f"--kv {config.kind}:folder={folder}"
+        f"{model}--kv {config.kind}:folder={folder}"
     )
     return 0
