@@ -149,8 +149,8 @@ class Halfway(Skipping, Voted):
         that all have passed.
         """
         layer = self.cut - 1
-        given = [self.received[layer]] if layer in self.received else []
-        given += [self.pending[layer], *self.nodes[layer].values()]
+        given = [noted[layer] for noted in (self.received, self.pending) if layer in noted]
+        given += self.nodes[layer].values()
         wide = [torch.nn.functional.pad(part, (0, self.prompt - part.shape[1])) for part in given]
         votes = self.votes(torch.stack(wide).sum(0)).sum(0)
         chosen = best(votes, self.going - self.window).sort().values

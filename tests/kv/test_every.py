@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from foretell.cards import card
+from foretell.core.context import Context
 from foretell.core.engine import Engine
 from foretell.core.request import Request
-from foretell.core.types import Sampling
+from foretell.core.strategy import Strategy
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Sampling, Steps
 from foretell.strategies.plain import Plain
 from tests.kv.policies import JOINED, NAMES, PROMPT, drafted, large, run, small, target
 from tests.memory.users import by_chunks
@@ -55,6 +58,31 @@ def test_a_text_in_company_is_the_text_alone(name: str) -> None:
     for prompt, live in zip(prompts, together, strict=True):
         (alone,) = run(target(), [prompt], kv)
         assert live.ctx.output == alone.ctx.output
+
+
+class OnACopy(Strategy):
+    """Reads the prompt and goes on on a copy of it, beside one that writes something else."""
+
+    def run(self, ctx: Context) -> Steps:
+        yield Ask(TokenTree(ctx.tokens[-1]), rows=())
+        other, own = yield Fork(ctx.branch, 2)
+        for token in (5, 7, 9):
+            view = ctx.on(other)
+            yield Ask(TokenTree(view.tokens[-1]), branch=other)
+            yield Commit([token], torch.empty(0), other)
+            if token == 5:
+                yield Ask(TokenTree(ctx.on(own).tokens[-1]), branch=own, rows=())
+        yield Drop(other)
+        yield from Plain().run(ctx.on(own))
+        yield Finish(own)
+
+
+@every
+def test_a_copy_of_a_prompt_goes_on_as_the_prompt(name: str) -> None:
+    kv = small(name)
+    (want,) = run(target(), [PROMPT], kv)
+    (live,) = run(target(), [PROMPT], kv, OnACopy())
+    assert live.error is None and live.ctx.output == want.ctx.output
 
 
 @every
