@@ -165,6 +165,7 @@ class Served(Ragged):
         others = self.others(asked)
         chooses = self.selects(job.cache.length) and bool(others.any())
         self.read = self._reads(job, asked.layer, asked.q[others]) if chooses else None
+        self.masks = {}  # as pages differ from layer to layer
         return super().attend(job, asked)
 
     def seen(self, job: Any, asked: Attention) -> torch.Tensor | None:

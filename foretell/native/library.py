@@ -17,7 +17,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 6  # of the structures, as of FT_VERSION
+VERSION = 7  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -116,7 +116,7 @@ class Reading(ctypes.Structure):
         *((name, c_void_p) for name in ("q", "lists", "read", "mask")),
         ("mask_head", c_int64),
         ("scale", c_float),
-        *((name, c_void_p) for name in ("out", "weights")),
+        *((name, c_void_p) for name in ("out", "weights", "log_sums")),
     ]
 
 

@@ -52,13 +52,15 @@ def read(
     first: int | None = None,
     read: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
+    log_sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q (H, n, D) over keys and values (KV, rows, D) -> (n, H, D) float32.
 
     Which rows are read: those of the pages of `page` rows in `lists` int32 (H or KV, n, pages),
     ascending, and all from `first` on; or those of `read`, bool (H or KV, n, rows); else all.
     `mask`: added to scores, (n, rows) or (H or 1, n, rows); -inf hides. Into `weights` (KV, n,
-    rows) float32 goes what rows are given, the mean over query heads that share keys.
+    rows) float32 goes what rows are given, the mean over query heads that share keys; into
+    `log_sums` (n, H) float32 the logs of the sums of exponentials, -inf where nothing is read.
     """
     heads, nodes, _ = q.shape
     q = q.float().contiguous()
@@ -81,6 +83,7 @@ def read(
     reading.value_head, reading.value_row = values.stride()[:2]
     reading.scale = scale
     reading.out, reading.weights = out.data_ptr(), library.address(weights)
+    reading.log_sums = library.address(log_sums)
     if not library.library().ft_read(reading, library.threads()):
         raise MemoryError("no memory for attention")
     return out

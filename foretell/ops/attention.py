@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from foretell.native import rows as library
+
 # (query positions (n,), key positions (rows,)) -> added to the scores, (heads or 1, n, rows)
 Bias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -161,6 +163,9 @@ def partial_attention(
     Both in float32 or wider. A node that sees nothing here has log-sum -inf and output 0.
     """
     heads, new, _ = q.shape
+    if k.dtype is torch.bfloat16 and softcap is None and sinks is None and library.takes(k, v):
+        sums = torch.empty(new, heads)  # without a copy of the rows in float32
+        return library.read(q, k, v, scale, mask, log_sums=sums), sums
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = _scores(
         q.to(wide), k.to(wide), None if mask is None else mask.to(wide), scale, softcap

@@ -19,6 +19,7 @@ from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention, merge
 from foretell.ops.holding import Holding, Layers, Part
 from foretell.ops.keeping import NEVER
+from foretell.ops.listed import attend_all
 
 
 class Held(NamedTuple):
@@ -41,6 +42,8 @@ class Ragged(Holding):
     streaming: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
     held: Mapping[int, Any] = field(default_factory=dict)  # of each layer its other heads' rows
     near: tuple[Any, torch.Tensor] | None = None  # of the last job, see `_near`
+    # What `shown` made in the layers of the last job: of heads that stream alike, by what mask.
+    masks: dict[Any, tuple[torch.Tensor | None, torch.Tensor | None]] = field(default_factory=dict)
 
     @property
     def leaves(self) -> bool:
@@ -56,7 +59,7 @@ class Ragged(Holding):
         return not self.leaves or length < self.first + self.last(length)
 
     def clear(self) -> None:
-        self.held, self.near = {}, None
+        self.held, self.near, self.masks = {}, None, {}
 
     @property
     def holds(self) -> bool:
@@ -92,9 +95,18 @@ class Ragged(Holding):
         return Held(torch.cat([held.keys, keys], 1), torch.cat([held.values, values], 1))
 
     def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        own = masked(asked, self.seen(job, asked))
+        own = self.shown(job, asked)
         parts = self.parts(job, asked)
-        return merge([own.part(), *parts]).to(asked.q.dtype) if parts else own.whole()
+        return merge([own.part(), *parts]).to(asked.q.dtype) if parts else attend_all(own)
+
+    def shown(self, job: Any, asked: Attention) -> Attention:
+        """The same over those rows of the cache alone that each query may see."""
+        self._near(job)  # with another job, masks are made anew
+        alike = tuple(self.streaming[asked.layer].tolist()), asked.q.dtype
+        known = self.masks.get(alike)
+        if known is None or known[0] is not asked.mask:
+            known = self.masks[alike] = asked.mask, masked(asked, self.seen(job, asked)).mask
+        return replace(asked, mask=known[1])
 
     def seen(self, job: Any, asked: Attention) -> torch.Tensor | None:
         """Which rows of the cache each query may see, of those that its mask shows it, bool
@@ -115,7 +127,7 @@ class Ragged(Holding):
             here, columns = places(job)
             last = self.last(cache.length)
             near = (columns < self.first) | (here[:, None] - columns < last)
-            self.near = known_by, near
+            self.near, self.masks = (known_by, near), {}
         return self.near[1]
 
     def parts(self, job: Any, asked: Attention) -> list[Part]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -115,6 +117,27 @@ def test_the_library_is_torch(
         ours = attend_listed(asked, read)
     assert near(ours, listed_by_torch(asked, read), dtype)
     assert not ours[(read.sum(-1) == 0).repeat_interleave(len(asked.q) // len(read), 0).t()].any()
+
+
+@built
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(**sizes, masked=st.sampled_from(("none", "shared", "own")))
+def test_a_part_by_the_library_is_torchs_over_the_same_rows(
+    kind: str, masked: str, **size: int
+) -> None:
+    asked = question(**size, dtype=torch.bfloat16, masked=masked)  # type: ignore[arg-type]
+    if asked.mask is not None:
+        asked.mask[..., 0, :] = -torch.inf
+    with kernels(kind):
+        ours = asked.part()
+    mask = None if asked.mask is None else asked.mask.float()
+    wide = replace(asked, q=asked.q.float(), keys=asked.keys.float(), mask=mask)
+    theirs = replace(wide, values=asked.values.float()).part()
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.dtype == torch.float32
+        assert torch.allclose(own, other, atol=1e-5, rtol=1e-5)
+    assert bool((ours[1][0] == -torch.inf).all()) == (masked != "none")
 
 
 @built

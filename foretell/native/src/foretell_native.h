@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 6
+#define FT_VERSION 7
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -118,6 +118,7 @@ typedef struct {
     float *out;                    /* (nodes, heads, value_width) */
     float *weights;                /* (kv_heads, nodes, rows) or NULL: their means over query heads
                                       that share keys */
+    float *log_sums;               /* (nodes, heads) or NULL: logs of the sums of exponentials */
 } ft_reading;
 
 /* How a step goes on: each job by the best token of its one row, `count` tokens in all. What enters

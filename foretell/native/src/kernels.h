@@ -483,15 +483,16 @@ static void score_span(const ft_span *part, int32_t from, int32_t to, int32_t wi
     }
 }
 
-/* The powers of `count` scores, in place; returns their sum. */
-static float soften_list(float *scores, int32_t count) {
+/* The powers of `count` scores less the highest, `most`, in place; returns their sum. */
+static float soften_list(float *scores, int32_t count, float *most) {
     int32_t whole = (count + 15) / 16 * 16;
     for (int32_t i = count; i < whole; i++)
         scores[i] = scores[0];
     vec top = v_load(scores);
     for (int32_t i = 16; i < whole; i += 16)
         top = v_max(top, v_load(scores + i));
-    vec highest = v_set(v_top(top)), sum = v_set(0.0f);
+    *most = v_top(top);
+    vec highest = v_set(*most), sum = v_set(0.0f);
     for (int32_t i = 0; i < whole; i += 16) {
         v_store(scores + i, v_exp(v_sub(v_load(scores + i), highest)));
         if (i + 16 > count)
@@ -688,8 +689,9 @@ static void soften(ft_attention *call) {
     }
     for (int32_t q = 0; q < call->nodes * group; q++) {
         int32_t begin = call->begins[q / group];
+        float most;
         call->sums[q] = soften_list(call->scores + q * call->stride + begin,
-                                    call->lengths[q / group] - begin);
+                                    call->lengths[q / group] - begin, &most);
     }
 }
 

@@ -205,10 +205,16 @@ static void read_listed(const ft_reading *reading, int32_t node, int32_t first, 
         }
         float *out = reading->out +
                      ((int64_t)node * reading->heads + head) * reading->value_width;
-        if (!rows) /* nothing is read: nothing comes of it */
+        float *log_sums = reading->log_sums
+                              ? reading->log_sums + (int64_t)node * reading->heads + head
+                              : NULL;
+        if (!rows) { /* nothing is read: nothing comes of it */
             memset(out, 0, sizeof(float) * (size_t)(count * reading->value_width));
-        else
+            for (int32_t q = 0; q < count && log_sums; q++)
+                log_sums[q] = -INFINITY;
+        } else {
             score_queries(reading, head, list, rows, queries, count, scores, stride);
+        }
         for (int32_t q = 0; q < count && rows; q++) {
             float *weights = scores + q * stride;
             if (reading->mask) {
@@ -217,7 +223,10 @@ static void read_listed(const ft_reading *reading, int32_t node, int32_t first, 
                 for (int32_t i = 0; i < rows; i++)
                     weights[i] += mask[list[i]];
             }
-            const float inverse = 1.0f / soften_list(weights, rows);
+            float most;
+            const float sum = soften_list(weights, rows, &most), inverse = 1.0f / sum;
+            if (log_sums)
+                log_sums[q] = most + logf(sum);
             for (int32_t i = 0; i < rows; i++)
                 weights[i] *= inverse;
             if (given)
