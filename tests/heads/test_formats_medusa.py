@@ -280,7 +280,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "table": ({"embed_tokens.weight": torch.zeros(97, 32)}, "embed_tokens.weight is not the table"),
     "width": ({"0.0.linear.weight": torch.zeros(64, 64)}, r"0.0.linear.weight is \(64, 64\)"),
-}
+    "damaged": (
+        {"0.0.linear.weight": torch.full((32, 32), torch.nan)}, "0.0.linear.weight is damaged",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -130,7 +130,8 @@ class Checkpoint:
         """Puts tensors into a head, `names` maps theirs to ours; `used`: further ones it knows;
         `filled`: ours that the head has of the target already.
 
-        Raises BadModel, naming the tensor, where one is missing, unknown or of another shape.
+        Raises BadModel, naming the tensor, where one is missing, unknown, damaged or of another
+        shape.
         """
         own = head.state_dict()
         unknown = sorted(self.shapes.keys() - names.keys() - used)
@@ -145,7 +146,11 @@ class Checkpoint:
         kept = {name: own[name] for name in filled}
         mapped = {*names.values(), *kept}
         assert mapped == own.keys(), "a format maps all tensors of a head"
-        head.load_state_dict({**kept, **self.read(names)})
+        read = self.read(names)
+        for theirs, ours in names.items():
+            if not read[ours].isfinite().all():
+                raise self.bad(f"{theirs} is damaged (numbers that are not finite); fetch it again")
+        head.load_state_dict({**kept, **read})
 
     def check_tokens(self, target: Any) -> None:
         """Raises BadModel where embeddings or a tokenizer in the folder are not the target's."""
