@@ -4,9 +4,9 @@
 
 From the methods' cards: a page a method, the index of methods and the site's navigation. From the
 modules' docstrings: the tree in docs/design.md. From the command line: its options. From
-dev/measured: the tables of figures in the README and in docs/choose.md. From the headings of
-dev/LOG.md: its index. `--check` writes nothing and fails where a file differs. Nothing here imports
-torch, so it is quick.
+dev/measured: the tables of figures in the README and in docs/choose.md, and what experiments found
+about each method, on its page. From the headings of dev/LOG.md: its index. `--check` writes nothing
+and fails where a file differs. Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import ast
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ TITLES = {
     "diffusion": "Diffusion",
     "kv": "KV policies",
 }
-# The rows of the README's table; docs/choose.md has all.
+FINDINGS = ROOT / "dev" / "measured" / "methods.toml"
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 
 
@@ -190,11 +192,36 @@ def real() -> dict[str, Any]:
     return document.read(ROOT / "dev" / "measured" / "real.json")
 
 
+@cache
+def findings() -> dict[str, dict[str, list[dict[str, str]]]]:
+    """What experiments found, by kind and name of a method; each with its entry in dev/LOG.md."""
+    log = (ROOT / "dev" / "LOG.md").read_text("utf-8")
+    entries = set(re.findall(r"^## (.+) \(\w+\)$", log, re.M))
+    found: dict[str, Any] = tomllib.loads(FINDINGS.read_text("utf-8"))
+    for kind, methods in found.items():
+        for name, notes in methods.items():
+            if (kind, name) not in registry.files():
+                raise SystemExit(f"{FINDINGS.name}: there is no {kind} {name}")
+            for note in notes:
+                if note["log"] not in entries:
+                    raise SystemExit(f"{FINDINGS.name}: dev/LOG.md has no entry {note['log']!r}")
+    return found
+
+
 def measured(card: Card) -> list[str]:
-    """What was found there for the method with its defaults."""
-    found = real()
-    head, rows = figure_pages.method_rows(found, card.name)
-    return ["## Measured", table(head, rows), figure_pages.circumstances(found)] if rows else []
+    """What was found for the method: in experiments, and beside peers with its defaults."""
+    notes = findings().get(card.kind, {}).get(card.name, [])
+    parts = []
+    if notes:
+        parts = ["On SmolLM2-135M-Instruct and two cores of a CPU, unless it is said otherwise:"]
+        parts.append("\n".join(f"- {note['found']} ({note['log'][:10]})" for note in notes))
+    head, rows = figure_pages.method_rows(real(), card.name)
+    if rows:
+        parts += [table(head, rows), figure_pages.circumstances(real())]
+    if notes:
+        entries = "; ".join(dict.fromkeys(note["log"] for note in notes))
+        parts.append(f"More in `dev/LOG.md`, {entries}.")
+    return ["## Measured", *parts] if notes or rows else []
 
 
 def page(card: Card, every: list[Card]) -> str:
