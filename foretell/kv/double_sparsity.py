@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
 from foretell.ops.channels import table_for
-from foretell.ops.keeping import KV, check_budget
+from foretell.ops.keeping import KV, bytes_of, check_budget
 from foretell.ops.listed import Listed, highest, products
 from foretell.ops.selecting import Selecting
 

@@ -32,9 +32,8 @@ import torch
 
 from foretell.core.model import Computed
 from foretell.errors import BadConfig
-from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
-from foretell.ops.keeping import KV, NEVER, check_every
+from foretell.ops.keeping import KV, NEVER, bytes_of, check_every
 from foretell.ops.skipping import LastRow, Run, Skipping, check_layers, empty, pass_layers, together
 
 if TYPE_CHECKING:

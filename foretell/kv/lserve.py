@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
 from foretell.ops.coded import Coded, bounds_of
 from foretell.ops.gates import check_sparsity, streaming_of
-from foretell.ops.keeping import KV, check_budget
+from foretell.ops.keeping import KV, bytes_of, check_budget
 from foretell.ops.paging import extremes, inherited, upper
 from foretell.ops.ragged import Ragged, hiding, places
 

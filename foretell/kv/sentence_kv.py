@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import Attention
-from foretell.ops.keeping import KV, check_budget
+from foretell.ops.keeping import KV, bytes_of, check_budget
 from foretell.ops.selecting import attend_to
 from foretell.ops.sentences import Index, Path, Share, paths, sentence_ends
 from foretell.ops.voting import Voted

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from foretell.errors import BadConfig, Unsupported
+from foretell.memory.buffers import bytes_of as bytes_of
 from foretell.memory.policy import NEVER as NEVER
 from foretell.memory.policy import CachePolicy as CachePolicy
 from foretell.ops.attention import Attention
