@@ -87,8 +87,12 @@ def test_200_requests_leave_no_more_than_40(spec: str) -> None:
         sum(s.nbytes for *_, s in stores.stores(lm.engine)),
     )
     serve(lm, spec, 200)
-    after = held()
-    more = {name: after[name] - before[name] for name in OWN if after[name] > before[name]}
+    for _ in range(100):  # the thread that computes may still be letting go of the last stream
+        after = held()
+        more = {name: after[name] - before[name] for name in OWN if after[name] > before[name]}
+        if not more:
+            break
+        time.sleep(0.05)
     assert not more, "these outlive their requests"
     assert not lm.engine.live
     assert not lm.engine.events
