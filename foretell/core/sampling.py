@@ -17,6 +17,7 @@ from transformers.generation import logits_process as hf
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel
+from foretell.ops.rows import Ids, firsts
 from foretell.policy.constraint import form_of, guide_of
 from foretell.text import stopped
 
@@ -37,20 +38,18 @@ class Sampler:
         vocab: int,
         text: Text | None = None,
     ):
-        self.sampling = sampling
+        self.sampling = s = sampling
         self.text = text
         self.prompt = list(prompt)
         self.vocab = vocab
-        s = sampling
         self.stops = frozenset((*(() if s.ignore_eos else eos), *s.stop_token_ids))
         self._check_ids("logit_bias", list(s.logit_bias))
         self._check_ids("stop_token_ids", s.stop_token_ids)
         self._check_ids("bad_words", [token for word in s.bad_words for token in word])
-        bad_words = [list(word) for word in s.bad_words]
         history = [  # these need the tokens before the row
             (s.repetition_penalty != 1, hf.RepetitionPenaltyLogitsProcessor, s.repetition_penalty),
             (s.no_repeat_ngram_size, hf.NoRepeatNGramLogitsProcessor, s.no_repeat_ngram_size),
-            (s.bad_words, hf.NoBadWordsLogitsProcessor, bad_words),
+            (s.bad_words, hf.NoBadWordsLogitsProcessor, [list(word) for word in s.bad_words]),
         ]
         filters = [
             (s.temperature not in (0, 1), hf.TemperatureLogitsWarper, float(s.temperature)),
@@ -63,11 +62,10 @@ class Sampler:
         self.processors += s.path_processors(self.prompt, self.stops, text)
         self.warpers: list[Any] = [make(value) for wanted, make, value in filters if wanted]
         self.greedy = s.temperature == 0
-        counted = s.presence_penalty or s.frequency_penalty
-        held_back = s.min_new_tokens and self.stops
         self.guide = guide_of(form_of(s), s.constraint, self.stops)
         # Whether the row alone decides the law, whatever tokens stand before it.
-        self.plain = not (self.processors or counted or s.logit_bias or held_back or self.guide)
+        self.plain = not (self.processors or self.guide)
+        self._ids = Ids()
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         for token in ids:
@@ -96,33 +94,23 @@ class Sampler:
 
     def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Processed logits (V,) after the tokens `output`, before temperature and filters."""
-        if self.plain:
-            return row
-        s = self.sampling
-        scores = row.clone()
+        scores = row
         if self.processors:
-            text = [*self.prompt, *output]
-            ids = torch.tensor([text], dtype=torch.long, device=row.device)
+            ids = self._ids.of([*self.prompt, *output]).to(row.device)
             for processor in self.processors:
                 scores = processor(ids, scores[None])[0]
             if scores.shape != row.shape:
                 shapes = f"{tuple(scores.shape)} for {tuple(row.shape)}"
                 raise BadConfig(f"logits_processors: one returned shape {shapes}; keep the shape")
-        if (s.presence_penalty or s.frequency_penalty) and output:
-            tokens = torch.tensor(list(output), device=row.device)
-            ids, counts = torch.unique(tokens, return_counts=True)
-            scores[ids] -= s.presence_penalty + s.frequency_penalty * counts.to(scores.dtype)
-        for token, bias in s.logit_bias.items():
-            scores[token] += bias
-        if len(output) < s.min_new_tokens and self.stops:
-            scores[list(self.stops)] = -torch.inf
         return scores if self.guide is None else self.guide.masked(scores, output)
 
     def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Probabilities (V,) of the token after `output`; one-hot on the best at temperature 0."""
         scores = self.scores(row, output)
         if self.greedy:
-            return torch.zeros_like(scores).index_fill_(0, self.argmax(scores, row), 1)
+            p = torch.zeros_like(scores)
+            p[self.best(scores, row)] = 1
+            return p
         p = self.laws(scores[None])[0]
         if bool(p[0].isnan()):  # a fault anywhere makes NaN of all
             raise self.fault(scores, row)
@@ -134,10 +122,10 @@ class Sampler:
             scores = warper(None, scores)
         return scores.softmax(-1)
 
-    def argmax(self, scores: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """The best token (), ties to the lowest id, of processed logits made from `row`."""
-        best = scores.argmax()
-        if not float(scores[best]) > -torch.inf:  # nothing is possible, or it is NaN
+    def best(self, scores: torch.Tensor, row: torch.Tensor) -> int:
+        """The best token, ties to the lowest id, of processed logits made from `row`."""
+        (best,) = firsts(scores[None])
+        if best < 0:  # nothing is possible, or it is NaN
             raise self.fault(scores, row)
         return best
 
@@ -188,7 +176,7 @@ class Target:
     def best(self, node: int) -> int:
         """The greedy token after `node`, ties to the lowest id, as everywhere."""
         row = self.rows[node]
-        return int(self.sampler.argmax(self.sampler.scores(row, self.path(node)), row))
+        return self.sampler.best(self.sampler.scores(row, self.path(node)), row)
 
     def fault(self, node: int) -> BadConfig | BadModel:
         """Whose fault it is that `node` has no law."""

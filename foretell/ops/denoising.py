@@ -103,7 +103,7 @@ class Proposals:
         if number not in self.drawn:
             scores, sampler = self.scores[number], self.ctx.sampler
             if sampler.greedy:
-                self.drawn[number] = int(sampler.argmax(scores, self.rows[number]))
+                self.drawn[number] = sampler.best(scores, self.rows[number])
             else:
                 law = self.law(number)
                 place = self.places[number] - self.sheet.first

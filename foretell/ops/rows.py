@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-MANY = 1 << 19  # entries of a block above which `best` looks for the best groups first
+from foretell.ops.paths import common
+
+MANY = 1 << 15  # entries of a block above which `best` looks for the best groups first
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
@@ -69,3 +73,28 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.cat((chosen, chosen.new_full((count, 1), groups)), 1)
     values, places = entries.topk(k)
     return values, chosen.gather(1, places // group) * group + places % group
+
+
+class Ids:
+    """Texts that mostly differ from the last one in a few last tokens, as tensors. Threads may
+    share it.
+    """
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._ids = np.empty(0, np.int64)
+        self._lock = threading.Lock()
+
+    def of(self, text: list[int]) -> torch.Tensor:
+        """(1, L) long, new each time."""
+        with self._lock:
+            kept = common(self._text, text)
+            if len(text) > len(self._ids):
+                self._ids = np.resize(self._ids, 2 * len(text))
+            self._ids[kept : len(text)] = text[kept:]
+            self._text = text
+            return torch.from_numpy(self._ids[None, : len(text)].copy())
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Ids:
+        """An empty one: it only remembers."""
+        return Ids()

@@ -193,4 +193,4 @@ class Guide:
         allowed = self.tracker.allowed(output)
         if self.tracker.whole(output):
             allowed[self.stops] = True
-        return scores.masked_fill(~allowed.to(scores.device), -math.inf)
+        return scores.where(allowed.to(scores.device), -math.inf)

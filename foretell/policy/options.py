@@ -8,6 +8,7 @@ from typing import Any
 
 from foretell.errors import BadConfig
 from foretell.policy.constraint import Constraint, TextConstraint, check_form, form_of
+from foretell.policy.penalties import Biased, Copying, Counted, Held
 from foretell.policy.warping import About, Warper
 
 
@@ -77,10 +78,19 @@ class Sampling:
         ends: Collection[int],
         text: Callable[[Sequence[int]], str] | None,
     ) -> list[Any]:
-        """The user's processors and what warps the rows, for one branch. Raises BadConfig."""
+        """The user's processors, what warps the rows, and what the output's tokens lose and gain,
+        for one branch, in their order. Raises BadConfig.
+        """
         about = About(len(prompt), ends, text)
-        tracks = [warper.track(about) for warper in self.warp if not warper.off]
-        return [*self.logits_processors, *tracks]
+        processors: list[Any] = [Copying(processor) for processor in self.logits_processors]
+        processors += [warper.track(about) for warper in self.warp if not warper.off]
+        if self.presence_penalty or self.frequency_penalty:
+            processors.append(Counted(len(prompt), self.presence_penalty, self.frequency_penalty))
+        if self.logit_bias:
+            processors.append(Biased(self.logit_bias))
+        if self.min_new_tokens and ends:
+            processors.append(Held(len(prompt) + self.min_new_tokens, ends))
+        return processors
 
 
 HUGE = 2**62

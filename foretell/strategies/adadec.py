@@ -105,4 +105,4 @@ class Adadec(Strategy):
 
 def best_token(ctx: Context, row: torch.Tensor) -> int:
     """Greedy decoding's."""
-    return int(ctx.sampler.argmax(ctx.sampler.scores(row, ctx.output), row))
+    return ctx.sampler.best(ctx.sampler.scores(row, ctx.output), row)

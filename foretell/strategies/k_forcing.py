@@ -102,7 +102,7 @@ class KForcing(Strategy):
     def choose(self, ctx: Context, row: torch.Tensor, said: Sequence[int]) -> int:
         """The best token of a row (V,): its noise has decided already which one that is."""
         scores = ctx.sampler.scores(row, [*ctx.output, *said])
-        return int(ctx.sampler.argmax(scores, row))
+        return ctx.sampler.best(scores, row)
 
     def _verified(self, ctx: Context) -> Steps:
         rows: Any = ctx.models["head"]

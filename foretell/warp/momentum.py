@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import torch
 
 from foretell.errors import BadConfig
+from foretell.ops.rows import best
 from foretell.policy.warping import About, Track, Warper
 
 SMALL = 1e-3  # a score below which its logarithm is continued by a straight line
@@ -98,29 +99,28 @@ class Grams(Track):
         return r
 
     def warped(self, scores: torch.Tensor) -> torch.Tensor:
-        best = scores.topk(min(self.config.k, len(scores)))
-        tokens = [
-            token
-            for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            if score > -math.inf
-        ]
-        lost = [self.config.resistance[self.repeated(token)] for token in tokens]
+        values, places = best(scores[None], self.config.k)
+        ranked = zip(places[0].tolist(), values[0].tolist(), strict=True)
+        chosen = {token: score for token, score in ranked if score > -math.inf}
+        lost = [self.config.resistance[self.repeated(token)] for token in chosen]
         if not any(lost):
             return scores
-        logs = scores.log_softmax(-1)
-        chosen = torch.tensor(tokens, device=scores.device)
-        left = logs[chosen].exp() - self.config.alpha * torch.tensor(lost).to(logs)
-        values = in_order(left)
+        total = float(scores.logsumexp(-1))
+        left = [
+            in_order(math.exp(score - total) - self.config.alpha * resistance)
+            for score, resistance in zip(chosen.values(), lost, strict=True)
+        ]
         # The others keep their distances to the last of the k, and come below the lowest.
-        shift = (values.min() - logs[chosen[-1]]).clamp(max=0)
-        warped = logs + shift
-        warped[chosen] = values
+        last = min(chosen.values()) - total
+        warped = scores + (min(0, min(left) - last) - total)
+        warped[list(chosen)] = torch.tensor(left, dtype=warped.dtype, device=warped.device)
         return warped
 
 
-def in_order(scores: torch.Tensor) -> torch.Tensor:
-    """Logarithms of scores (n,), which go on in a straight line where these are small or negative:
-    finite numbers in the same order.
+def in_order(score: float) -> float:
+    """The logarithm of a score, which goes on in a straight line where this is small or negative:
+    a finite number, in the same order as the score.
     """
-    line = math.log(SMALL) + (scores - SMALL) / SMALL
-    return torch.where(scores < SMALL, line, scores.clamp(min=SMALL).log())
+    if score < SMALL:
+        return math.log(SMALL) + (score - SMALL) / SMALL
+    return math.log(score)

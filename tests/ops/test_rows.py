@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -59,3 +61,15 @@ def test_zeros_are_what_torch_s_are():
         assert made.is_contiguous()
         made[0, 1, 2] = 1
         assert int(made.sum()) == 7
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=9))
+def test_texts_one_after_the_other_are_tensors_of_their_own(texts: list[list[int]]) -> None:
+    ids = rows.Ids()
+    found = [ids.of(list(text)) for text in texts]
+    assert [one.tolist() for one in found] == [[text] for text in texts]
+    assert all(
+        one.dtype is torch.long and one.shape == (1, len(text))
+        for one, text in zip(found, texts, strict=True)
+    )
+    assert copy.deepcopy(ids).of([5]).tolist() == [[5]]
