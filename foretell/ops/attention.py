@@ -47,6 +47,11 @@ class Attention:
         """What each query makes of each key (H, n, rows), before they are weighed."""
         return _scores(self.q, self.keys, self.mask, self.scale, self.softcap)
 
+    def in_type(self, dtype: torch.dtype) -> Attention:
+        """The same with queries, keys and values of another number format."""
+        q, keys, values = self.q.to(dtype), self.keys.to(dtype), self.values.to(dtype)
+        return replace(self, q=q, keys=keys, values=values)
+
     def part(self) -> tuple[torch.Tensor, torch.Tensor]:
         """It as one of the parts that `merge` takes. Sinks belong to this one."""
         rows = (self.keys, self.values, self.mask)
@@ -112,26 +117,33 @@ def weights_of(
     return torch.cat([scores, sink], -1).softmax(-1, dtype=wide)[..., :-1]
 
 
-def jointly(parts: Sequence[Attention]) -> tuple[torch.Tensor, torch.Tensor]:
+def jointly(parts: Sequence[Attention]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One attention over the rows of all parts, in each of which the same nodes may have other
-    queries: (output (n, H, D), what each query gives to each key (H, n, all rows)).
+    queries: (output (n, H, D), numbers (H, n, rows of the first part), totals (H, n, 1)).
 
-    The weights are in float32 or wider. Sinks are those of the first part.
+    A query gives each row of the first part its number, divided by its total. All are in float32 or
+    wider. Sinks are those of the first part. A node must see something in some part.
     """
     first = parts[0]
-    scores = torch.cat([part.scores() for part in parts], -1)
+    wide = torch.promote_types(first.q.dtype, torch.float32)
+    parts = [part.in_type(wide) for part in parts if part is first or part.keys.shape[1]]
+    numbers = [part.scores() for part in parts]
+    tops = [scores.amax(-1, keepdim=True) for scores in numbers]
     if first.sinks is not None:
-        sink = first.sinks.to(scores.dtype).reshape(-1, 1, 1)
-        scores = torch.cat([scores, sink.expand(-1, scores.shape[1], 1)], -1)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    mixed, end = [], 0
-    for part in parts:
-        start, end = end, end + part.keys.shape[1]
-        given = weights[..., start:end].to(part.values.dtype).unflatten(0, (len(part.keys), -1))
-        mixed.append(given.flatten(1, 2) @ part.values)
-    heads, new, _ = first.q.shape
-    out = torch.stack(mixed).sum(0).view(heads, new, -1).transpose(0, 1)
-    return out, weights[..., :end]
+        tops.append(first.sinks.to(wide).view(-1, 1, 1).expand_as(tops[0]))
+    top = torch.stack(tops).amax(0)
+    for scores in numbers:  # in place: they are large
+        scores.sub_(top).exp_()
+    totals = [weights.sum(-1, keepdim=True) for weights in numbers]
+    if first.sinks is not None:
+        totals.append((tops[-1] - top).exp())
+    mixed = []
+    for part, weights in zip(parts, numbers, strict=True):
+        grouped = weights.view(len(part.keys), -1, weights.shape[-1])
+        mixed.append((grouped @ part.values).view(*weights.shape[:2], -1))
+    total = torch.stack(totals).sum(0)
+    out = (torch.stack(mixed).sum(0) / total).transpose(0, 1)
+    return out, numbers[0], total
 
 
 def _scores(
@@ -143,10 +155,13 @@ def _scores(
 ) -> torch.Tensor:
     """(H, n, L)."""
     heads, new, width = q.shape
-    scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2) * scale).view(heads, new, -1)
+    scores = (q.reshape(len(k), -1, width) @ k.transpose(1, 2)).view(heads, new, -1)
+    scores *= scale  # in place: new memory of this size costs more than the product
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    return scores if mask is None else scores + mask
+    if mask is not None:
+        scores += mask
+    return scores
 
 
 def partial_attention(

@@ -271,15 +271,16 @@ class Remembering(Watching):
             return asked.whole()
         read = self.chosen[layer] if spanning else self.reads(job, layer, queries)
         keys, values = self.opening[layer]
-        queries = queries.to(asked.q.dtype)
         far = replace(asked, q=queries, keys=keys, values=values, mask=None, sinks=None)
+        far = far.in_type(queries.dtype)
         alike = self._blocks(far, read) if len(read) == 1 else None
 
         def beside(part: slice) -> list[Attention]:
             blocks = alike or self._blocks(far, read[part])
             return [replace(one, q=queries[:, part]) for one in (far, blocks)]
 
-        return self._attended(job, asked, IN_PIECES if alike else AT_ONCE, beside)
+        out = self._attended(job, asked, IN_PIECES if alike else AT_ONCE, beside)
+        return out.to(asked.q.dtype)
 
     def _attended(
         self, job: Any, asked: Attention, step: int, beside: Beside | None
@@ -287,23 +288,20 @@ class Remembering(Watching):
         """Takes note of what the nodes give to the cache's rows, so many nodes at once; what they
         get of these and of other parts (n, H, D), where there are any.
         """
-        rows, heads, nodes = asked.keys.shape[1], len(asked.keys), asked.q.shape[1]
+        heads, nodes = len(asked.keys), asked.q.shape[1]
         certain = -job.first >= nodes  # then they count together
+        asked = asked.in_type(torch.promote_types(asked.q.dtype, torch.float32))
         outputs, given = [], []
         for start in range(0, nodes, step):
             part = slice(start, start + step)
             mask = None if asked.mask is None else asked.mask[..., part, :]
             near = replace(asked, q=asked.q[:, part], mask=mask)
-            if beside is None:
-                weights = near.weights()
-            else:
-                out, weights = jointly([near, *beside(part)])
-                outputs.append(out)
-            got = shared(weights[..., :rows], heads)
-            given.append(got.sum(1, keepdim=True) if certain else got)
+            out, numbers, total = jointly([near, *(beside(part) if beside else ())])
+            outputs.append(out)
+            given.append(shared(numbers, total, heads, certain))
         found = torch.cat(given, 1)
         self.note(job, asked.layer, found.sum(1, keepdim=True) if certain else found)
-        return torch.cat(outputs) if outputs else asked.q[:, :0]
+        return torch.cat(outputs)
 
     def _far(self, job: Any, q: torch.Tensor) -> torch.Tensor:
         """The nodes' queries (H, n, D) where they see what left the cache, in float32 or wider."""
@@ -328,7 +326,8 @@ class Remembering(Watching):
             mask = mask.repeat_interleave(self.kv.block, 1)
         assert self.store is not None
         keys, values = self.store.read(far.layer, self.slots[together])
-        return replace(far, keys=keys.flatten(1, 2), values=values.flatten(1, 2), mask=mask)
+        blocks = replace(far, keys=keys.flatten(1, 2), values=values.flatten(1, 2), mask=mask)
+        return blocks.in_type(far.q.dtype)
 
 
 def representatives(keys: torch.Tensor, masses: torch.Tensor, count: int) -> torch.Tensor:
@@ -346,6 +345,13 @@ def grouped(queries: torch.Tensor, heads: int) -> torch.Tensor:
     return queries.unflatten(0, (heads, -1)).sum(1).transpose(0, 1)
 
 
-def shared(weights: torch.Tensor, heads: int) -> torch.Tensor:
-    """The mean over the query heads that share a key head: (H, n, rows) -> (KV, n, rows)."""
-    return weights.unflatten(0, (heads, -1)).mean(1)
+def shared(numbers: torch.Tensor, total: torch.Tensor, heads: int, together: bool) -> torch.Tensor:
+    """The mean over the query heads that share a key head of what queries give to rows, as
+    `jointly` has it (H, n, rows) and (H, n, 1): of each (KV, n, rows) or, `together`, the sum over
+    all nodes (KV, 1, rows).
+    """
+    count = len(numbers) // heads
+    if together:
+        shares = (1 / (count * total)).view(heads, 1, -1)
+        return shares @ numbers.view(heads, -1, numbers.shape[-1])
+    return (numbers / total).unflatten(0, (heads, -1)).mean(1)

@@ -27,6 +27,7 @@ from foretell.memory.policy import Segment
 from foretell.native import library
 from foretell.native.packing import FORMATS, GROUP
 from foretell.ops.attention import Attention
+from foretell.ops.threads import torch_threads
 from foretell.runtimes.protocol import Executor, interleave
 
 DEVICE = "cpu"
@@ -35,6 +36,7 @@ DTYPE = None
 WHOLE = True
 HEAD_MULTIPLE = 32  # of which the width of a head must be a multiple
 WIDEST_GROUP = 40  # query heads that share a key head
+MUCH = 1 << 18  # scores of a head from which on torch is asked for with all threads
 
 
 def suits(hf: Any, named: bool = False) -> bool:
@@ -288,11 +290,16 @@ class NativeExecutor(Executor):
                     if tap in taps:
                         taps[tap][:] = hidden
                 if layer >= 0:
-                    self._ask(jobs, layer, queries, attended)
+                    self._ask(jobs, layer, queries, attended, threads)
                 last = layer
 
     def _ask(
-        self, jobs: Sequence[Job], layer: int, queries: torch.Tensor, attended: torch.Tensor
+        self,
+        jobs: Sequence[Job],
+        layer: int,
+        queries: torch.Tensor,
+        attended: torch.Tensor,
+        threads: int,
     ) -> None:
         """Asks the policies for the attention of all nodes (nodes, H, D), of queries (H, nodes, D)
         whose keys and values are in the caches.
@@ -306,7 +313,8 @@ class NativeExecutor(Executor):
             keys, values = job.cache.k[layer][:, :rows], job.cache.v[layer][:, :rows]
             mask = job.mask(window, torch.bfloat16)
             asked = Attention(layer, q[:, first:end], keys, values, mask, self.model.scale)
-            attended[first:end] = job.by_policy(asked)
+            with torch_threads(threads if rows * len(job.tokens) >= MUCH else 1):
+                attended[first:end] = job.by_policy(asked)
             first = end
 
     def _follows(self, jobs: Sequence[Job]) -> int:
