@@ -45,7 +45,7 @@ OF_SUITES = {
     ("schemas", "limit"): "jsonschema",
     ("tasks", "budget"): "search",
     ("warp", "reward"): "repetition",
-    ("data",): "parallel",
+    ("data",): "search or parallel",
 }
 
 
@@ -123,9 +123,9 @@ def bench(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Your own copy of ParallelBench's files, for --suite parallel; without it items "
-            "are made.",
+            metavar="FILE.jsonl|FOLDER",
+            help="Your own copy of HumanEval or GSM8K, a file, for --suite search; of "
+            "ParallelBench's files, a folder, for --suite parallel. Without it items are made.",
         ),
     ] = None,
     warp: Annotated[

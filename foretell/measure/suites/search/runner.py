@@ -17,6 +17,7 @@ from foretell.measure.suites.search.functions import Function, functions, progra
 from foretell.measure.suites.search.instructions import instructions
 from foretell.measure.suites.search.lists import lists
 from foretell.measure.suites.search.methods import answer, check, methods
+from foretell.measure.suites.search.published import read
 from foretell.measure.suites.search.sums import sums
 from foretell.measure.suites.search.tasks import Task
 from foretell.ops.sandbox import walls
@@ -33,12 +34,14 @@ ITEMS = 60  # tasks of a sort, unless a number is given
 SAVED = 10  # seconds between two savings at least
 
 
-def prepare(given: Sequence[str], settings: Settings, limit: int) -> list[Task]:
-    """The tasks of all sorts. Raises BadConfig."""
-    if given:
-        raise BadConfig("--schemas: --suite search makes its own tasks; leave it out")
+def prepare(given: Sequence[str | Path], settings: Settings, limit: int) -> list[Task]:
+    """The tasks of all sorts, or those of a file. Raises BadConfig or BadFile."""
     if limit == 1:
         raise BadConfig("--limit 1: --suite search compares at least 2 tasks")
+    if given:
+        if settings.tasks:
+            raise BadConfig("--tasks: --data has its own; leave one of them out")
+        return read(given[0], limit)
     found: list[Task] = []
     for sort in settings.tasks or ("functions",):
         if sort not in SORTS:
