@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from foretell.native import rows as library
 
+FEW = 8  # nodes for which converting rows takes longer than reading them
+
 # (query positions (n,), key positions (rows,)) -> added to the scores, (heads or 1, n, rows)
 Bias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -51,6 +53,11 @@ class Attention:
         """The same with queries, keys and values of another number format."""
         q, keys, values = self.q.to(dtype), self.keys.to(dtype), self.values.to(dtype)
         return replace(self, q=q, keys=keys, values=values)
+
+    @property
+    def quickly(self) -> bool:
+        """Whether `part` reads the rows as they are, without a copy in float32."""
+        return _quickly(self.keys, self.values, self.softcap, self.sinks)
 
     def part(self) -> tuple[torch.Tensor, torch.Tensor]:
         """It as one of the parts that `merge` takes. Sinks belong to this one."""
@@ -125,8 +132,11 @@ def jointly(parts: Sequence[Attention]) -> tuple[torch.Tensor, torch.Tensor, tor
     wider. Sinks are those of the first part. A node must see something in some part.
     """
     first = parts[0]
+    parts = [part for part in parts if part is first or part.keys.shape[1]]
+    if first.q.shape[1] <= FEW and all(part.quickly for part in parts):
+        return _jointly_by_library(parts)
     wide = torch.promote_types(first.q.dtype, torch.float32)
-    parts = [part.in_type(wide) for part in parts if part is first or part.keys.shape[1]]
+    parts = [part.in_type(wide) for part in parts]
     numbers = [part.scores() for part in parts]
     tops = [scores.amax(-1, keepdim=True) for scores in numbers]
     if first.sinks is not None:
@@ -144,6 +154,22 @@ def jointly(parts: Sequence[Attention]) -> tuple[torch.Tensor, torch.Tensor, tor
     total = torch.stack(totals).sum(0)
     out = (torch.stack(mixed).sum(0) / total).transpose(0, 1)
     return out, numbers[0], total
+
+
+def _jointly_by_library(
+    parts: Sequence[Attention],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same over bfloat16 rows, which are not converted: for few nodes that would take longest.
+    The numbers add up to 1.
+    """
+    found = [part.part() for part in parts]
+    first = parts[0]
+    total = torch.stack([log_sum for _, log_sum in found]).logsumexp(0).T[..., None]
+    numbers = library.products(first.q, first.keys) * first.scale
+    if first.mask is not None:
+        numbers += first.mask
+    numbers.sub_(total).exp_()
+    return merge(found), numbers, torch.ones_like(total)
 
 
 def _scores(
@@ -178,8 +204,8 @@ def partial_attention(
     Both in float32 or wider. A node that sees nothing here has log-sum -inf and output 0.
     """
     heads, new, _ = q.shape
-    if k.dtype is torch.bfloat16 and softcap is None and sinks is None and library.takes(k, v):
-        sums = torch.empty(new, heads)  # without a copy of the rows in float32
+    if _quickly(k, v, softcap, sinks):
+        sums = torch.empty(new, heads)
         return library.read(q, k, v, scale, mask, log_sums=sums), sums
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = _scores(
@@ -193,6 +219,14 @@ def partial_attention(
     weights = (scores - log_sum.clamp_min(torch.finfo(wide).min)[..., None]).exp()
     out = (weights.view(len(k), -1, weights.shape[-1]) @ v.to(wide)).view(heads, new, -1)
     return out.transpose(0, 1), log_sum.transpose(0, 1)
+
+
+def _quickly(
+    k: torch.Tensor, v: torch.Tensor, softcap: float | None, sinks: torch.Tensor | None
+) -> bool:
+    """Whether the C library reads these rows, without a copy of them in float32."""
+    plain = softcap is None and sinks is None
+    return plain and k.dtype is torch.bfloat16 and library.takes(k, v)
 
 
 def own_part(

@@ -24,7 +24,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.memory.buffers import bytes_of
-from foretell.ops.attention import Attention, jointly
+from foretell.ops.attention import FEW, Attention, jointly
 from foretell.ops.keeping import KV, Watching, best
 from foretell.ops.slots import Turn, turning
 from foretell.ops.spilling import BlockStore, blocks_in
@@ -272,7 +272,8 @@ class Remembering(Watching):
         read = self.chosen[layer] if spanning else self.reads(job, layer, queries)
         keys, values = self.opening[layer]
         far = replace(asked, q=queries, keys=keys, values=values, mask=None, sinks=None)
-        far = far.in_type(queries.dtype)
+        if queries.shape[1] > FEW:
+            far = far.in_type(queries.dtype)
         alike = self._blocks(far, read) if len(read) == 1 else None
 
         def beside(part: slice) -> list[Attention]:
@@ -290,7 +291,8 @@ class Remembering(Watching):
         """
         heads, nodes = len(asked.keys), asked.q.shape[1]
         certain = -job.first >= nodes  # then they count together
-        asked = asked.in_type(torch.promote_types(asked.q.dtype, torch.float32))
+        if nodes > FEW:  # once for all pieces
+            asked = asked.in_type(torch.promote_types(asked.q.dtype, torch.float32))
         outputs, given = [], []
         for start in range(0, nodes, step):
             part = slice(start, start + step)
@@ -327,7 +329,7 @@ class Remembering(Watching):
         assert self.store is not None
         keys, values = self.store.read(far.layer, self.slots[together])
         blocks = replace(far, keys=keys.flatten(1, 2), values=values.flatten(1, 2), mask=mask)
-        return blocks.in_type(far.q.dtype)
+        return blocks.in_type(far.q.dtype) if far.q.shape[1] > FEW else blocks
 
 
 def representatives(keys: torch.Tensor, masses: torch.Tensor, count: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,24 @@ def test_a_key_of_each_nodes_own_is_one_more_row(heads: tuple[int, int]) -> None
         seen = torch.cat([mask[here], torch.zeros(1, 1, dtype=torch.float64)], 1)
         want = twin(q[:, here], keys, values, seen, 0.5, None, None)
         assert torch.allclose(out[here], torch.tensor(want, dtype=torch.float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("new", [1, 3, 8, 9])
+def test_parts_are_weighed_alike_as_they_are_and_converted(new: int) -> None:
+    """Few nodes read rows of bfloat16 as they are."""
+    q, other = torch.randn(2, 6, new, 32).bfloat16()
+    near_rows, far_rows = (torch.randn(2, 2, count, 32).bfloat16() for count in (40, 16))
+    mask = torch.zeros(new, 40).bfloat16()
+    mask[0, 30:] = -torch.inf
+    near, far = Attention(0, q, *near_rows, mask, 0.2), Attention(0, other, *far_rows, None, 0.2)
+    empty = replace(far, keys=far.keys[:, :0], values=far.values[:, :0])
+    out, numbers, total = jointly([near, far, empty])
+    wide = [part.in_type(torch.float64) for part in (near, far)]
+    want, given, whole = jointly(wide)
+    assert out.shape == want.shape == (new, 6, 32)
+    torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close((numbers / total).double(), given / whole, atol=1e-6, rtol=1e-4)
+    assert float((numbers / total)[:, 0, 30:].max()) == 0
 
 
 @pytest.mark.parametrize("sinks", [False, True])
