@@ -210,7 +210,8 @@ def test_a_missing_model_or_capability_is_refused_before_the_first_forward(spec:
 
 
 @pytest.mark.parametrize(("spec", "rule"), LOSSY)
-def test_lossy_rules_say_so_and_most_are_greedy_at_temperature_zero(spec: str, rule: str) -> None:
+def test_lossy_rules_say_so_and_change_the_law_or_the_greedy_tokens(spec: str, rule: str) -> None:
+    """Those that say they are greedy at temperature 0 are held to it with the exact ones, above."""
     card = cards.card(rule, "rule")
     kind, _, change = card.guarantee.partition(":")
     assert kind == "lossy" and len(change.split()) > 3, "what changes must be told"
@@ -218,11 +219,9 @@ def test_lossy_rules_say_so_and_most_are_greedy_at_temperature_zero(spec: str, r
     # A rule that judges what was refused changes no law where a tree holds every token there is.
     with contextlib.suppress(AssertionError) if registry.load(rule, "rule").taps else changed:
         laws.check_law(laws.build(spec, rule), "plain")
-    if registry.load(rule, "rule").greedy:
-        laws.check_greedy([laws.build(spec, rule)], 40)
-    else:
+    if not registry.load(rule, "rule").greedy:
         with pytest.raises(AssertionError, match="where plain decoding gives"):
-            laws.check_greedy([laws.build(spec, rule)], 40, free=True)
+            laws.check_greedy([laws.build(spec, rule)], 20, free=True)
 
 
 @pytest.mark.parametrize("rule", registry.names("rule"))
