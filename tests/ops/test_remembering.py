@@ -33,7 +33,10 @@ def test_representatives_are_the_mean_of_the_keys_that_got_the_most() -> None:
 def test_heads_that_share_keys_stand_side_by_side() -> None:
     x = torch.randn(6, 5, 3)
     assert torch.allclose(grouped(x, 2)[:, 1], x[3:].sum(0))
-    assert torch.allclose(shared(x, 3)[2], x[4:].mean(0))
+    total = torch.rand(6, 5, 1) + 0.5
+    want = (x / total)[4:].mean(0)
+    assert torch.allclose(shared(x, total, 3, False)[2], want, atol=1e-6)
+    assert torch.allclose(shared(x, total, 3, True)[2, 0], want.sum(0), atol=1e-5)
 
 
 @given(st.integers(0, 200), st.integers(1, 30), st.integers(1, 9), st.integers(1, 5))
