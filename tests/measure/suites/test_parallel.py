@@ -207,7 +207,7 @@ def test_the_command_names_what_is_wrong(
     for arguments, said in (
         (["--suite", "parallel", "--data", str(tmp_path)], "copy.jsonl, line 1: is no item"),
         (["--suite", "parallel", "--data", "nowhere"], "--data nowhere: is no folder"),
-        (["--data", "x"], "--data: are of a suite; add --suite parallel"),
+        (["--data", "x"], "--data: are of a suite; add --suite search or parallel"),
         (["--suite", "monitor", "--data", "x"], "--data: --suite monitor has no use"),
         (["--suite", "parallel", "--tasks", "sums"], "--tasks='sums': must be one of lists"),
         (["--suite", "parallel", "--methods", "nothing"], "nothing"),
