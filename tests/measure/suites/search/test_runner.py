@@ -82,7 +82,7 @@ def test_a_file_is_continued_where_it_was_begun_the_same_way(tmp_path: Path) -> 
 
 
 def test_what_it_has_no_use_for_is_refused() -> None:
-    with pytest.raises(BadConfig, match="--data a[.]json: cannot be read"):
+    with pytest.raises(BadConfig, match=r"--data a[.]json: cannot be read"):
         search.prepare(["a.json"], Settings(), 0)
     with pytest.raises(BadConfig, match="at least 2 tasks"):
         search.prepare([], Settings(), 1)
