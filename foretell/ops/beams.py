@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from foretell.ops.rows import best as largest
+
 
 @dataclass(frozen=True)
 class Beam:
@@ -101,10 +103,9 @@ def continuations(
     scores = rows + rows.new_tensor([[beam.score] for beam in alive])
     if taken is not None:
         scores = scores - taken
-    flat = scores.flatten()
-    values, places = flat.topk(min(wide, len(flat)))
+    values, places = largest(scores.view(1, -1), wide)
     found = []
-    for score, place in zip(values.tolist(), places.tolist(), strict=True):
+    for score, place in zip(values[0].tolist(), places[0].tolist(), strict=True):
         if score == -torch.inf:
             break
         parent, token = alive[place // rows.shape[1]], place % rows.shape[1]
