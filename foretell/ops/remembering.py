@@ -298,12 +298,16 @@ class Remembering(Watching):
             part = slice(start, start + step)
             mask = None if asked.mask is None else asked.mask[..., part, :]
             near = replace(asked, q=asked.q[:, part], mask=mask)
-            out, numbers, total = jointly([near, *(beside(part) if beside else ())])
-            outputs.append(out)
+            if beside is None:
+                numbers = near.weights()
+                total = torch.ones_like(numbers[..., :1])
+            else:
+                out, numbers, total = jointly([near, *beside(part)])
+                outputs.append(out)
             given.append(shared(numbers, total, heads, certain))
         found = torch.cat(given, 1)
         self.note(job, asked.layer, found.sum(1, keepdim=True) if certain else found)
-        return torch.cat(outputs)
+        return torch.cat(outputs) if outputs else asked.q[:, :0]
 
     def _far(self, job: Any, q: torch.Tensor) -> torch.Tensor:
         """The nodes' queries (H, n, D) where they see what left the cache, in float32 or wider."""
