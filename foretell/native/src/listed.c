@@ -129,7 +129,7 @@ static uint32_t find_least(const float *scores, int32_t length, int32_t count, u
     }
 }
 
-/* Places of the `count` highest scores, ascending; of equal ones the first. `keys`: room for all. */
+/* Places of the `count` highest scores, ascending; of equals the first. `keys`: room for all. */
 static void take_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
                          uint32_t *keys) {
     int32_t equal = count, taken = 0;
