@@ -164,12 +164,13 @@ class Toy(Model):
                 )
             if job.watched:
                 mask = _selected(job, self.stored[-1], keys, all_keys, all_values, mask)
+            every_token, every_value = all_keys[0, :, 0].numpy(), all_values[0].numpy()
+            visible = None if mask is None else (mask == 0).numpy()
             for node in range(len(job.tokens)):
                 if low + node not in computed and not taps:
                     continue
-                seen = slice(None) if mask is None else mask[node] == 0
-                seen_tokens = all_keys[0, seen, 0].numpy()
-                seen_values = all_values[0, seen].numpy()
+                seen = slice(None) if visible is None else visible[node]
+                seen_tokens, seen_values = every_token[seen], every_value[seen]
                 if low + node in computed:
                     logits[low + node] = self._row(seen_tokens, seen_values)
                 for tap in taps:

@@ -12,11 +12,16 @@ RELATIVE = 977  # what a relative's noise adds to the seed
 KEPT = 1 << 14  # rows of logits that are kept
 
 
+# Of splitmix64.
+SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
 def mix(x: np.ndarray) -> np.ndarray:
     """splitmix64, elementwise on uint64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> SHIFTS[0])) * FACTORS[0]
+    x = (x ^ (x >> SHIFTS[1])) * FACTORS[1]
+    return x ^ (x >> SHIFTS[2])
 
 
 def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
