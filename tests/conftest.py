@@ -1,7 +1,7 @@
 """What all tests share.
 
-One thread, property tests that draw the same examples every time, a cache folder of their own, and
-a list of methods whose tests take too long.
+One thread, random numbers and property tests that are the same every time, a cache folder of their
+own, and a list of methods whose tests take too long.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What a test sets for itself the next one does not inherit."""
+def same_conditions() -> Iterator[None]:
+    """What a test sets for itself, or draws, the next one does not inherit."""
+    torch.manual_seed(0)
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
