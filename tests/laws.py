@@ -473,9 +473,6 @@ GREEDY = [
 ]
 
 
-MORE = 100  # prompts, where the first few put nothing to the test
-
-
 def prompts(count: int, vocab: int) -> list[list[int]]:
     """Of 1 to 9 tokens, with repetitions, the same every time."""
     draw = np.random.default_rng(7)
@@ -494,7 +491,7 @@ def _greedy(
     engine = Engine(models, (7,))
     lives = []
     for i, prompt in enumerate(prompts(count, 16)):
-        setting = settings[(i + i // len(settings)) % len(settings)]  # each strategy meets all
+        setting = settings[i % len(settings)]
         lives.append(
             engine.add(
                 Request(
@@ -512,21 +509,17 @@ def _greedy(
 
 
 def check_greedy(
-    strategies: Sequence[Strategy], count: int = 0, seed: int = 3, free: bool = False
+    strategies: Sequence[Strategy], count: int = 40, seed: int = 3, free: bool = False
 ) -> None:
     """At temperature 0 the tokens are plain decoding's, prompt by prompt. The prompts go round the
-    strategies, `count` in all; 0: some with each. `free`: without texts of a given form, which some
-    methods refuse.
+    strategies. `free`: without texts of a given form, which some methods refuse.
     """
-    count = count or max(24, 4 * len(strategies))
     models = joint_world(strategies, 16, seed=seed, copy=2.0)
     outputs, drafted, accepted = _greedy(strategies, models, count, free)
     wanted = _plain_greedy(count, seed, free, type(models["target"]))
     for i, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
         assert got == want, f"prompt {i}: {got} where plain decoding gives {want}"
-    if not accepted and count < MORE:  # of drafters that are seldom right
-        check_greedy(strategies, MORE, seed, free)
-    elif not all(isinstance(s, Plain) for s in strategies):
+    if not all(isinstance(s, Plain) for s in strategies):
         assert 0 < accepted < drafted, f"{accepted} of {drafted} accepted: one side was not tested"
 
 
