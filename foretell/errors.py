@@ -52,6 +52,15 @@ class Unsupported(ForetellError):
     def missing(cls, method: str, model: str, capability: str, cure: str) -> Unsupported:
         return cls(f"{method} cannot run on {model}: it needs {capability}; {cure}")
 
+    @classmethod
+    def without(cls, method: str, model: str, name: str) -> Unsupported:
+        """A method asks a model of this name beside the target, and there is none."""
+        ways = ("draft=...", "--draft")
+        if name != "draft":
+            ways = (f'models={{"{name}": ...}}', f"--models {name}=...")
+        cure = f"load one: load(..., {ways[0]}), or {ways[1]} of a command"
+        return cls.missing(method, model, f"a {name!r} model", cure)
+
 
 class BadModel(ForetellError):
     """A model folder or file cannot be used."""

@@ -30,6 +30,8 @@ def model_digest(lm: LM, method: str) -> str:
     """What results depend on besides the requests: weights, number format and method."""
     target = lm.models["target"]
     about = f"{weights_digest(target)} {numbers(target)} {method}"
+    for name in sorted({*lm.models} - {"target", "draft"}):
+        about += f" {name} {weights_digest(lm.models[name])}"
     return hashlib.sha256(about.encode()).hexdigest()
 
 

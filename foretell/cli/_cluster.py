@@ -78,8 +78,10 @@ def travelling(models: ModelOptions) -> ModelOptions:
 
     draft = None if models.draft is None else absolute(models.draft)
     kept = None if models.draft_vocab is None else str(Path(models.draft_vocab).resolve())
-    model = absolute(models.model)
-    return dataclasses.replace(models, model=model, draft=draft, draft_vocab=kept)
+    named = [f"{name}={absolute(model)}" for name, model in models.others.items()]
+    return dataclasses.replace(
+        models, model=absolute(models.model), draft=draft, draft_vocab=kept, named=named
+    )
 
 
 # --- batches

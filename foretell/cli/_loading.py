@@ -41,13 +41,15 @@ def load_model(
     """Loads the model. `profile`: also reads what `foretell tune` kept of it, and says in one line
     if that cannot be used; without one, what `auto` stands for is measured.
     """
-    for name in (options.model, options.draft):
+    others = options.others
+    for name in (options.model, options.draft, *others.values()):
         if name is not None:
             resolve(name)  # is fetched here, before the status, since it shows its own progress
     with messages.status(f"loading {options.model}"), quiet():
         lm = foretell.load(
             options.model,
             draft=options.draft,
+            models=others,
             draft_vocab=options.draft_vocab,
             device=options.device,
             dtype=options.dtype,

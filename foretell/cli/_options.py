@@ -31,6 +31,14 @@ Draft = Annotated[
         help="A smaller model that drafts, best one with the same tokenizer; demo has its own."
     ),
 ]
+Named = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--models",
+        metavar="NAME=MODEL",
+        help="Another model, under the name that a method asks it by: judge=FOLDER. Repeatable.",
+    ),
+]
 DraftVocab = Annotated[
     str | None,
     typer.Option(
@@ -108,6 +116,20 @@ class ModelOptions:
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
     draft_vocab: DraftVocab = None
+    named: Named = None
+
+    @property
+    def others(self) -> dict[str, str]:
+        """The models under names, in order. Raises BadConfig."""
+        found: dict[str, str] = {}
+        for given in self.named or []:
+            name, _, model = given.partition("=")
+            if not (name and model):
+                raise BadConfig(f"--models {given}: write NAME=MODEL, as in judge=FOLDER")
+            if name in found:
+                raise BadConfig(f"--models {given}: {name!r} is named twice")
+            found[name] = model
+        return found
 
 
 @dataclass(frozen=True)

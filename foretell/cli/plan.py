@@ -133,7 +133,7 @@ def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOpti
 
     points = []
     for name in names:
-        one = dataclasses.replace(models, model=name, draft=None)
+        one = dataclasses.replace(models, model=name, draft=None, named=None)
         model = load_model(one, executors, profile=False).models["target"]
         hf = getattr(model, "hf", None)
         if hf is None:

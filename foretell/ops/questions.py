@@ -61,8 +61,7 @@ class Speaker:
         target = ctx.models["target"]
         model = ctx.models.get(name)
         if model is None:
-            cure = f'load one: load(..., models={{"{name}": ...}})'
-            raise Unsupported.missing(method, target.name, f"a {name!r} model", cure)
+            raise Unsupported.without(method, target.name, name)
         beside = [given for given in ("source", "pictures") if given in ctx.request.inputs]
         if beside or {"source", "blocks"} & model.caps:
             raise Unsupported.missing(

@@ -61,10 +61,7 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
                 who, target.name, "hidden states", "use another method or model"
             )
         for name in {*part.models} - {*models}:
-            cure = f'load one: load(..., models={{"{name}": ...}})'
-            if name == "draft":
-                cure = "load one: load(..., draft=...), or --draft of a command"
-            raise Unsupported.missing(who, target.name, f"a {name!r} model", cure)
+            raise Unsupported.without(who, target.name, name)
     check_inputs(request, models)
     if request.policy is not None and not any(target.layout):
         raise Unsupported.missing(

@@ -245,5 +245,8 @@ def test_a_model_in_memory_has_a_digest_of_its_weights_and_numbers() -> None:
     one = answering.model_digest(tiny.lm(draft=False), "plain")
     assert one == answering.model_digest(tiny.lm(draft=True), "plain")
     assert one != answering.model_digest(tiny.lm(draft=False), "auto")
+    judged = tiny.lm(draft=False)
+    judged.models["judge"] = judged.models["target"]
+    assert one != answering.model_digest(judged, "plain")
     other = foretell.wrap(tiny.llama(seed=1), tiny.tokenizer())
     assert one != answering.model_digest(other, "plain")

@@ -44,5 +44,7 @@ def test_a_batch_has_one_number_of_workers(run: Any, tmp_path: Path) -> None:
 def test_folders_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    found = travelling(ModelOptions(model="./model", draft="demo"))
+    named = ["judge=./model", "small=demo"]
+    found = travelling(ModelOptions(model="./model", draft="demo", named=named))
     assert found.model == str(tmp_path / "model") and found.draft == "demo"
+    assert found.others == {"judge": str(tmp_path / "model"), "small": "demo"}

@@ -179,6 +179,30 @@ def test_rows_and_warpers_have_a_flag_each(run: Any, folder: str, tmp_path: Path
     assert code == 2 and "it needs a 'draft' model; load one" in err
 
 
+def test_methods_ask_other_models_by_the_names_they_are_given(
+    run: Any, folder: str, small: str
+) -> None:
+    asked = ["generate", "--model", folder, "--rows", "cfg:g=2,model=other", *SHORT, CODE]
+    with_other = foretell.load(folder, models={"other": small})
+    wanted = with_other.generate(CODE, rows="cfg:g=2,model=other", max_new_tokens=12).text
+    code, out, _ = run(*asked, "--models", f"other={small}")
+    assert code == 0 and out == f"{wanted}\n"
+    code, out, err = run(*asked)
+    assert code == 2 and not out and "load one: load(..., models=" in err
+    assert err.endswith("or --models other=... of a command\n") and err.count("\n") == 1
+    for given, message in {
+        "other": "write NAME=MODEL, as in judge=FOLDER",
+        "=demo": "write NAME=MODEL",
+        "target=demo": "the name 'target' must be",
+        "a b=demo": "the name 'a b' must be",
+        "other=./gone": "no such folder",
+    }.items():
+        code, out, err = run(*asked, "--models", given)
+        assert code == 2 and not out and message in err.splitlines()[-1]
+    code, _, err = run(*asked, "--models", "other=demo", "--models", "other=demo")
+    assert code == 2 and "'other' is named twice" in err
+
+
 def test_names_behind_dots_are_a_language_servers(run: Any, folder: str, tmp_path: Path) -> None:
     server = f"{sys.executable} -I {lsp_server.__file__}"
     spec = f"monitor:root={tmp_path},server={server}"
