@@ -113,17 +113,19 @@ class Stats:
         self.host_s = max(0.0, elapsed - self.draft_s - self.target_s)
 
     @property
-    def mat(self) -> float:
-        """Tokens of the result a step, over all steps after prefill; plain decoding = 1.0.
-
-        Where nothing was committed before the second step, the forward that ended the prefill
-        counts as a step too.
+    def paced(self) -> tuple[int, int]:
+        """(tokens, steps) that `mat` is made of. Where nothing was committed before the second
+        step, or all was, the forward that ended the prefill counts as a step too.
         """
-        if not self.steps:
-            return 1.0
-        if not self.first_tokens:
-            return self.tokens / (self.steps + 1)
-        return (self.tokens - self.first_tokens) / self.steps
+        if self.steps and self.first_tokens:
+            return self.tokens - self.first_tokens, self.steps
+        return self.tokens, self.steps + 1
+
+    @property
+    def mat(self) -> float:
+        """Tokens of the result a step, over all steps after prefill; plain decoding = 1.0."""
+        tokens, steps = self.paced
+        return tokens / steps if tokens else 1.0
 
     @property
     def tokens_per_s(self) -> float:

@@ -93,3 +93,13 @@ def test_nothing_is_divided_by_nothing() -> None:
     stats = Stats()
     assert stats.mat == 1.0 and stats.tokens_per_s == 0.0 and stats.tpot_s == 0.0
     assert stats.to_dict()["MAT"] == 1.0
+
+
+def test_what_came_by_one_forward_came_in_one_step() -> None:
+    """As a canvas may that is filled at once."""
+    stats = Stats(tokens=16, first_tokens=16)
+    assert stats.paced == (16, 1) and stats.mat == 16.0
+    stats = Stats(tokens=16, first_tokens=6, steps=2)
+    assert stats.paced == (10, 2) and stats.mat == 5.0
+    stats = Stats(tokens=16, steps=1)
+    assert stats.paced == (16, 2) and stats.mat == 8.0

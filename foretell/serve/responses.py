@@ -132,16 +132,16 @@ class Answer:
     def numbers(self, stats: Sequence[Stats]) -> dict[str, Any]:
         """The field `foretell`: how the tokens came about, over all choices."""
         steps = sum(one.steps for one in stats)
-        later = sum(one.tokens - one.first_tokens for one in stats)
-        # As of Stats.mat: where nothing came with the prompt, its forward was a step too.
-        counted = sum(one.steps + (not one.first_tokens) for one in stats)
+        paced = [one.paced for one in stats]
+        tokens = sum(count for count, _ in paced)
+        counted = sum(count for _, count in paced)
         return {
             "method": self.method,
             "guarantee": self.guarantee,
             "steps": steps,
             "drafted": sum(one.drafted for one in stats),
             "accepted": sum(one.accepted for one in stats),
-            "tokens_per_step": round(later / counted, 3) if steps else 1.0,
+            "tokens_per_step": round(tokens / counted, 3) if tokens else 1.0,
             "forwards": sum(sum(one.calls.values()) for one in stats),
             "rows": sum(sum(one.rows.values()) for one in stats),
             "computed_by": self.served.computed_by,
