@@ -125,7 +125,7 @@ class Stats:
     def mat(self) -> float:
         """Tokens of the result a step, over all steps after prefill; plain decoding = 1.0."""
         tokens, steps = self.paced
-        return tokens / steps if tokens else 1.0
+        return tokens / steps if self.tokens or self.steps else 1.0
 
     @property
     def tokens_per_s(self) -> float:

@@ -103,3 +103,4 @@ def test_what_came_by_one_forward_came_in_one_step() -> None:
     assert stats.paced == (10, 2) and stats.mat == 5.0
     stats = Stats(tokens=16, steps=1)
     assert stats.paced == (16, 2) and stats.mat == 8.0
+    assert Stats(tokens=4, first_tokens=4, steps=3).mat == 0.0

@@ -141,7 +141,7 @@ class Answer:
             "steps": steps,
             "drafted": sum(one.drafted for one in stats),
             "accepted": sum(one.accepted for one in stats),
-            "tokens_per_step": round(tokens / counted, 3) if tokens else 1.0,
+            "tokens_per_step": round(tokens / counted, 3) if tokens or steps else 1.0,
             "forwards": sum(sum(one.calls.values()) for one in stats),
             "rows": sum(sum(one.rows.values()) for one in stats),
             "computed_by": self.served.computed_by,
