@@ -30,6 +30,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
+from foretell.ops.rows import likeliest
 from foretell.ops.translated import Translated
 
 
@@ -63,8 +64,7 @@ class CrossText(Drafter):
         for _ in range(length):
             reply = yield Ask(own, "draft", translated.branch, rows=[node])
             row = reply.logits[0]
-            token = int(row.argmax())
-            chance = float((row[token] - row.logsumexp(-1)).exp())
+            token, chance = likeliest(row)
             drafted.append(token)
             chances.append(chance * (chances[-1] if chances else 1.0))
             if translated.theirs.piece(token) is None:

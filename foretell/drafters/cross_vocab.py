@@ -30,6 +30,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
+from foretell.ops.rows import likeliest
 from foretell.ops.translated import Translated
 from foretell.ops.trees import add_drawn
 from foretell.ops.words import Shared
@@ -101,8 +102,7 @@ class CrossVocab(Drafter):
         if not bool((scores > -torch.inf).any()):
             return -1
         if sampler.greedy:
-            token = int(scores.argmax())
-            chance = float((scores[token] - scores.logsumexp(-1)).exp())
+            token, chance = likeliest(scores)
             return tree.add(node, token, value=tree.values[node] * chance, source="cross-vocab")
         q = sampler.laws(scores[None])[0]
         token = ctx.rng.sample(q, "draft", len(ctx.output), draw)

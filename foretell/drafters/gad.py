@@ -28,14 +28,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.reading import DraftReader
+from foretell.ops.rows import likeliest
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class Gad(Drafter):
         node = 0
         for row in reader.rows(reply):
             scores = ctx.sampler.scores(row, [*ctx.output, *tree.tokens_to(node)])
-            token = int(scores.argmax())
-            chance = float(torch.exp(scores[token] - scores.logsumexp(-1)))
+            token, chance = likeliest(scores)
             if not chance > 0:  # nothing is possible here
                 break
             node = tree.add(node, token, value=tree.values[node] * chance, source="gad")

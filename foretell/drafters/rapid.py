@@ -38,6 +38,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Open
 from foretell.errors import BadConfig
 from foretell.ops.reading import DraftReader
+from foretell.ops.rows import likeliest
 from foretell.ops.trees import add_drawn
 
 SHARE = 32  # the short context may have one of so many tokens of the prompt, if that is more
@@ -109,8 +110,7 @@ class Rapid(Drafter):
             output = [*ctx.output, *tree.tokens_to(node)]
             if sampler.greedy:
                 scores = sampler.scores(row, output)
-                token = int(scores.argmax())
-                chance = float((scores[token] - scores.logsumexp(-1)).exp())
+                token, chance = likeliest(scores)
                 tree.add(node, token, value=tree.values[node] * chance, source="rapid")
             else:
                 q = sampler.law(row, output)

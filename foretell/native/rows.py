@@ -1,4 +1,4 @@
-"""Attention over rows of a cache that are listed, by the C library.
+"""Attention over listed rows of a cache, and the best of scores and logits, by the C library.
 
 Tensors are of a CPU. Keys and values are float32 or bfloat16, and may be views whose rows' numbers
 lie beside each other; all sums are of float32.
@@ -110,3 +110,23 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     if not library.library().ft_highest(*where, library.threads()):
         raise MemoryError("no memory for a choice of rows")
     return places
+
+
+def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `k` best of rows of logits (N, V) float32, best first and of equals the first, where they
+    stand (N, k each), and the logs of the rows' sums of exponentials (N,). V is at least k.
+    """
+    count, width = rows.shape
+    values = torch.empty(count, k)
+    places = torch.empty(count, k, dtype=torch.int32)
+    log_sums = torch.empty(count)
+    library.library().ft_best(
+        rows.data_ptr(),
+        rows.stride(0),
+        *(count, width, k),
+        values.data_ptr(),
+        places.data_ptr(),
+        log_sums.data_ptr(),
+        library.threads(),
+    )
+    return values, places.long(), log_sums

@@ -9,6 +9,7 @@ import torch
 
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
+from foretell.ops.rows import likeliest
 from foretell.ops.trees import add_drawn
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ def children(
     output = [*ctx.output, *tree.tokens_to(node)]
     if best or sampler.greedy:
         scores = sampler.scores(row, output)
-        token = int(scores.argmax())
-        chance = float((scores[token] - scores.logsumexp(-1)).exp())
+        token, chance = likeliest(scores)
         return [tree.add(node, token, value=tree.values[node] * chance, source=source)]
     q = sampler.law(row, output)
     keys = range(draws + 1, draws + 1 + count)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Message
 from foretell.errors import BadConfig
+from foretell.ops.rows import likeliest
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +79,7 @@ def _add(
     law: Law | None = None
     if best:
         scores = sampler.scores(row, output)
-        token = int(scores.argmax())
-        chance = float((scores[token] - scores.logsumexp(-1)).exp())
+        token, chance = likeliest(scores)
     else:
         q = sampler.law(row, output)
         token = ctx.rng.sample(q, "draft", len(ctx.output), key)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from foretell.native import library
+from foretell.native import rows as native
 from foretell.ops.paths import common
 
 MANY = 1 << 15  # entries of a block above which `best` looks for the best groups first
+FEW = 64  # entries of a row up to which the C library keeps them in order as it reads
 
 
 def firsts(rows: torch.Tensor) -> list[int]:
@@ -55,9 +59,45 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
     each. Which of equal values come first is not said.
+    """
+    if _read_by_library(rows, k):
+        values, places, _ = native.best(rows, min(k, rows.shape[1]))
+    else:
+        values, places = _best_by_torch(rows, k)
+    return values, places
 
-    They lie in the k groups of neighbours with the largest maxima, so that of a large block, read
-    once, only little is sorted.
+
+def best_and_log_sums(
+    rows: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`best`, and the logs of the rows' sums of exponentials (N,)."""
+    if _read_by_library(rows, k):
+        return native.best(rows, min(k, rows.shape[1]))
+    return *_best_by_torch(rows, k), rows.logsumexp(-1)
+
+
+def likeliest(scores: torch.Tensor) -> tuple[int, float]:
+    """The best token of a row (V,), and its chance under the row's softmax: NaN where it has no
+    law.
+    """
+    values, places, log_sums = best_and_log_sums(scores[None], 1)
+    return int(places), math.exp(float(values) - float(log_sums))
+
+
+def _read_by_library(rows: torch.Tensor, k: int) -> bool:
+    return (
+        rows.dtype is torch.float32
+        and rows.device.type == "cpu"
+        and rows.stride(1) == 1
+        and 0 < k <= FEW
+        and not rows.requires_grad
+        and library.available()
+    )
+
+
+def _best_by_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """They lie in the k groups of neighbours with the largest maxima, so that of a large block,
+    read once, only little is sorted.
     """
     count, width = rows.shape
     group = 64 if width < 1 << 14 else 128

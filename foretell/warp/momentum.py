@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 
 from foretell.errors import BadConfig
-from foretell.ops.rows import best
+from foretell.ops.rows import best_and_log_sums
 from foretell.policy.warping import About, Track, Warper
 
 SMALL = 1e-3  # a score below which its logarithm is continued by a straight line
@@ -99,13 +99,13 @@ class Grams(Track):
         return r
 
     def warped(self, scores: torch.Tensor) -> torch.Tensor:
-        values, places = best(scores[None], self.config.k)
+        values, places, log_sums = best_and_log_sums(scores[None], self.config.k)
         ranked = zip(places[0].tolist(), values[0].tolist(), strict=True)
         chosen = {token: score for token, score in ranked if score > -math.inf}
         lost = [self.config.resistance[self.repeated(token)] for token in chosen]
         if not any(lost):
             return scores
-        total = float(scores.logsumexp(-1))
+        total = float(log_sums)
         left = [
             in_order(math.exp(score - total) - self.config.alpha * resistance)
             for score, resistance in zip(chosen.values(), lost, strict=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretell.native import library
 from foretell.ops import rows
 
 
@@ -36,6 +38,42 @@ def test_equals_are_told_apart_and_infinite_ones_are_values(seed: int, width: in
     assert torch.equal(values, block.sort(descending=True).values[:, :k])
     assert torch.equal(block.gather(1, places), values)
     assert all(len(set(row)) == len(row) for row in places.tolist())
+
+
+@given(st.integers(0, 99), st.integers(1, 300), st.integers(1, 9), st.sampled_from((0, -1, 3)))
+def test_the_library_reads_rows_as_torch_does(seed: int, width: int, k: int, above: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    wide = torch.randint(-2, 4, (3, width + 5), generator=source).float() - above
+    block = torch.where(wide == -2 - above, -torch.inf, wide)[:, 2 : 2 + width]
+    k = min(k, width)
+    want = block.sort(descending=True, stable=True)
+    values, places, log_sums = rows.best_and_log_sums(block, k)
+    assert torch.equal(values, want.values[:, :k])
+    assert torch.equal(block.gather(1, places), values)
+    assert torch.allclose(log_sums, block.logsumexp(-1), atol=1e-5)
+    if library.available():
+        assert torch.equal(places, want.indices[:, :k])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "available", lambda: False)
+        same, _, sums = rows.best_and_log_sums(block, k)
+    assert torch.equal(same, values)
+    assert torch.allclose(log_sums, sums, atol=1e-5)
+
+
+def test_the_likeliest_token_has_its_chance():
+    row = torch.randn(49_152)
+    token, chance = rows.likeliest(row)
+    assert token == int(row.argmax())
+    assert chance == pytest.approx(float(row.softmax(-1).max()), rel=1e-5)
+    assert math.isnan(rows.likeliest(torch.full((20,), -torch.inf))[1])
+    assert rows.likeliest(torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64))[0] == 1
+
+
+def test_rows_that_are_no_numbers_end_in_a_place_of_the_row():
+    block = torch.full((2, 200), torch.nan)
+    block[1, 3] = 1.0
+    values, places, _ = rows.best_and_log_sums(block, 4)
+    assert bool(((places >= 0) & (places < 200)).all()) and bool(values.isnan().any())
 
 
 def test_firsts_are_the_best_and_of_equals_the_lowest():

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 7
+#define FT_VERSION 8
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -219,6 +219,8 @@ typedef struct {
     void (*score)(ft_attention *call, int32_t from, int32_t to, float *memory);
     void (*soften)(ft_attention *call);
     void (*mix)(ft_attention *call, int32_t first, int32_t last);
+    float (*top)(const float *logits, int32_t count);
+    float (*sum_above)(const float *logits, int32_t count, float highest);
     int32_t (*best)(const float *logits, int32_t count, float *chance);
     int64_t (*reading_bytes)(const ft_reading *reading);
     void (*read_listed)(const ft_reading *reading, int32_t node, int32_t first, int32_t last,
@@ -237,6 +239,9 @@ typedef struct {
 
 /* The kernels that were chosen. */
 const ft_kernels *ft_chosen(void);
+
+/* The `wanted` best of logits, best first, of equals the first; returns how many there are. */
+int32_t ft_best_of(const float *logits, int32_t count, int32_t wanted, int32_t *places);
 
 extern const ft_kernels ft_portable, ft_avx2, ft_avx512, ft_avx512_bf16, ft_neon;
 
@@ -277,6 +282,12 @@ EXPORT void ft_products(const ft_reading *reading, int32_t threads);
    count); of equal ones the first. 0: no memory. */
 EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
                           int32_t *places, int32_t threads);
+/* Of each row of logits (rows, length), `stride` numbers apart, the `wanted` best, at most `length`,
+   with their places, best first and of equals the first, (rows, wanted) each; and the logs of the
+   rows' sums of exponentials (rows,). NaN has no place among them. */
+EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
+                    int32_t wanted, float *values, int32_t *places, float *log_sums,
+                    int32_t threads);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);

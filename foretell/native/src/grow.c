@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLICE 16 /* logits that are looked through one by one where one of them may be of use */
-
 /* A node that was drafted; `total`: log of the chance of its whole path. */
 typedef struct {
     int64_t token;
@@ -28,36 +26,12 @@ typedef struct {
     float *root, *states; /* what the text's last node and the computed nodes left */
 } tree;
 
-/* The `count` best of logits, best first; returns how many there are. */
-static int32_t best_of(const float *logits, int32_t outputs, int32_t count, int32_t *found) {
-    int32_t size = 0;
-    float least = -INFINITY;
-    for (int32_t first = 0; first < outputs; first += SLICE) {
-        int32_t end = first + SLICE < outputs ? first + SLICE : outputs;
-        float highest = -INFINITY;
-        for (int32_t i = first; i < end; i++)
-            highest = logits[i] > highest ? logits[i] : highest;
-        if (size == count && highest <= least)
-            continue;
-        for (int32_t i = first; i < end; i++) {
-            if (size == count && logits[i] <= least)
-                continue;
-            int32_t place = size < count ? size++ : size - 1;
-            for (; place > 0 && logits[found[place - 1]] < logits[i]; place--)
-                found[place] = found[place - 1];
-            found[place] = i;
-            least = logits[found[size - 1]];
-        }
-    }
-    return size;
-}
-
 /* Adds the best children of a node (-1: the text) whose logits are given. */
 static void add_children(tree *of, int32_t parent, const float *logits, int32_t outputs,
                          const ft_growth *growth, int32_t *found) {
     float best;
     int32_t first = ft_chosen()->best(logits, outputs, &best);
-    int32_t count = best_of(logits, outputs, growth->breadth, found);
+    int32_t count = ft_best_of(logits, outputs, growth->breadth, found);
     for (int32_t i = 0; i < count; i++) {
         grown *node = of->nodes + of->count++;
         node->token = growth->names ? growth->names[found[i]] : found[i];

@@ -744,29 +744,23 @@ static void mix(ft_attention *call, int32_t first, int32_t last) {
     }
 }
 
-/* The first of the largest of some logits, and its chance under their softmax. */
-static int32_t best(const float *logits, int32_t count, float *chance) {
-    enum { PART = 1024 };
+/* The largest of some logits, NaN aside where it can be. */
+static float top(const float *logits, int32_t count) {
     float highest = -INFINITY;
-    int32_t part = 0, place = 0;
-    for (int32_t from = 0; from < count; from += PART) {
-        int32_t end = from + PART < count ? from + PART : count, i = from;
-        float most = -INFINITY;
-        if (end - from >= 16) {
-            vec top = v_load(logits + from);
-            for (i = from + 16; i + 16 <= end; i += 16)
-                top = v_max(top, v_load(logits + i));
-            most = v_top(top);
-        }
-        for (; i < end; i++)
-            most = logits[i] > most ? logits[i] : most;
-        if (most > highest) {
-            highest = most;
-            part = from;
-        }
+    int32_t i = 0;
+    if (count >= 16) {
+        vec highests = v_load(logits);
+        for (i = 16; i + 16 <= count; i += 16)
+            highests = v_max(highests, v_load(logits + i));
+        highest = v_top(highests);
     }
-    for (place = part; place + 1 < count && logits[place] != highest;)
-        place++;
+    for (; i < count; i++)
+        highest = logits[i] > highest ? logits[i] : highest;
+    return highest;
+}
+
+/* The sum of exponentials of some logits, divided by that of `highest`. */
+static float sum_above(const float *logits, int32_t count, float highest) {
     vec from = v_set(highest), sums = v_set(0.0f);
     int32_t i = 0;
     for (; i + 16 <= count; i += 16)
@@ -774,7 +768,24 @@ static int32_t best(const float *logits, int32_t count, float *chance) {
     float sum = v_sum(sums);
     for (; i < count; i++)
         sum += expf(logits[i] - highest);
-    *chance = 1.0f / sum;
+    return sum;
+}
+
+/* The first of the largest of some logits, and its chance under their softmax. */
+static int32_t best(const float *logits, int32_t count, float *chance) {
+    enum { PART = 1024 };
+    float highest = -INFINITY;
+    int32_t part = 0, place = 0;
+    for (int32_t from = 0; from < count; from += PART) {
+        float most = top(logits + from, from + PART < count ? PART : count - from);
+        if (most > highest) {
+            highest = most;
+            part = from;
+        }
+    }
+    for (place = part; place + 1 < count && logits[place] != highest;)
+        place++;
+    *chance = 1.0f / sum_above(logits, count, highest);
     return place;
 }
 
