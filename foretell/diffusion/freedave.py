@@ -122,7 +122,7 @@ class Freedave(Denoising):
         """
         order = ranked(found.chances())
         if self.eager and self.block:
-            order.sort(key=lambda n: (found.places[n] - sheet.first) // self.block)
+            order.sort(key=lambda n: sheet.block_number(found.places[n], self.block))
         return order
 
     def step(self, sheet: Sheet, found: Proposals) -> list[int]:

@@ -136,4 +136,4 @@ def sureness(made: BlockFilter, found: Proposals, start: int, end: int) -> torch
 def features(found: Proposals, start: int, end: int) -> torch.Tensor:
     """Chances of the likeliest tokens of a block's positions (end - start,)."""
     inside = [n for n, place in enumerate(found.places) if start <= place < end]
-    return found.p[inside].amax(-1).float()
+    return found.p[inside].amax(-1).float().cpu()  # where filters are

@@ -96,6 +96,8 @@ class Sheet:
     chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
     entry that stats.logprobs made of the row it was committed by, where these are asked for.
     `shown`: of masked positions the tokens that the model reads there for the time being.
+    `aligned`: blocks are counted from the text's beginning, not from the prompt's end, as a model
+    needs it that sees whole blocks and those before them.
     """
 
     canvas: list[int]
@@ -107,6 +109,7 @@ class Sheet:
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
     told: list[int] | None = None  # what stood behind the prompt when `changes` was called last
     shown: dict[int, int] = field(default_factory=dict)
+    aligned: bool = False
 
     @property
     def end(self) -> int:
@@ -127,8 +130,13 @@ class Sheet:
         masked = self.masked
         if not size or not masked:
             return self.first, self.end
-        start = self.first + (masked[0] - self.first) // size * size
-        return start, min(start + size, self.end)
+        origin = 0 if self.aligned else self.first
+        start = origin + self.block_number(masked[0], size) * size
+        return max(start, self.first), min(start + size, self.end)
+
+    def block_number(self, place: int, size: int) -> int:
+        """Of the block of this many positions that `place` is in."""
+        return (place if self.aligned else place - self.first) // size
 
     def commit(self, place: int, token: int, chance: float) -> None:
         assert self.canvas[place] == MASKED, "a committed token is not changed"

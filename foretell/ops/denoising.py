@@ -310,7 +310,8 @@ def begun(ctx: Context) -> Sheet:
         )
     first = len(ctx.tokens)
     given = frozenset(first + i for i, token in enumerate(behind) if token != MASKED)
-    return Sheet([*ctx.tokens, *behind], first, given)
+    aligned = bool(getattr(target, "block", 0))
+    return Sheet([*ctx.tokens, *behind], first, given, aligned=aligned)
 
 
 def whole_canvases(target: Model, ctx: Context, room: int) -> int:

@@ -358,6 +358,6 @@ def shared(numbers: torch.Tensor, total: torch.Tensor, heads: int, together: boo
     """
     count = len(numbers) // heads
     if together:
-        shares = (1 / (count * total)).view(heads, 1, -1)
+        shares = (1 / (count * total)).reshape(heads, 1, -1)
         return shares @ numbers.view(heads, -1, numbers.shape[-1])
     return (numbers / total).unflatten(0, (heads, -1)).mean(1)

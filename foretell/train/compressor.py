@@ -195,7 +195,7 @@ def loss_of(
     hf: Any, compressor: Compressor, ids: torch.Tensor, length: int, repeat: bool
 ) -> torch.Tensor:
     """The surprise (nats a token) at the text behind contexts of this length, or at them."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(ids.device.type, dtype=torch.bfloat16):
         rows = compressor(ids[:, :length], repeat)
         goal = ids[:, :length] if repeat else ids[:, length:]
         logits = logits_behind(hf, rows, goal, compressor.shape.scale)
@@ -243,7 +243,7 @@ class CompressorRun(Run):
         total = 0.0
         for part in range(parts):
             repeat = c.kind == "arc-encoder" and random.random() < c.repeat
-            ids = texts.batch(self.step, part, c)
+            ids = texts.batch(self.step, part, c).to(self.hf.device)
             self.compressor.body.requires_grad_(self.step >= c.lone)
             self.hf.requires_grad_(self.step >= c.together)
             loss = loss_of(self.hf, self.compressor, ids, c.length, repeat) / parts
@@ -261,6 +261,7 @@ def begin(compressor: Compressor, table: torch.Tensor, texts: torch.Tensor) -> N
     """Gives what stands behind the encoder its first weights, by the decoder's embeddings (V, E)
     and texts (n, length) of tokens. Marks begin as the texts' mean embedding.
     """
+    texts = texts.to(table.device)
     mean = table[texts.flatten()].mean(0)
     for name, weight in compressor.named_parameters(recurse=False):
         assert weight.shape == mean.shape, f"{name} is no row"
@@ -269,12 +270,13 @@ def begin(compressor: Compressor, table: torch.Tensor, texts: torch.Tensor) -> N
         return
     states, goals = [], []
     for row in texts:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(row.device.type, dtype=torch.bfloat16):
             states.append(compressor.encoded(row[None])[0].float())
-        goals.append(means(table[row][None], compressor.places(len(row)))[0])
+        places = compressor.places(len(row)).to(row.device)
+        goals.append(means(table[row][None], places)[0])
     x, y = torch.cat(states).double(), torch.cat(goals).double()
     products = x.T @ x
-    products += 1e-3 * products.diagonal().mean() * torch.eye(len(products), dtype=x.dtype)
+    products += 1e-3 * products.diagonal().mean() * torch.eye(len(products)).to(x)
     best = torch.linalg.solve(products, x.T @ y)
     # Of all projections over so few numbers the one that comes nearest to it.
     directions = torch.linalg.svd(x @ best, full_matrices=False).Vh[: compressor.shape.width]
@@ -301,10 +303,10 @@ def bits(
     nats = dict.fromkeys(("full", "none", "raw", "compressed"), 0.0)
     size = 0
     for text in texts:
-        ids = text[None]
+        ids = text[None].to(hf.device)
         goal = ids[:, length:]
         size += len(lm.decode(goal[0, 1:].tolist()).encode())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
             rows = compressor(ids[:, :length])
             kept = {"full": length, "none": 0, "raw": count}
             found = {
@@ -373,7 +375,7 @@ def train(
     texts = Texts.of(lm, documents, config)
     hf = copied(target).requires_grad_(False)
     torch.manual_seed(config.seed)
-    compressor = KINDS[config.kind](shape, body).requires_grad_(True)
+    compressor = KINDS[config.kind](shape, body).to(hf.device).requires_grad_(True)
     out.mkdir(parents=True, exist_ok=True)
     run = CompressorRun(out, config, compressor, hf)
     if not run.step:

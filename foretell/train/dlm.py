@@ -294,7 +294,7 @@ def own_answers(
     lm: Any, data: Examples, count: int, config: TrainDLM, telling: Telling = nullcontext
 ) -> list[Example]:
     """What a model that fills canvases answers to the prompts of these examples, one token a step
-    and the surest first.
+    and the surest first; without its end, which whoever learns from it adds, or cut.
     """
     found = []
     with telling() as tell:
@@ -304,7 +304,9 @@ def own_answers(
             options: dict[str, Any] = {"max_new_tokens": length, "temperature": 0.0}
             prompt = example.ids[: example.given].tolist()
             answer = lm.generate(prompt, method=f"confidence:block={config.certain}", **options)
-            found.append(Example(np.array([*prompt, *answer.tokens]), len(prompt)))
+            ended = answer.finish_reason == "stop"
+            tokens = answer.tokens[:-1] if ended else answer.tokens
+            found.append(Example(np.array([*prompt, *tokens]), len(prompt), cut=not ended))
             if tell is not None:
                 tell("answering", number + 1, count)
     return found
@@ -343,13 +345,15 @@ def kept(path: Path, made: Callable[[], list[Example]]) -> list[Example]:
             "ids": np.concatenate([text.ids for text in texts]).astype(np.int64),
             "starts": np.array([0, *lengths]).cumsum(),
             "given": np.array([text.given for text in texts]),
+            "cut": np.array([text.cut for text in texts]),
         }
         with whole(path) as part:
             save_file(arrays, part)
     found = load_file(path)
     starts = found["starts"]
-    spans = zip(starts[:-1], starts[1:], found["given"].tolist(), strict=True)
-    return [Example(found["ids"][low:high], given) for low, high, given in spans]
+    about = found["given"].tolist(), found["cut"].tolist()
+    spans = zip(starts[:-1], starts[1:], *about, strict=True)
+    return [Example(found["ids"][low:high], given, cut) for low, high, given, cut in spans]
 
 
 def adapters(config: TrainDLM) -> TrainAmateur:

@@ -16,6 +16,15 @@ def test_blocks_follow_the_first_mask() -> None:
     assert sheet.block(4) == (2, 6)
 
 
+def test_blocks_of_a_model_that_sees_whole_ones_are_counted_from_the_beginning() -> None:
+    sheet = Sheet([5, 6, 7, 8, *[MASKED] * 7], 4, aligned=True)
+    assert sheet.block(3) == (4, 6) and sheet.block(0) == (4, 11)
+    for place in (4, 5):
+        sheet.commit(place, 1, 0.5)
+    assert sheet.block(3) == (6, 9) and sheet.block(8) == (4, 8)
+    assert [sheet.block_number(place, 3) for place in (4, 6, 10)] == [1, 2, 3]
+
+
 def test_a_committed_token_is_not_changed_but_may_be_taken_back() -> None:
     sheet = Sheet([5, MASKED], 1)
     sheet.commit(1, 7, 0.5)

@@ -37,6 +37,9 @@ def test_heads_that_share_keys_stand_side_by_side() -> None:
     want = (x / total)[4:].mean(0)
     assert torch.allclose(shared(x, total, 3, False)[2], want, atol=1e-6)
     assert torch.allclose(shared(x, total, 3, True)[2, 0], want.sum(0), atol=1e-5)
+    # Sums that were taken in another order of dimensions, as those of few nodes are.
+    turned = total.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.allclose(shared(x, turned, 3, True)[2, 0], want.sum(0), atol=1e-5)
 
 
 @given(st.integers(0, 200), st.integers(1, 30), st.integers(1, 9), st.integers(1, 5))

@@ -215,9 +215,12 @@ def test_certainty_is_learnt_on_its_own_answers(
     lm = start()
     example = Lists(0)[3]
     prompt = example.ids[: example.given].tolist()
-    told = lm.generate(prompt, "confidence:block=8", max_new_tokens=8, temperature=0.0).tokens
+    told = lm.generate(prompt, "confidence:block=8", max_new_tokens=8, temperature=0.0)
     low, high = kept["starts"][3:5].tolist()
-    assert kept["ids"][low:high].tolist() == [*prompt, *told]
+    cut = told.finish_reason == "length"
+    own = told.tokens if cut else told.tokens[:-1]
+    assert kept["ids"][low:high].tolist() == [*prompt, *own]
+    assert kept["cut"][3] == cut
     monkeypatch.setattr(dlm, "own_answers", None)  # they are there
     train(tmp_path / "run", replace(config, examples=48), start(), own=40, quiet=True)
     assert [line["step"] for line in log(tmp_path / "run")] == [*range(1, 7)]
