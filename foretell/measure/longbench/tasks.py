@@ -28,6 +28,7 @@ from foretell.measure.longbench.texts import Counted
 
 QUESTIONS = 5  # of a context at most, as in SCBench
 MORE = 120  # tokens that are left of a length for the first question and its answer
+SPARES = (4, 16, 64)  # tokens by which a context is made shorter until it fits
 DEPTHS = (0.1, 0.5, 0.9, 0.3, 0.7)  # of needles, in this order
 KEYS = 8  # needles of the task `keys`
 
@@ -68,14 +69,15 @@ def item(task: str, seed: int, number: int, length: int, counted: Counted) -> It
     `length`: tokens of the context and a question with its answer. Raises BadConfig where the task
     does not fit into it.
     """
-    draw = random.Random(f"{seed} {task} {number} {length}")
-    made = TASKS[task].make(draw, number, length - MORE, counted)
-    if counted(made.context) + MORE > length:
-        raise BadConfig(
-            f"--lengths {length}: {task} does not fit; take at least "
-            f"{counted(made.context) + MORE} tokens"
-        )
-    return made
+    needed = 0
+    # A context may have more tokens than its parts, which are counted apart.
+    for spare in (0, *SPARES):
+        draw = random.Random(f"{seed} {task} {number} {length}")
+        made = TASKS[task].make(draw, number, length - MORE - spare, counted)
+        needed = counted(made.context) + MORE
+        if needed <= length:
+            return made
+    raise BadConfig(f"--lengths {length}: {task} does not fit; take at least {needed} tokens")
 
 
 def _ask(what: str, answer: str, start: str, wanted: Sequence[str] = ()) -> Turn:
