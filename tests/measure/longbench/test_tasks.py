@@ -56,8 +56,9 @@ def test_a_context_that_is_longer_than_its_parts_is_made_shorter(name: str) -> N
     def together(text: str) -> int:
         return counted(text) + (40 if len(text) > LENGTH else 0)
 
-    one = item(name, 0, 0, LENGTH, together)
-    assert together(one.context) + MORE <= LENGTH
+    for number in range(8):
+        one = item(name, 0, number, LENGTH, together)
+        assert together(one.context) + MORE <= LENGTH
 
 
 def test_needles_stand_at_their_depth_and_keys_all_in_one_text() -> None:
