@@ -54,7 +54,7 @@ def test_a_context_that_does_not_fit_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["pairs", "keys"])
 def test_a_context_that_is_longer_than_its_parts_is_made_shorter(name: str) -> None:
     def together(text: str) -> int:
-        return counted(text) + (40 if len(text) > LENGTH else 0)
+        return counted(text) + (60 if len(text) > 1000 else 0)
 
     for number in range(8):
         one = item(name, 0, number, LENGTH, together)
