@@ -182,7 +182,8 @@ class Remembering(Watching):
         cache.positions = None  # those that are left follow each other
         known = min(count, len(self.moved))
         at = torch.arange(first, first + count, device=cache.device)
-        at[:known] += self.moved[:known]
+        if known:
+            at[:known] += self.moved[:known]
         found, opening = {}, dict(self.opening)
         for layer, cached in enumerate(keys):
             if known:
