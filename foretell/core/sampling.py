@@ -1,9 +1,10 @@
 """From a row of logits to the target's law, as a function of the path that leads to the row.
 
 This file knows penalties, bans, temperature and filters, and the order they are applied in, which
-is transformers' (its own processors are used, so the same arguments mean the same law): penalties
-and bans, the user's processors, temperature, top-k, top-p, min-p, typical-p. Before temperature a
-constraint leaves the tokens that it allows. It knows no cache.
+is transformers' (its own processors are used, or ones that keep the same tokens, so the same
+arguments mean the same law): penalties and bans, the user's processors, temperature, top-k, top-p,
+min-p, typical-p. Before temperature a constraint leaves the tokens that it allows. It knows no
+cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers.generation import logits_process as hf
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadModel
+from foretell.ops.filters import TopP
 from foretell.ops.rows import Ids, firsts
 from foretell.policy.constraint import form_of, guide_of
 from foretell.text import stopped
@@ -54,7 +56,7 @@ class Sampler:
         filters = [
             (s.temperature not in (0, 1), hf.TemperatureLogitsWarper, float(s.temperature)),
             (0 < s.top_k < vocab, hf.TopKLogitsWarper, s.top_k),
-            (s.top_p < 1, hf.TopPLogitsWarper, s.top_p),
+            (s.top_p < 1, TopP, s.top_p),
             (s.min_p > 0, hf.MinPLogitsWarper, s.min_p),
             (s.typical_p < 1, hf.TypicalLogitsWarper, s.typical_p),
         ]

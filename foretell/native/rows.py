@@ -1,4 +1,4 @@
-"""Attention over listed rows of a cache, and the best of scores and logits, by the C library.
+"""Attention over listed rows of a cache, the best of scores and logits, and draws, in C.
 
 Tensors are of a CPU. Keys and values are float32 or bfloat16, and may be views whose rows' numbers
 lie beside each other; all sums are of float32.
@@ -130,3 +130,20 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.
         library.threads(),
     )
     return values, places.long(), log_sums
+
+
+def draw(weights: torch.Tensor, u: float) -> int:
+    """The first place at which the sum of weights (V,) float32 up to it is above `u`, in [0, 1), of
+    the whole sum; -1 where they have no finite sum above 0.
+    """
+    token: int = library.library().ft_draw(weights.data_ptr(), len(weights), u)
+    return token
+
+
+def nucleus(logits: torch.Tensor, share: float) -> torch.Tensor | None:
+    """The fewest largest of logits (V,) float32 whose chances reach `share`, and -inf in the place
+    of all others; None where rounding could decide which they are.
+    """
+    kept = torch.empty_like(logits)
+    found = library.library().ft_nucleus(logits.data_ptr(), len(logits), share, kept.data_ptr())
+    return kept if found else None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.ops.rows import firsts
+from foretell.native import rows as native
+from foretell.ops.rows import firsts, in_library
 
 if TYPE_CHECKING:
     from foretell.core.sampling import Target
@@ -25,6 +26,10 @@ def elsewhere(rows: torch.Tensor) -> bool:
 
 def draw(p: torch.Tensor, u: float) -> int:
     """The token at `u`, in [0, 1), of the law p (V,)."""
+    if in_library(p[None]):
+        token = native.draw(p, u)
+        if token >= 0:
+            return token
     sums = p.cumsum(0, dtype=torch.float64)
     token = int(torch.searchsorted(sums, u * float(sums[-1]), right=True))
     if token == len(p):  # the product was rounded up to the total

@@ -60,7 +60,7 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
     each. Which of equal values come first is not said.
     """
-    if _read_by_library(rows, k):
+    if 0 < k <= FEW and in_library(rows):
         values, places, _ = native.best(rows, min(k, rows.shape[1]))
     else:
         values, places = _best_by_torch(rows, k)
@@ -71,7 +71,7 @@ def best_and_log_sums(
     rows: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`best`, and the logs of the rows' sums of exponentials (N,)."""
-    if _read_by_library(rows, k):
+    if 0 < k <= FEW and in_library(rows):
         return native.best(rows, min(k, rows.shape[1]))
     return *_best_by_torch(rows, k), rows.logsumexp(-1)
 
@@ -84,12 +84,12 @@ def likeliest(scores: torch.Tensor) -> tuple[int, float]:
     return int(places), math.exp(float(values) - float(log_sums))
 
 
-def _read_by_library(rows: torch.Tensor, k: int) -> bool:
+def in_library(rows: torch.Tensor) -> bool:
+    """Whether the C library reads these rows (N, V) as they lie."""
     return (
         rows.dtype is torch.float32
         and rows.device.type == "cpu"
         and rows.stride(1) == 1
-        and 0 < k <= FEW
         and not rows.requires_grad
         and library.available()
     )

@@ -18,6 +18,8 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.core.verify import walk
 from foretell.measure.outcomes import Enumerator
+from foretell.native import library
+from foretell.native import rows as native
 from foretell.ops import draws
 from tests import tiny
 from tests.rules.tables import table
@@ -132,6 +134,27 @@ def test_a_step_waits_once(temperature: float) -> None:
         patch.setattr("foretell.core.verify.ahead", lambda *_: None)
         one = walk(TREE, made, Rng(seed), 0)
     assert waits.count > len(one.path) and one == outcome
+
+
+@given(st.integers(0, 999), st.integers(1, 700), st.integers(0, 64))
+def test_the_library_draws_as_torch_does(seed: int, width: int, part: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    # Sums of whole numbers are exact, so that a number may lie on the edge of a token.
+    law = torch.randint(0, 3, (width,), generator=source).float()
+    law[int(torch.randint(width, (), generator=source))] += 1
+    numbers = [part / 64 * (1 - 1e-16), min(part / 64, 1 - 1e-16), 1 - 1e-16]
+    found = [draws.draw(law, u) for u in numbers]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draws, "in_library", lambda rows: False)
+        assert found == [draws.draw(law, u) for u in numbers]
+    assert all(float(law[token]) > 0 for token in found)
+
+
+def test_a_law_without_a_sum_is_not_drawn_from_in_the_library() -> None:
+    if not library.available():
+        pytest.skip("no C library")
+    for law in (torch.zeros(5), torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.inf])):
+        assert native.draw(law, 0.5) == -1
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -1,9 +1,11 @@
-/* The best entries of rows of logits. */
+/* The best entries of rows of logits, those that hold a share, and tokens drawn from laws. */
 
 #include "foretell_native.h"
 #include "pool.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define SLICE 128 /* logits that are looked through one by one where one of them may be of use */
 
@@ -62,4 +64,153 @@ EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t l
     best_job job = {logits, stride, rows, length, wanted, values, places, log_sums};
     threads = threads < 1 ? 1 : threads > rows ? rows : threads;
     ft_run(best_work, &job, threads > MOST_THREADS ? MOST_THREADS : threads);
+}
+
+#define PART 256 /* weights whose sum is taken for itself */
+
+static double sum_of(const float *weights, int32_t count) {
+    double sums[8] = {0};
+    int32_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int j = 0; j < 8; j++)
+            sums[j] += weights[i + j];
+    for (; i < count; i++)
+        sums[0] += weights[i];
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+EXPORT int32_t ft_draw(const float *weights, int32_t length, double u) {
+    double total = 0, before = 0;
+    int32_t last = -1;
+    for (int32_t first = 0; first < length; first += PART)
+        total += sum_of(weights + first, first + PART < length ? PART : length - first);
+    if (!(total > 0) || isinf(total))
+        return -1;
+    const double wanted = u * total;
+    for (int32_t first = 0; first < length; first += PART) {
+        int32_t count = first + PART < length ? PART : length - first;
+        double with = before + sum_of(weights + first, count), reached = before;
+        if (with > wanted)
+            for (int32_t i = first; i < first + count; i++) {
+                reached += weights[i];
+                if (reached > wanted)
+                    return i;
+            }
+        before = with;
+    }
+    for (int32_t i = 0; i < length; i++) /* the product was rounded up to the total */
+        last = weights[i] != 0 ? i : last;
+    return last;
+}
+
+/* --- the fewest that hold a share */
+
+#define LEVELS 1024 /* equal steps of logits below the highest */
+#define CLOSE 2e-6  /* shares that sums in single precision may not tell apart: they err by 4e-7 */
+
+/* Logits by level: how many, and the sum of their exponentials. */
+typedef struct {
+    int32_t count[LEVELS];
+    double mass[LEVELS];
+} levels;
+
+static int falling(const void *one, const void *other) {
+    float a = *(const float *)one, b = *(const float *)other;
+    return (a < b) - (a > b);
+}
+
+/* The sum of exponentials of logits less the highest. */
+static double whole_sum(const float *logits, int32_t length, float highest) {
+    float chances[SLICE];
+    double sum = 0;
+    for (int32_t first = 0; first < length; first += SLICE) {
+        int32_t count = first + SLICE < length ? SLICE : length - first;
+        ft_chosen()->exponentials(logits + first, count, highest, chances);
+        sum += sum_of(chances, count);
+    }
+    return sum;
+}
+
+static int32_t level_of(float logit, float highest, float reach) {
+    float level = (highest - logit) * (LEVELS / reach);
+    return level < LEVELS ? (int32_t)level : LEVELS; /* LEVELS: lower than all of them */
+}
+
+static void count_levels(const float *logits, int32_t length, float highest, float reach,
+                         levels *of) {
+    float chances[SLICE];
+    memset(of, 0, sizeof *of);
+    for (int32_t first = 0; first < length; first += SLICE) {
+        int32_t count = first + SLICE < length ? SLICE : length - first;
+        if (ft_chosen()->top(logits + first, count) < highest - reach)
+            continue;
+        ft_chosen()->exponentials(logits + first, count, highest, chances);
+        for (int32_t i = 0; i < count; i++) {
+            int32_t level = level_of(logits[first + i], highest, reach);
+            if (level < LEVELS) {
+                of->count[level]++;
+                of->mass[level] += chances[i];
+            }
+        }
+    }
+}
+
+/* The logits of one level, the highest first; returns how many. */
+static int32_t list_level(const float *logits, int32_t length, float highest, float reach,
+                          int32_t level, float *found) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < length; i++)
+        if (level_of(logits[i], highest, reach) == level)
+            found[count++] = logits[i];
+    qsort(found, (size_t)count, sizeof(float), falling);
+    return count;
+}
+
+/* The lowest logit that is kept, where all that are kept are among the levels within `reach`;
+   NAN: they are not, or it is not certain. */
+static float lowest_kept(const float *logits, int32_t length, float highest, float reach,
+                         double wanted, double close) {
+    levels of;
+    double before = 0;
+    int32_t level = 0;
+    count_levels(logits, length, highest, reach, &of);
+    while (level < LEVELS && before + of.mass[level] < wanted)
+        before += of.mass[level++];
+    if (level == LEVELS)
+        return NAN;
+    float lowest = NAN, *own = malloc(4 * (size_t)of.count[level]);
+    if (!own)
+        return NAN;
+    int32_t count = list_level(logits, length, highest, reach, level, own);
+    for (int32_t i = 0; i < count; i++) {
+        double with = before + exp((double)own[i] - highest);
+        if (with >= wanted) {
+            int certain = wanted - before > close && with - wanted > close;
+            /* Of equal ones, which are of one level, it depends on how they are sorted. */
+            if (certain && (i + 1 == count || own[i] > own[i + 1]))
+                lowest = own[i];
+            break;
+        }
+        before = with;
+    }
+    free(own);
+    return lowest;
+}
+
+EXPORT int32_t ft_nucleus(const float *logits, int32_t length, double share, float *kept) {
+    const float highest = ft_chosen()->top(logits, length);
+    if (isinf(highest) || isnan(highest))
+        return 0;
+    const double total = whole_sum(logits, length, highest);
+    if (!(total >= 1) || isinf(total))
+        return 0;
+    float lowest = lowest_kept(logits, length, highest, 8, share * total, CLOSE * total);
+    if (isnan(lowest))
+        lowest = lowest_kept(logits, length, highest, 24, share * total, CLOSE * total);
+    if (isnan(lowest))
+        return 0;
+    for (int32_t i = 0; i < length; i++)
+        kept[i] = logits[i] >= lowest ? logits[i] : -INFINITY;
+    return 1;
 }

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 8
+#define FT_VERSION 9
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -221,6 +221,7 @@ typedef struct {
     void (*mix)(ft_attention *call, int32_t first, int32_t last);
     float (*top)(const float *logits, int32_t count);
     float (*sum_above)(const float *logits, int32_t count, float highest);
+    void (*exponentials)(const float *logits, int32_t count, float from, float *out);
     int32_t (*best)(const float *logits, int32_t count, float *chance);
     int64_t (*reading_bytes)(const ft_reading *reading);
     void (*read_listed)(const ft_reading *reading, int32_t node, int32_t first, int32_t last,
@@ -282,12 +283,19 @@ EXPORT void ft_products(const ft_reading *reading, int32_t threads);
    count); of equal ones the first. 0: no memory. */
 EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
                           int32_t *places, int32_t threads);
-/* Of each row of logits (rows, length), `stride` numbers apart, the `wanted` best, at most `length`,
-   with their places, best first and of equals the first, (rows, wanted) each; and the logs of the
-   rows' sums of exponentials (rows,). NaN has no place among them. */
+/* Of each row of logits (rows, length), `stride` numbers apart, the `wanted` best, at most
+   `length`, with their places, best first and of equals the first, (rows, wanted) each; and the
+   logs of the rows' sums of exponentials (rows,). NaN has no place among them. */
 EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
                     int32_t wanted, float *values, int32_t *places, float *log_sums,
                     int32_t threads);
+/* The first place at which the sum of weights (length,) up to it is above u times the whole sum,
+   the last that has any where rounding leaves none; -1: the sum is not above 0, or not finite. */
+EXPORT int32_t ft_draw(const float *weights, int32_t length, double u);
+/* The fewest largest of some logits (length,) whose chances reach `share`, as they are, and -inf in
+   the place of all others, kept (length,). 0: rounding could decide which they are, or the logits
+   have no chances. */
+EXPORT int32_t ft_nucleus(const float *logits, int32_t length, double share, float *kept);
 /* Of each group of 32 weights the whole number (96 to 127) that its largest should become for the
    least squared error, peaks (groups,). */
 EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32_t threads);

@@ -771,6 +771,20 @@ static float sum_above(const float *logits, int32_t count, float highest) {
     return sum;
 }
 
+/* Exponentials of some logits less `from`, out (count,) with room for a multiple of 16. */
+static void exponentials(const float *logits, int32_t count, float from, float *out) {
+    float part[16];
+    for (int32_t i = 0; i < count; i += 16) {
+        const float *own = logits + i;
+        if (i + 16 > count) {
+            for (int j = 0; j < 16; j++)
+                part[j] = i + j < count ? logits[i + j] : from;
+            own = part;
+        }
+        v_store(out + i, v_exp(v_sub(v_load(own), v_set(from))));
+    }
+}
+
 /* The first of the largest of some logits, and its chance under their softmax. */
 static int32_t best(const float *logits, int32_t count, float *chance) {
     enum { PART = 1024 };
