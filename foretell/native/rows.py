@@ -112,24 +112,26 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     return places
 
 
-def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `k` best of rows of logits (N, V) float32, best first and of equals the first, where they
-    stand (N, k each), and the logs of the rows' sums of exponentials (N,). V is at least k.
+def best(
+    rows: torch.Tensor, k: int, log_sums: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `k` best of rows of logits (N, V) float32, best first and of equals the first, and where
+    they stand (N, k each). V is at least k. Into `log_sums` (N,) float32 go the logs of the rows'
+    sums of exponentials.
     """
     count, width = rows.shape
     values = torch.empty(count, k)
     places = torch.empty(count, k, dtype=torch.int32)
-    log_sums = torch.empty(count)
     library.library().ft_best(
         rows.data_ptr(),
         rows.stride(0),
         *(count, width, k),
         values.data_ptr(),
         places.data_ptr(),
-        log_sums.data_ptr(),
+        library.address(log_sums),
         library.threads(),
     )
-    return values, places.long(), log_sums
+    return values, places.long()
 
 
 def draw(weights: torch.Tensor, u: float) -> int:

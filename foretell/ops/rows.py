@@ -61,10 +61,8 @@ def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     each. Which of equal values come first is not said.
     """
     if 0 < k <= FEW and in_library(rows):
-        values, places, _ = native.best(rows, min(k, rows.shape[1]))
-    else:
-        values, places = _best_by_torch(rows, k)
-    return values, places
+        return native.best(rows, min(k, rows.shape[1]))
+    return _best_by_torch(rows, k)
 
 
 def best_and_log_sums(
@@ -72,7 +70,8 @@ def best_and_log_sums(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`best`, and the logs of the rows' sums of exponentials (N,)."""
     if 0 < k <= FEW and in_library(rows):
-        return native.best(rows, min(k, rows.shape[1]))
+        log_sums = torch.empty(len(rows))
+        return *native.best(rows, min(k, rows.shape[1]), log_sums), log_sums
     return *_best_by_torch(rows, k), rows.logsumexp(-1)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, BadFile
 from foretell.families.learning import copied
 from foretell.families.masked import OURS
 from foretell.ops.devices import check_device
@@ -337,7 +337,10 @@ def export(reader: Reader, tokenizer: Any, folder: Path) -> None:
 
 
 def kept(path: Path, made: Callable[[], list[Example]]) -> list[Example]:
-    """The texts in a file, which are made and written first where it is not there."""
+    """The texts in a file, which are made and written first where it is not there.
+
+    Raises BadFile for one of an earlier version, which does not say where answers were cut.
+    """
     if not path.exists():
         texts = made()
         lengths = [len(text.ids) for text in texts]
@@ -350,6 +353,8 @@ def kept(path: Path, made: Callable[[], list[Example]]) -> list[Example]:
         with whole(path) as part:
             save_file(arrays, part)
     found = load_file(path)
+    if "cut" not in found:
+        raise BadFile(f"{path}: is of an earlier version; remove it, and it is made again")
     starts = found["starts"]
     about = found["given"].tolist(), found["cut"].tolist()
     spans = zip(starts[:-1], starts[1:], *about, strict=True)

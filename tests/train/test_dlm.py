@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import foretell
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, BadFile
 from foretell.families.canvas import Denoiser
 from foretell.ops.canvas import MASKED, look
 from foretell.train import dlm
@@ -226,6 +226,13 @@ def test_certainty_is_learnt_on_its_own_answers(
     assert [line["step"] for line in log(tmp_path / "run")] == [*range(1, 7)]
     model: Any = foretell.load(tmp_path / "run" / "model", dtype="float32").models["target"]
     assert (model.mask_id, model.shift) == (1, 0), "it fills canvases as it did"
+
+
+def test_own_answers_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file({"ids": torch.arange(3), "starts": torch.tensor([0, 3])}, path)
+    with pytest.raises(BadFile, match="earlier version; remove it"):
+        dlm.kept(path, list)
 
 
 def words(text: Example) -> str:

@@ -51,6 +51,8 @@ static void best_work(ft_team *team, int thread, void *argument) {
             places[i] = i < found ? places[i] : 0;
             values[i] = i < found ? logits[places[i]] : NAN;
         }
+        if (!job->log_sums)
+            continue;
         float highest = values[0];
         if (!isinf(highest))
             highest += logf(ft_chosen()->sum_above(logits, job->length, highest));
@@ -107,6 +109,8 @@ EXPORT int32_t ft_draw(const float *weights, int32_t length, double u) {
 /* --- the fewest that hold a share */
 
 #define LEVELS 1024 /* equal steps of logits below the highest */
+#define NEAR 8      /* nats below the highest that mostly hold the share: then levels are narrow */
+#define FAR 24
 #define CLOSE 2e-6  /* shares that sums in single precision may not tell apart: they err by 4e-7 */
 
 /* Logits by level: how many, and the sum of their exponentials. */
@@ -167,8 +171,8 @@ static int32_t list_level(const float *logits, int32_t length, float highest, fl
     return count;
 }
 
-/* The lowest logit that is kept, where all that are kept are among the levels within `reach`;
-   NAN: they are not, or it is not certain. */
+/* The lowest logit that is kept; -INFINITY: some that are kept lie beyond `reach` of the highest;
+   NAN: it is not certain. */
 static float lowest_kept(const float *logits, int32_t length, float highest, float reach,
                          double wanted, double close) {
     levels of;
@@ -178,7 +182,7 @@ static float lowest_kept(const float *logits, int32_t length, float highest, flo
     while (level < LEVELS && before + of.mass[level] < wanted)
         before += of.mass[level++];
     if (level == LEVELS)
-        return NAN;
+        return -INFINITY;
     float lowest = NAN, *own = malloc(4 * (size_t)of.count[level]);
     if (!own)
         return NAN;
@@ -205,10 +209,10 @@ EXPORT int32_t ft_nucleus(const float *logits, int32_t length, double share, flo
     const double total = whole_sum(logits, length, highest);
     if (!(total >= 1) || isinf(total))
         return 0;
-    float lowest = lowest_kept(logits, length, highest, 8, share * total, CLOSE * total);
-    if (isnan(lowest))
-        lowest = lowest_kept(logits, length, highest, 24, share * total, CLOSE * total);
-    if (isnan(lowest))
+    float lowest = lowest_kept(logits, length, highest, NEAR, share * total, CLOSE * total);
+    if (lowest == -INFINITY)
+        lowest = lowest_kept(logits, length, highest, FAR, share * total, CLOSE * total);
+    if (!isfinite(lowest))
         return 0;
     for (int32_t i = 0; i < length; i++)
         kept[i] = logits[i] >= lowest ? logits[i] : -INFINITY;

@@ -285,7 +285,7 @@ EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, in
                           int32_t *places, int32_t threads);
 /* Of each row of logits (rows, length), `stride` numbers apart, the `wanted` best, at most
    `length`, with their places, best first and of equals the first, (rows, wanted) each; and the
-   logs of the rows' sums of exponentials (rows,). NaN has no place among them. */
+   logs of the rows' sums of exponentials (rows,), NULL: not wanted. NaN has no place among them. */
 EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
                     int32_t wanted, float *values, int32_t *places, float *log_sums,
                     int32_t threads);
