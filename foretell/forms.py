@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.ops.endings import Endings, Search, Spellings
 from foretell.ops.paths import common
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Grammars:
                 known.uses += 1
                 self._compiled.move_to_end(key)
                 return known
-        grammar = Grammar(self._matcher(*key), name, self.vocab, self._ends())
+        endings = self._endings(self._matcher(*key))
+        grammar = Grammar(self._matcher(*key), name, self.vocab, self._ends(), endings)
         start = grammar.matcher.deep_copy()
         start.compute_bitmask()
         nothing = start.is_error() and start.get_error().startswith("NoExtension")
@@ -132,6 +134,23 @@ class Grammars:
                 f"({first_line(error)}); save it as tokenizer.json"
             ) from error
 
+    def _endings(self, matcher: LLMatcher) -> Endings:
+        with self._reading:
+            spellings = self._spellings
+        search = Search(spellings, self._tokens.eos_token)
+        return Endings(search, search.begin(matcher))
+
+    @cached_property
+    def _spellings(self) -> Spellings:
+        """The bytes of the tokens; specials have none. Takes some 50 ms."""
+        tokens = self._tokens
+        return Spellings(
+            [
+                b"" if tokens.is_special_token(token) else tokens.decode_bytes([token])
+                for token in range(self.vocab)
+            ]
+        )
+
     def _ends(self) -> list[int]:
         """Ids that stand for an end with llguidance."""
         return [token for token in self._tokens.eos_tokens if token < self.vocab]
@@ -140,12 +159,17 @@ class Grammars:
 class Grammar:
     """A compiled form; a Constraint."""
 
-    def __init__(self, matcher: LLMatcher, name: str, vocab: int, ends: Sequence[int]):
-        """`matcher`: at the beginning, where it stays; `name`: of the argument, for errors."""
+    def __init__(
+        self, matcher: LLMatcher, name: str, vocab: int, ends: Sequence[int], endings: Endings
+    ):
+        """`matcher`: at the beginning, where it stays, as `endings` does; `name`: of the argument,
+        for errors.
+        """
         self.matcher = matcher
         self.name = name
         self.vocab = vocab
         self.ends = list(ends)
+        self.endings = endings
         self.usable = True  # for new requests: no matcher has failed
         self.uses = 0
 
@@ -170,6 +194,7 @@ class Matcher:
         self.passed: set[int] = set()  # tokens of which it is known without
         self.unmasked = 0  # questions since there were bits
         self.aside: list[tuple[LLMatcher, list[int]]] = []  # copies, with their paths
+        self.endings = grammar.endings.anew()
 
     def permits(self, output: Sequence[int]) -> bool:
         kept = self._turn(output)
@@ -251,6 +276,12 @@ class Matcher:
 
     def forced(self, output: Sequence[int]) -> list[int]:
         return self.matcher.compute_ff_tokens() if self.permits(output) else []
+
+    def ending(self, output: Sequence[int]) -> list[int] | None:
+        return self.endings.after(output)
+
+    def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
+        return self.endings.within(output, token, room)
 
     def _check(self) -> None:
         """Raises BadConfig where the grammar became too large to go on in."""

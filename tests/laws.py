@@ -123,6 +123,11 @@ class Setting:
         """The tokens after which a text that began with `output` can still match the form."""
         return [token for token in range(vocab) if can_match(self.form, vocab, *output, token)]
 
+    def in_time(self, output: Sequence[int], vocab: int, token: int) -> bool:
+        """Whether a text that began with these can still match the form at the length limit."""
+        text = *output, token
+        return can_match(self.form, vocab, *text, within=self.sampling.max_new_tokens - len(text))
+
     def whole(self, output: Sequence[int]) -> bool:
         """Whether the text may end here."""
         return re.fullmatch(self.form, spell(output)) is not None
@@ -133,9 +138,9 @@ class Setting:
 
 
 @cache
-def can_match(form: str, vocab: int, *output: int) -> bool:
+def can_match(form: str, vocab: int, *output: int, within: int = REACH) -> bool:
     """Whether a text that matches the form begins with `output`, by trying all endings."""
-    for length in range(REACH + 1):
+    for length in range(min(within, REACH) + 1):
         for rest in itertools.product(range(vocab), repeat=length):
             if re.fullmatch(form, spell([*output, *rest])):
                 return True
@@ -220,8 +225,12 @@ def expected_law(
             scores[t] = -math.inf
     if setting.form:
         possible = set(setting.follows(output, len(scores)))
+        in_time = {token for token in possible if setting.in_time(output, len(scores), token)}
         if setting.whole(output):
             possible |= {*setting.eos, *s.stop_token_ids}
+            in_time |= {*setting.eos, *s.stop_token_ids}
+        if any(scores[token] > -math.inf for token in in_time):
+            possible = in_time
         scores = [x if t in possible else -math.inf for t, x in enumerate(scores)]
     if s.temperature == 0:
         best = scores.index(max(scores))

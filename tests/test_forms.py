@@ -260,6 +260,44 @@ def test_a_form_that_is_whole_before_the_least_length_ends_all_the_same() -> Non
     assert output.text == "no" and output.finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [
+        *itertools.product([*METHODS, "best-of:n=2", "awrs:n=2"], [0.0, 1.0]),
+        ("beam:width=2", 0.0),
+    ],
+)
+def test_a_form_ends_before_the_length_does(method: str, temperature: float) -> None:
+    """However short it is, if only the shortest text fits."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "string"}}, "b": {}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    shortest = grammars().compile({"json_schema": schema}).track().ending(())
+    assert shortest is not None
+    for most in (len(shortest), len(shortest) + 1, len(shortest) + 9, 40):
+        options = {"temperature": temperature, "max_new_tokens": most, "seed": most}
+        output = lm().generate('{"a":["a', method, json_schema=schema, **options)
+        assert isinstance(json.loads(output.text)["a"], list)
+        assert len(output.tokens) <= most and output.finish_reason == "stop"
+        drafted = lm().generate('{"a":["a', METHODS[1], json_schema=schema, **options)
+        if method == "plain":
+            assert drafted.tokens == output.tokens
+    cut = lm().generate('{"a":["a', method, json_schema=schema, max_new_tokens=len(shortest) - 1)
+    assert cut.finish_reason == "length"
+
+
+def test_an_ending_is_drafted_at_once() -> None:
+    form = {"regex": "(x y )+(one two three four five six seven)"}
+    plain = lm().generate("x y", "plain", **form, max_new_tokens=40)
+    drafted = lm().generate("x y", "ngram:k=3,nodes=6", **form, max_new_tokens=40)
+    assert drafted.tokens == plain.tokens and plain.text.endswith("seven")
+    assert "constraint" in drafted.draft
+    assert drafted.stats.steps < plain.stats.steps
+
+
 def test_lengths_and_stops_cut_a_form() -> None:
     cut = lm().generate("The", "plain", regex="a{50}", max_new_tokens=4)
     assert set(cut.text) == {"a"} and cut.finish_reason == "length" and len(cut.tokens) == 4

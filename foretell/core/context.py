@@ -72,9 +72,13 @@ class Context:
         self.kept_taps = tuple(sorted({tap for name in asked for tap in models[name].feeds}))
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
-        sampler = Sampler(request.sampling, request.prompt, engine.eos, target.vocab, request.text)
         prompt = list(request.prompt)
         limit = min(len(prompt) + request.sampling.max_new_tokens, longest(request.policy, target))
+        if request.room is not None:
+            limit = min(limit, request.room.length)
+        eos, vocab = engine.eos, target.vocab
+        room = limit - len(prompt)
+        sampler = Sampler(request.sampling, prompt, eos, vocab, request.text, room)
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
         self.door: Door = request.rng or Rng(request.sampling.seed)
         self.rng = self.door

@@ -137,7 +137,8 @@ def on_open(engine: Host, live: Live, task: Task, message: Open) -> None:
     if not message.quiet:
         limit = min(limit, len(tokens) + request.sampling.max_new_tokens)
     vocab = ctx.models["target"].vocab
-    sampler = Sampler(request.sampling, tokens, engine.eos, vocab, request.text)
+    room = limit - len(tokens)
+    sampler = Sampler(request.sampling, tokens, engine.eos, vocab, request.text, room)
     task.wake(live.new_branch(Branch(tokens, [], sampler, limit, message.quiet)))
 
 

@@ -29,7 +29,8 @@ Text = Callable[[Sequence[int]], str]
 class Sampler:
     """The law of one branch, and where it ends.
 
-    `prompt`: its token ids; `eos`: ids that end it; `text(tokens)` decodes, for stop strings.
+    `prompt`: its token ids; `eos`: ids that end it; `text(tokens)` decodes, for stop strings;
+    `longest`: tokens that may follow the prompt, max_new_tokens where nothing else is said.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Sampler:
         eos: Sequence[int],
         vocab: int,
         text: Text | None = None,
+        longest: int | None = None,
     ):
         self.sampling = s = sampling
+        longest = s.max_new_tokens if longest is None else longest
         self.text = text
         self.prompt = list(prompt)
         self.vocab = vocab
@@ -64,7 +67,7 @@ class Sampler:
         self.processors += s.path_processors(self.prompt, self.stops, text)
         self.warpers: list[Any] = [make(value) for wanted, make, value in filters if wanted]
         self.greedy = s.temperature == 0
-        self.guide = guide_of(form_of(s), s.constraint, self.stops)
+        self.guide = guide_of(form_of(s), s.constraint, self.stops, longest)
         # Whether the row alone decides the law, whatever tokens stand before it.
         self.plain = not (self.processors or self.guide)
         self._ids = Ids()

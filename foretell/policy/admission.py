@@ -66,9 +66,6 @@ class Admission:
                 break
             waiting.remove(first)
             first.paused = False
-            if first.ctx.request.room is not None:
-                branch = first.ctx.branches[0]
-                branch.limit = min(branch.limit, first.ctx.request.room.length)
             running.append(first)
             used += needed
             self.served[first.ctx.request.tenant] += len(first.ctx.request.prompt)

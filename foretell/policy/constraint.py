@@ -18,6 +18,8 @@ from foretell.errors import BadConfig
 if TYPE_CHECKING:
     import torch
 
+MARGIN = 32  # tokens of room beside an ending, below which it is seen to that the text can end
+LOOKED_AT = 64  # tokens at one place then, the best ones
 TEXT = "a text that is not empty"
 FORMS: dict[str, tuple[Any, str]] = {  # what the form of a text may be given by
     "json_schema": ((Mapping, str, bool), "True, or a JSON schema as a mapping or a text"),
@@ -50,6 +52,16 @@ class Constraint(Protocol):
 
     def track(self) -> Tracker:
         """What one branch asks."""
+
+
+class EndingTracker(Tracker, Protocol):
+    """A tracker that knows how its texts may end, so that they do before their length runs out."""
+
+    def ending(self, output: Sequence[int]) -> Sequence[int] | None:
+        """Tokens that make an allowed text of these, as few as it finds; None: it finds none."""
+
+    def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
+        """Whether it finds an ending of at most `room` tokens behind `output` and a token."""
 
 
 class AskingTracker(Tracker, Protocol):
@@ -128,6 +140,7 @@ def guide_of(
     form: Mapping[str, Any],
     constraint: Constraint | TextConstraint | None,
     stops: Collection[int],
+    longest: float,
 ) -> Guide | None:
     """The guide of one branch; None: its text is free.
 
@@ -136,18 +149,26 @@ def guide_of(
     if isinstance(constraint, TextConstraint):
         form = {"constraint": constraint}
     elif constraint is not None:
-        return Guide(constraint.track(), stops)
+        return Guide(constraint.track(), stops, longest)
     for name in form:
         raise BadConfig(f"{name}: only LM.generate, which has a tokenizer, takes it")
     return None
 
 
 class Guide:
-    """The constraint of one branch and the tokens that end its text, `stops`."""
+    """The constraint of one branch, the tokens that end its text, `stops`, and how many tokens it
+    may have, `longest`.
 
-    def __init__(self, tracker: Tracker, stops: Collection[int]):
+    Where a text is about to reach that length, only tokens may follow behind which an ending still
+    fits, if the tracker is an EndingTracker and finds one. Nothing is looked at before `longest` is
+    near, so that what opens more than MARGIN tokens can close may still be cut.
+    """
+
+    def __init__(self, tracker: Tracker, stops: Collection[int], longest: float = math.inf):
         self.tracker = tracker
         self.stops = list(stops)
+        self.longest = longest
+        self.ending = getattr(tracker, "ending", None)
 
     def permits(self, output: Sequence[int]) -> bool:
         """Whether an allowed text begins with these tokens, the last of which may end it."""
@@ -164,7 +185,8 @@ class Guide:
             return True
         alone: Callable[[Sequence[int], int], bool] | None
         alone = getattr(self.tracker, "may_follow", None)
-        return self.tracker.permits([*output, token]) if alone is None else alone(output, token)
+        follows = self.tracker.permits([*output, token]) if alone is None else alone(output, token)
+        return follows and (self._closing(output) is None or self._in_time(output, token))
 
     def drafts(self, output: Sequence[int]) -> bool:
         """As `permits`, without waiting for it: True where that takes long to know."""
@@ -193,4 +215,52 @@ class Guide:
         allowed = self.tracker.allowed(output)
         if self.tracker.whole(output):
             allowed[self.stops] = True
-        return scores.where(allowed.to(scores.device), -math.inf)
+        scores = scores.where(allowed.to(scores.device), -math.inf)
+        ending = self._closing(output)
+        return scores if ending is None else self._in_time_only(scores, output, ending)
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        """Tokens that follow for lack of a choice, or of room for much else; none otherwise."""
+        forced = self.tracker.forced(output)
+        ending = None if forced else self._closing(output)
+        if ending is not None and len(ending) == self.longest - len(output):
+            return list(ending)
+        return forced
+
+    def _closing(self, output: Sequence[int]) -> Sequence[int] | None:
+        """The ending of a text whose length runs out; None: it goes on freely, or finds none."""
+        if self.ending is None:
+            return None
+        ending: Sequence[int] | None = self.ending(output)
+        if ending is None:
+            return None
+        spare = self.longest - len(output) - len(ending)
+        return ending if 0 <= spare <= MARGIN else None
+
+    def _in_time(self, output: Sequence[int], token: int) -> bool:
+        """Whether the text can be whole in time behind `output` and a token that may follow."""
+        if token in self.stops and self.tracker.whole(output):
+            return True
+        tracker: Any = self.tracker
+        return bool(tracker.ends_within(output, token, int(self.longest) - len(output) - 1))
+
+    def _in_time_only(
+        self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int]
+    ) -> torch.Tensor:
+        """The scores of the best tokens behind which the text can end in time, and of the first of
+        `ending`; as they are where these have no chance.
+        """
+        best = [] if not ending else [ending[0]]
+        best += scores.topk(min(LOOKED_AT, len(scores))).indices.tolist()
+        possible = (scores[best] > -math.inf).tolist()
+        kept = {
+            token
+            for token, can in zip(best, possible, strict=True)
+            if can and self._in_time(output, token)
+        }
+        if not kept:
+            return scores
+        places = sorted(kept)
+        left = scores.new_full(scores.shape, -math.inf)
+        left[places] = scores[places]
+        return left

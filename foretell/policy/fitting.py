@@ -32,6 +32,6 @@ def fitting(ctx: Context, tree: TokenTree, whole: bool, free: bool) -> TokenTree
         tree = tree.keep(kept[1:])
     if free and (len(tree) == 1 or "tree" in ctx.models["target"].caps):
         node = 0
-        for token in guide.tracker.forced(ctx.output)[: min(FORCED, ctx.depth)]:
+        for token in guide.forced(ctx.output)[: min(FORCED, ctx.depth)]:
             node = tree.add(node, token, value=1.0, source="constraint")
     return tree

@@ -135,7 +135,7 @@ class Awrs(Strategy):
             return guide.may_follow(output, token)
 
         def allowed() -> torch.Tensor:
-            return guide.masked(torch.zeros_like(row), output) > -math.inf
+            return guide.masked(row, output) > -math.inf
 
         law = free.law(row, output).double()
         trial = Trial(law / law.sum(), draw, passes, allowed, self.refusals)

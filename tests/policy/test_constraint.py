@@ -11,7 +11,7 @@ from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.policy.constraint import Guide
+from foretell.policy.constraint import MARGIN, Guide
 
 VOCAB = 6
 END = 5
@@ -103,3 +103,65 @@ def test_a_stop_token_that_a_form_needs_may_stand_where_it_needs_it() -> None:
     guide = Guide(TEXTS, [4])
     assert (guide.masked(torch.zeros(VOCAB), [1]) > -torch.inf).nonzero()[:, 0].tolist() == [2, 4]
     assert (guide.masked(torch.zeros(VOCAB), [1, 2]) > -torch.inf).tolist()[4]
+
+
+class Closing(Listed):
+    """Texts whose endings are known."""
+
+    def ending(self, output: Sequence[int]) -> list[int] | None:
+        rests = [text[len(output) :] for text in self.texts if text[: len(output)] == list(output)]
+        return min(rests, key=len, default=None)
+
+    def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
+        ending = self.ending([*output, token])
+        return ending is not None and len(ending) <= room
+
+
+def following(guide: Guide, output: Sequence[int], row: torch.Tensor | None = None) -> list[int]:
+    """The tokens that have a chance behind `output`, which two functions agree about."""
+    scores = guide.masked(torch.zeros(VOCAB) if row is None else row, output)
+    found = (scores > -torch.inf).nonzero()[:, 0].tolist()
+    if row is None:
+        asked = [token for token in range(VOCAB) if guide.may_follow(output, token)]
+        assert asked == found
+    return found
+
+
+def test_a_text_whose_length_runs_out_goes_where_it_can_still_end() -> None:
+    texts = Closing([1, 2], [1, 2, 3, 3, 3], [1, 4, 4], [3])
+    for longest, behind in ((1, [3]), (2, [1, 3]), (5, [1, 3])):
+        assert following(Guide(texts, [END], longest), []) == behind
+    assert following(Guide(texts, [END], 2), [1]) == [2]
+    assert following(Guide(texts, [END], 3), [1]) == [2, 4]
+    assert following(Guide(texts, [END], 3), [1, 2]) == [END]
+    assert following(Guide(texts, [END], 5), [1, 2]) == [3, END]
+    assert Guide(texts, [END], 5).forced([1, 2, 3]) == [3, 3]
+
+
+def test_a_text_that_cannot_end_in_time_goes_on_as_it_would() -> None:
+    texts = Closing([1, 2, 2, 2], [1, 4, 4, 4])
+    assert following(Guide(texts, [END], 3), [1]) == [2, 4]
+    banned = torch.zeros(VOCAB).index_fill(0, torch.tensor([3]), -torch.inf)
+    short = Closing([3], [1, 2])
+    assert following(Guide(short, [END], 1), [], banned) == [1], "the one that fits is banned"
+    assert following(Guide(short, [END], 1), []) == [3]
+
+
+def test_nothing_is_asked_while_there_is_room() -> None:
+    class Counting(Closing):
+        def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
+            asked.append(token)
+            return super().ends_within(output, token, room)
+
+    asked: list[int] = []
+    texts = Counting([1, 2], [1, 4, 4])
+    assert following(Guide(texts, [END], 3 + MARGIN), []) == [1] and not asked
+    assert following(Guide(texts, [END], 2 + MARGIN), []) == [1] and asked
+
+
+def test_of_many_tokens_the_best_are_asked_about_and_the_ending_is_among_them() -> None:
+    texts = Closing([0], *([token, token] for token in range(VOCAB)))
+    row = -torch.arange(VOCAB).float().flip(0)
+    guide = Guide(texts, [END], 1)
+    assert following(guide, [], row) == [0]
+    assert following(Guide(texts, [END], 2), [], row) == list(range(VOCAB))

@@ -214,18 +214,30 @@ def test_a_cut_text_counts_nothing_and_is_the_answer_only_if_all_were_cut() -> N
     cut = run(Awrs(3), letters("aa(a|b)b", 3))
     assert cut.reason == "length" and {score for _, score, _ in cut.answers} == {-math.inf}
     seen = set()
+    constraint = Listed([0, 0], [1, 2, 1])  # which knows no ending of its texts
     for seed in range(12):
-        wanted = setting()
-        wanted = dataclasses.replace(
-            wanted, sampling=dataclasses.replace(wanted.sampling, seed=seed)
-        )
-        live = run(Awrs(4), wanted)
+        sampling = Sampling(temperature=1.0, constraint=constraint, seed=seed, max_new_tokens=2)
+        live = run(Awrs(4), laws.Setting(sampling, vocab=6))
         for tokens, score, _ in live.answers:
-            broken = tokens == [0, 1] or tokens == [1, 1]
+            broken = tokens == [1, 2]
             assert (score == -math.inf) == broken
             seen.add(broken)
-        assert live.answers[0][1] > -math.inf
+        assert live.answers[0][1] > -math.inf or len(live.answers) == 4
     assert seen == {True, False}
+
+
+def test_texts_end_in_time_with_the_weights_of_those_that_fit() -> None:
+    """Behind ab one letter more is needed, which has no room."""
+    seen = set()
+    for seed in range(12):
+        wanted = setting()
+        sampling = dataclasses.replace(wanted.sampling, seed=seed)
+        for tokens, score, _ in run(
+            Awrs(4), dataclasses.replace(wanted, sampling=sampling)
+        ).answers:
+            assert score > -math.inf and tuple(tokens) in free(wanted)
+            seen.add(tuple(tokens))
+    assert (0, 1) not in seen and len(seen) > 2
 
 
 def test_a_particle_that_nothing_can_follow_is_left_out() -> None:
