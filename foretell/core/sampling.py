@@ -97,8 +97,11 @@ class Sampler:
         text = [*output, *tree.tokens_to(node)]
         return (self.guide is not None and not self.guide.permits(text)) or self.ended(text)
 
-    def scores(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-        """Processed logits (V,) after the tokens `output`, before temperature and filters."""
+    def scores(self, row: torch.Tensor, output: Sequence[int], best: bool = False) -> torch.Tensor:
+        """Processed logits (V,) after the tokens `output`, before temperature and filters.
+
+        `best`: only the best of them is looked at, which may save work.
+        """
         scores = row
         if self.processors:
             ids = self._ids.of([*self.prompt, *output]).to(row.device)
@@ -107,11 +110,11 @@ class Sampler:
             if scores.shape != row.shape:
                 shapes = f"{tuple(scores.shape)} for {tuple(row.shape)}"
                 raise BadConfig(f"logits_processors: one returned shape {shapes}; keep the shape")
-        return scores if self.guide is None else self.guide.masked(scores, output)
+        return scores if self.guide is None else self.guide.masked(scores, output, best)
 
     def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Probabilities (V,) of the token after `output`; one-hot on the best at temperature 0."""
-        scores = self.scores(row, output)
+        scores = self.scores(row, output, self.greedy)
         if self.greedy:
             p = torch.zeros_like(scores)
             p[self.best(scores, row)] = 1
@@ -181,7 +184,7 @@ class Target:
     def best(self, node: int) -> int:
         """The greedy token after `node`, ties to the lowest id, as everywhere."""
         row = self.rows[node]
-        return self.sampler.best(self.sampler.scores(row, self.path(node)), row)
+        return self.sampler.best(self.sampler.scores(row, self.path(node), True), row)
 
     def fault(self, node: int) -> BadConfig | BadModel:
         """Whose fault it is that `node` has no law."""

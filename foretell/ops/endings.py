@@ -23,7 +23,6 @@ STEPS = 64  # further on: from there to one that is known
 FAR = 16  # of these, those that nothing speaks for but their length
 SKIPPED = 8  # tokens of a known ending that a text may have gone past at once
 KEPT = 64  # texts whose endings are kept
-UNMASKED = 8  # questions between two masks: llguidance limits the work between them
 # What is tried first, and last: by the first byte of a token.
 CLOSING = b"}])>,:;0123456789\"'."
 OPENING = b"(<[{ \t\r\n"
@@ -66,11 +65,13 @@ class Spellings:
 
 @dataclass(frozen=True)
 class Place:
-    """Behind some text: the matcher there, the tokens that may follow as bits, and an ending."""
+    """Behind some text: the matcher there and an ending; without one the tokens that may follow,
+    as bits.
+    """
 
     matcher: LLMatcher
-    bits: bytes
     ending: list[int] | None
+    bits: bytes = b""
 
 
 class Endings:
@@ -127,39 +128,49 @@ class Search:
 
     def begin(self, matcher: LLMatcher) -> Place:
         """Before any text. `matcher`: of a grammar that nothing else asks, since it gives up, with
-        all of its copies, where it is asked too much.
+        all of its copies, where it is asked too much between two masks.
         """
-        bits = matcher.compute_bitmask()
         ending = self._found(matcher, [], LONGEST)
-        return Place(matcher, bits, ending and self._without_detours(matcher, ending))
+        if ending is None:
+            return Place(matcher, None, matcher.compute_bitmask())
+        return Place(matcher, self._without_detours(matcher, ending))
 
     def step(self, before: Place, token: int) -> Place:
         """One token on."""
         matcher = before.matcher.deep_copy()
         matcher.consume_token(token)
-        bits = matcher.compute_bitmask()
-        known = before.ending
-        if known and token == known[0]:
-            return Place(matcher, bits, known[1:])
-        if known is None and bits == before.bits:  # nothing shows that there is one now
-            return Place(matcher, bits, None)
-        return Place(matcher, bits, self._found(matcher, known or [], STEPS))
+        ending = self._still(before, token, matcher)
+        if ending is None and self._new(before, matcher):
+            ending = self._found(matcher, before.ending or [], STEPS)
+        return Place(matcher, ending, matcher.compute_bitmask() if ending is None else b"")
 
     def ends_within(self, before: Place, token: int, room: int) -> bool:
         """Whether the ending that `step` would find has at most `room` tokens."""
-        known = before.ending
-        if known and token == known[0]:
-            return len(known) - 1 <= room
         matcher = before.matcher.deep_copy()
         matcher.consume_token(token)
-        if known is None and matcher.compute_bitmask() == before.bits:
-            return False
-        ending = self._walk(matcher, known or [], min(room, STEPS), False)
+        ending = self._still(before, token, matcher)
+        if ending is None and self._new(before, matcher):
+            ending = self._walk(matcher, before.ending or [], min(room, STEPS), False)
         return ending is not None and len(ending) <= room
 
     def ends(self, matcher: LLMatcher, tokens: list[int]) -> bool:
         """Whether these tokens end the text."""
         return bool(matcher.validate_tokens([*tokens, self.end]) == len(tokens) + 1)
+
+    def _still(self, before: Place, token: int, matcher: LLMatcher) -> list[int] | None:
+        """An ending behind `token`, where `matcher` stands, if the one before it shows one."""
+        known = before.ending
+        if matcher.is_accepting():
+            return []
+        if known and token == known[0]:
+            return known[1:]
+        return self._rest(matcher, known or []) or None
+
+    def _new(self, before: Place, matcher: LLMatcher) -> bool:
+        """Whether looking for an ending may find one: where there was none before, and the same may
+        follow, nothing shows that there is one now.
+        """
+        return before.ending is not None or matcher.compute_bitmask() != before.bits
 
     def _found(self, matcher: LLMatcher, known: list[int], steps: int) -> list[int] | None:
         """An ending from here. `known`: one of the text without its last token, some last part of
@@ -208,8 +219,6 @@ class Search:
         for begin in range(min(len(known), SKIPPED + 1) - 1, -1, -1):
             if self.ends(matcher, known[begin:]):
                 return known[begin:]
-            if begin % UNMASKED == 0:
-                matcher.compute_bitmask()
         return []
 
     def _next(self, matcher: LLMatcher, bits: bytes, taken: set[tuple[bytes, int]]) -> int | None:

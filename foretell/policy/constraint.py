@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.errors import BadConfig
@@ -18,6 +19,7 @@ from foretell.errors import BadConfig
 if TYPE_CHECKING:
     import torch
 
+AHEAD = 256  # tokens of room beside those of the shortest text, above which nothing is looked at
 MARGIN = 32  # tokens of room beside an ending, below which it is seen to that the text can end
 LOOKED_AT = 64  # tokens at one place then, the best ones
 TEXT = "a text that is not empty"
@@ -161,7 +163,8 @@ class Guide:
 
     Where a text is about to reach that length, only tokens may follow behind which an ending still
     fits, if the tracker is an EndingTracker and finds one. Nothing is looked at before `longest` is
-    near, so that what opens more than MARGIN tokens can close may still be cut.
+    near, so that a text may still be cut where one token asks for an ending of more than MARGIN
+    others, or one that is AHEAD longer than the shortest text.
     """
 
     def __init__(self, tracker: Tracker, stops: Collection[int], longest: float = math.inf):
@@ -207,17 +210,20 @@ class Guide:
             return False
         return self.tracker.whole(output) and not bool(self.tracker.allowed(output).any())
 
-    def masked(self, scores: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+    def masked(
+        self, scores: torch.Tensor, output: Sequence[int], best: bool = False
+    ) -> torch.Tensor:
         """Scores (V,) of the tokens after `output`, -inf for those that may not follow.
 
-        Tokens that end a text may follow where it may end, and only there.
+        Tokens that end a text may follow where it may end, and only there. `best`: nobody looks at
+        other tokens than the best one.
         """
         allowed = self.tracker.allowed(output)
         if self.tracker.whole(output):
             allowed[self.stops] = True
         scores = scores.where(allowed.to(scores.device), -math.inf)
         ending = self._closing(output)
-        return scores if ending is None else self._in_time_only(scores, output, ending)
+        return scores if ending is None else self._in_time_only(scores, output, ending, best)
 
     def forced(self, output: Sequence[int]) -> list[int]:
         """Tokens that follow for lack of a choice, or of room for much else; none otherwise."""
@@ -229,7 +235,7 @@ class Guide:
 
     def _closing(self, output: Sequence[int]) -> Sequence[int] | None:
         """The ending of a text whose length runs out; None: it goes on freely, or finds none."""
-        if self.ending is None:
+        if self.ending is None or self.longest - len(output) > AHEAD + len(self.ending(()) or ()):
             return None
         ending: Sequence[int] | None = self.ending(output)
         if ending is None:
@@ -245,22 +251,19 @@ class Guide:
         return bool(tracker.ends_within(output, token, int(self.longest) - len(output) - 1))
 
     def _in_time_only(
-        self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int]
+        self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int], best: bool
     ) -> torch.Tensor:
-        """The scores of the best tokens behind which the text can end in time, and of the first of
-        `ending`; as they are where these have no chance.
+        """The scores of the tokens behind which the text can end in time, of the LOOKED_AT best
+        ones or the best alone, and the first of `ending`; all where these have no chance.
         """
-        best = [] if not ending else [ending[0]]
-        best += scores.topk(min(LOOKED_AT, len(scores))).indices.tolist()
-        possible = (scores[best] > -math.inf).tolist()
-        kept = {
-            token
-            for token, can in zip(best, possible, strict=True)
-            if can and self._in_time(output, token)
-        }
+        values, places = (part.tolist() for part in scores.topk(min(LOOKED_AT, len(scores))))
+        tried = [token for _, token in sorted(zip([-x for x in values], places, strict=True))]
+        tried = [*dict.fromkeys([*tried, *ending[:1]])]
+        possible = (scores[tried] > -math.inf).tolist()
+        fitting = (token for token in compress(tried, possible) if self._in_time(output, token))
+        kept = sorted(islice(fitting, 1 if best else None))
         if not kept:
             return scores
-        places = sorted(kept)
         left = scores.new_full(scores.shape, -math.inf)
-        left[places] = scores[places]
+        left[kept] = scores[kept]
         return left

@@ -143,7 +143,8 @@ def test_what_is_too_much_work_leaves_the_form_itself_usable() -> None:
         """A matcher that has given up."""
 
         def __getattr__(self, name: str) -> object:
-            return lambda *_: True if name == "is_error" else b"" if "mask" in name else self
+            answers = {"is_error": True, "compute_bitmask": b"", "deep_copy": self}
+            return lambda *_: answers.get(name, False)
 
     place = tracker.endings.places[()]
     object.__setattr__(place, "matcher", Broken())
