@@ -195,6 +195,19 @@ def test_faster_layers_are_used_only_if_they_agree() -> None:
         assert model.blocks_refused == reason and model.loop_refused is None
 
 
+def test_below_32_bits_most_rows_say_whether_two_computations_agree() -> None:
+    """A text's first rows may be off by more than any limit, by rounding alone."""
+    exact = Decoder(tiny("llama"))
+    coarse = Decoder(tiny("llama").to(torch.bfloat16))
+    rows = torch.randn(7, 30)
+    first, most = rows.clone(), rows.clone()
+    first[:2] += 9
+    most[:4] += 9
+    assert coarse.agrees(first, rows) and not coarse.agrees(most, rows)
+    assert not exact.agrees(first, rows) and exact.agrees(rows.clone(), rows)
+    assert not coarse.agrees(most[0], rows[0]), "a row alone decides itself"
+
+
 def test_windows_hold_in_faster_layers() -> None:
     """mistral keeps its window in the configuration, so faster layers must take the measured
     one.
