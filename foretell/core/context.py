@@ -76,9 +76,8 @@ class Context:
         limit = min(len(prompt) + request.sampling.max_new_tokens, longest(request.policy, target))
         if request.room is not None:
             limit = min(limit, request.room.length)
-        eos, vocab = engine.eos, target.vocab
-        room = limit - len(prompt)
-        sampler = Sampler(request.sampling, prompt, eos, vocab, request.text, room)
+        text, room = request.text, limit - len(prompt)
+        sampler = Sampler(request.sampling, prompt, engine.eos, target.vocab, text, room)
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
         self.door: Door = request.rng or Rng(request.sampling.seed)
         self.rng = self.door

@@ -31,7 +31,7 @@ from foretell.families.learning import Learning, learning_decoder
 from foretell.families.loop import Block, Loop, attending
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
 from foretell.families.parallel import LayerParallel
-from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, check_calls
+from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, alike, check_calls
 from foretell.families.retrieving import Retrieving
 from foretell.families.skipping import skipping
 from foretell.families.turning import Move, Turn, move_of, turn_of
@@ -212,18 +212,11 @@ class Decoder(Model):
         return calls
 
     def agrees(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Whether two computations of the same rows differ by rounding only.
-
-        In 16 bits and fewer most rows decide: those of a text's first tokens, which all others look
-        at, are so large in some models that their rounding alone exceeds any limit.
-        """
+        """Whether two computations of the same rows differ by rounding only."""
         wide = self.dtype in (torch.float32, torch.float64) and not self.narrow
         if self.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
             wide = False  # torch was told that products in float32 may round as coarser ones
-        tolerance = 1e-4 if wide else 0.05
-        differences = (ours.float() - theirs.float()).abs().amax(-1)
-        difference = differences.max() if wide else differences.median()
-        return bool(difference <= tolerance * theirs.float().abs().max())
+        return alike(ours.float(), theirs.float(), wide)
 
     def _loop(self, windows: list[int | None], accelerate: Accelerate | None) -> Loop | None:
         """The loop if it gives the rows of the model's own forward, else None: then the model runs

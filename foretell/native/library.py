@@ -17,7 +17,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 9  # of the structures, as of FT_VERSION
+VERSION = 10  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -192,6 +192,8 @@ def _open() -> Any:
     lib.ft_highest.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32]
     lib.ft_best.argtypes = [c_void_p, c_int64, *[c_int32] * 3, *[c_void_p] * 3, c_int32]
     lib.ft_best.restype = None
+    lib.ft_masked.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+    lib.ft_masked.restype = None
     lib.ft_draw.argtypes = [c_void_p, c_int32, c_double]
     lib.ft_nucleus.argtypes = [c_void_p, c_int32, c_double, c_void_p]
     lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]

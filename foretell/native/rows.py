@@ -134,6 +134,14 @@ def best(
     return values, places.long()
 
 
+def masked(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Logits (V,) float32, and -inf in the place of those that `allowed`, bool (V,), leaves out."""
+    out = torch.empty_like(logits)
+    where = logits.data_ptr(), allowed.data_ptr(), len(logits), out.data_ptr()
+    library.library().ft_masked(*where)
+    return out
+
+
 def draw(weights: torch.Tensor, u: float) -> int:
     """The first place at which the sum of weights (V,) float32 up to it is above `u`, in [0, 1), of
     the whole sum; -1 where they have no finite sum above 0.

@@ -83,6 +83,13 @@ def likeliest(scores: torch.Tensor) -> tuple[int, float]:
     return int(places), math.exp(float(values) - float(log_sums))
 
 
+def masked(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Scores (V,), and -inf in the place of those that `allowed`, bool (V,), leaves out."""
+    if in_library(scores[None]) and allowed.device.type == "cpu":
+        return native.masked(scores, allowed.contiguous())
+    return scores.where(allowed.to(scores.device), -math.inf)
+
+
 def in_library(rows: torch.Tensor) -> bool:
     """Whether the C library reads these rows (N, V) as they lie."""
     return (

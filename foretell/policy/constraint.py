@@ -218,10 +218,12 @@ class Guide:
         Tokens that end a text may follow where it may end, and only there. `best`: nobody looks at
         other tokens than the best one.
         """
+        from foretell.ops import rows  # it needs torch, which is loaded late
+
         allowed = self.tracker.allowed(output)
         if self.tracker.whole(output):
             allowed[self.stops] = True
-        scores = scores.where(allowed.to(scores.device), -math.inf)
+        scores = rows.masked(scores, allowed)
         ending = self._closing(output)
         return scores if ending is None else self._in_time_only(scores, output, ending, best)
 

@@ -111,3 +111,17 @@ def test_texts_one_after_the_other_are_tensors_of_their_own(texts: list[list[int
         for one, text in zip(found, texts, strict=True)
     )
     assert copy.deepcopy(ids).of([5]).tolist() == [[5]]
+
+
+@pytest.mark.parametrize("width", [1, 7, 300, 49152])
+def test_what_is_not_allowed_has_no_score(width: int) -> None:
+    source = torch.Generator().manual_seed(width)
+    scores = torch.randn(width, generator=source)
+    allowed = torch.rand(width, generator=source) < 0.5
+    for given_scores, mask in ((scores, allowed), (scores.double(), allowed), (scores, ~~allowed)):
+        kept = given_scores.clone()
+        masked = rows.masked(given_scores, mask)
+        assert torch.equal(masked, given_scores.where(mask, -math.inf))
+        assert torch.equal(given_scores, kept), "it was written into"
+    spread = torch.stack((scores, scores), 1)[:, 0]
+    assert torch.equal(rows.masked(spread, allowed), scores.where(allowed, -math.inf))

@@ -68,6 +68,11 @@ EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t l
     ft_run(best_work, &job, threads > MOST_THREADS ? MOST_THREADS : threads);
 }
 
+EXPORT void ft_masked(const float *logits, const uint8_t *allowed, int32_t length, float *out) {
+    for (int32_t i = 0; i < length; i++)
+        out[i] = allowed[i] ? logits[i] : -INFINITY;
+}
+
 #define PART 256 /* weights whose sum is taken for itself */
 
 static double sum_of(const float *weights, int32_t count) {

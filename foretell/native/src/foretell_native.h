@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 9
+#define FT_VERSION 10
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -289,6 +289,8 @@ EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, in
 EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
                     int32_t wanted, float *values, int32_t *places, float *log_sums,
                     int32_t threads);
+/* Into `out` the logits whose entry of `allowed` is not 0, and -inf in the place of the others. */
+EXPORT void ft_masked(const float *logits, const uint8_t *allowed, int32_t length, float *out);
 /* The first place at which the sum of weights (length,) up to it is above u times the whole sum,
    the last that has any where rounding leaves none; -1: the sum is not above 0, or not finite. */
 EXPORT int32_t ft_draw(const float *weights, int32_t length, double u);
