@@ -256,11 +256,11 @@ class Guide:
         self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int], best: bool
     ) -> torch.Tensor:
         """The scores of the tokens behind which the text can end in time, of the LOOKED_AT best
-        ones or the best alone, and the first of `ending`; all where these have no chance.
+        ones or the best alone, and what comes next in `ending`; all where these have no chance.
         """
         values, places = (part.tolist() for part in scores.topk(min(LOOKED_AT, len(scores))))
         tried = [token for _, token in sorted(zip([-x for x in values], places, strict=True))]
-        tried = [*dict.fromkeys([*tried, *ending[:1]])]
+        tried = [*dict.fromkeys([*tried, *(ending[:1] or self.stops)])]
         possible = (scores[tried] > -math.inf).tolist()
         fitting = (token for token in compress(tried, possible) if self._in_time(output, token))
         kept = sorted(islice(fitting, 1 if best else None))

@@ -11,6 +11,7 @@ from foretell.core.sampling import Sampler
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
+from foretell.policy import constraint
 from foretell.policy.constraint import MARGIN, Guide
 
 VOCAB = 6
@@ -157,6 +158,13 @@ def test_nothing_is_asked_while_there_is_room() -> None:
     texts = Counting([1, 2], [1, 4, 4])
     assert following(Guide(texts, [END], 3 + MARGIN), []) == [1] and not asked
     assert following(Guide(texts, [END], 2 + MARGIN), []) == [1] and asked
+
+
+def test_a_whole_text_may_end_however_unlikely_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint, "LOOKED_AT", 1)
+    row = torch.zeros(VOCAB).index_fill(0, torch.tensor([2]), 9.0)
+    assert following(Guide(Closing([1], [1, 2, 2]), [END], 2), [1], row) == [END]
+    assert following(Guide(Closing([1], [1, 2, 2]), [END], 3), [1], row) == [2, END]
 
 
 def test_of_many_tokens_the_best_are_asked_about_and_the_ending_is_among_them() -> None:
