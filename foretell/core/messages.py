@@ -136,8 +136,7 @@ def on_open(engine: Host, live: Live, task: Task, message: Open) -> None:
     limit = model.context
     if not message.quiet:
         limit = min(limit, len(tokens) + request.sampling.max_new_tokens)
-    vocab = ctx.models["target"].vocab
-    room = limit - len(tokens)
+    vocab, room = ctx.models["target"].vocab, limit - len(tokens)
     sampler = Sampler(request.sampling, tokens, engine.eos, vocab, request.text, room)
     task.wake(live.new_branch(Branch(tokens, [], sampler, limit, message.quiet)))
 

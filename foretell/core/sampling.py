@@ -97,10 +97,11 @@ class Sampler:
         text = [*output, *tree.tokens_to(node)]
         return (self.guide is not None and not self.guide.permits(text)) or self.ended(text)
 
-    def scores(self, row: torch.Tensor, output: Sequence[int], best: bool = False) -> torch.Tensor:
+    def scores(
+        self, row: torch.Tensor, output: Sequence[int], only_best: bool = False
+    ) -> torch.Tensor:
         """Processed logits (V,) after the tokens `output`, before temperature and filters.
-
-        `best`: only the best of them is looked at, which may save work.
+        `only_best`: nobody looks at others than the best of them, which may save work.
         """
         scores = row
         if self.processors:
@@ -110,7 +111,7 @@ class Sampler:
             if scores.shape != row.shape:
                 shapes = f"{tuple(scores.shape)} for {tuple(row.shape)}"
                 raise BadConfig(f"logits_processors: one returned shape {shapes}; keep the shape")
-        return scores if self.guide is None else self.guide.masked(scores, output, best)
+        return scores if self.guide is None else self.guide.masked(scores, output, only_best)
 
     def law(self, row: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         """Probabilities (V,) of the token after `output`; one-hot on the best at temperature 0."""

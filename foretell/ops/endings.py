@@ -18,9 +18,9 @@ import numpy as np
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-LONGEST = 1024  # tokens of an ending that is looked for at the beginning of a text
-STEPS = 64  # further on: from there to one that is known
-FAR = 16  # of these, those that nothing speaks for but their length
+LONGEST = 1024  # tokens that are tried for an ending before a text begins
+STEPS = 64  # at a later place, where the ending before it is known
+FAR = 16  # of these, those that are chosen for their length alone
 SKIPPED = 8  # tokens of a known ending that a text may have gone past at once
 KEPT = 64  # texts whose endings are kept
 # What is tried first, and last: by the first byte of a token.

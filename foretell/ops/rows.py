@@ -85,7 +85,8 @@ def likeliest(scores: torch.Tensor) -> tuple[int, float]:
 
 def masked(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """Scores (V,), and -inf in the place of those that `allowed`, bool (V,), leaves out."""
-    if in_library(scores[None]) and allowed.device.type == "cpu":
+    fits = allowed.dtype is torch.bool and allowed.shape == scores.shape  # else torch says so
+    if fits and allowed.device.type == "cpu" and in_library(scores[None]):
         return native.masked(scores, allowed.contiguous())
     return scores.where(allowed.to(scores.device), -math.inf)
 

@@ -211,12 +211,12 @@ class Guide:
         return self.tracker.whole(output) and not bool(self.tracker.allowed(output).any())
 
     def masked(
-        self, scores: torch.Tensor, output: Sequence[int], best: bool = False
+        self, scores: torch.Tensor, output: Sequence[int], only_best: bool = False
     ) -> torch.Tensor:
         """Scores (V,) of the tokens after `output`, -inf for those that may not follow.
 
-        Tokens that end a text may follow where it may end, and only there. `best`: nobody looks at
-        other tokens than the best one.
+        Tokens that end a text may follow where it may end, and only there. `only_best`: nobody
+        looks at other tokens than the best one.
         """
         from foretell.ops import rows  # it needs torch, which is loaded late
 
@@ -225,7 +225,7 @@ class Guide:
             allowed[self.stops] = True
         scores = rows.masked(scores, allowed)
         ending = self._closing(output)
-        return scores if ending is None else self._in_time_only(scores, output, ending, best)
+        return scores if ending is None else self._in_time_only(scores, output, ending, only_best)
 
     def forced(self, output: Sequence[int]) -> list[int]:
         """Tokens that follow for lack of a choice, or of room for much else; none otherwise."""
@@ -253,7 +253,7 @@ class Guide:
         return bool(tracker.ends_within(output, token, int(self.longest) - len(output) - 1))
 
     def _in_time_only(
-        self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int], best: bool
+        self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int], only_best: bool
     ) -> torch.Tensor:
         """The scores of the tokens behind which the text can end in time, of the LOOKED_AT best
         ones or the best alone, and what comes next in `ending`; all where these have no chance.
@@ -263,7 +263,7 @@ class Guide:
         tried = [*dict.fromkeys([*tried, *(ending[:1] or self.stops)])]
         possible = (scores[tried] > -math.inf).tolist()
         fitting = (token for token in compress(tried, possible) if self._in_time(output, token))
-        kept = sorted(islice(fitting, 1 if best else None))
+        kept = sorted(islice(fitting, 1 if only_best else None))
         if not kept:
             return scores
         left = scores.new_full(scores.shape, -math.inf)

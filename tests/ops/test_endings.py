@@ -7,12 +7,13 @@ import json
 import random
 import re
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from foretell.forms import Grammars, Matcher
-from foretell.ops.endings import FAR, KEPT, STEPS, Spellings
+from foretell.ops.endings import KEPT, Search, Spellings
 from tests import laws, tiny
 
 LETTERS = 4
@@ -126,13 +127,24 @@ def test_json_is_closed(schema: object, begin: str, most: int) -> None:
     assert '"c"' not in text.removeprefix(begin) and not (most == 14 and '"a"' in text)
 
 
-def test_where_nothing_shows_the_way_none_is_found_and_little_is_tried() -> None:
+def test_where_nothing_shows_the_way_none_is_found_and_little_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The tokens that may follow are the same before digits and behind them."""
     pattern = {"type": "string", "pattern": "[0-9]{9}x"}
     tracker = json_grammars().compile({"json_schema": pattern}).track()
     assert tracker.ending(()) is None
-    assert tracker.ending(tiny.tokenizer()('"some words')["input_ids"]) is None
-    assert FAR < STEPS
+    walked: list[int] = []
+    own = Search._walk
+
+    def walk(self: Search, *given: Any) -> list[int] | None:
+        walked.append(1)
+        return own(self, *given)
+
+    monkeypatch.setattr(Search, "_walk", walk)
+    ids: list[int] = tiny.tokenizer()('"some words and many more of them')["input_ids"]
+    assert tracker.ending(ids) is None
+    assert 0 < len(walked) < len(ids) / 2
 
 
 def test_what_is_too_much_work_leaves_the_form_itself_usable() -> None:

@@ -123,5 +123,8 @@ def test_what_is_not_allowed_has_no_score(width: int) -> None:
         masked = rows.masked(given_scores, mask)
         assert torch.equal(masked, given_scores.where(mask, -math.inf))
         assert torch.equal(given_scores, kept), "it was written into"
+    for wrong in (allowed[:-1], torch.ones(width + 2, dtype=torch.bool), allowed.float()):
+        with pytest.raises(RuntimeError):
+            rows.masked(torch.zeros(width + 1), wrong)
     spread = torch.stack((scores, scores), 1)[:, 0]
     assert torch.equal(rows.masked(spread, allowed), scores.where(allowed, -math.inf))
