@@ -9,7 +9,7 @@ elsewhere torch does, with the same whole numbers and more slowly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -30,9 +30,10 @@ from foretell.native.packing import (
     quantize,
     unpack,
 )
-from foretell.ops.memory import release, trim
+from foretell.ops.memory import large_pages, release, trim
 
 SMALLEST = 2  # inputs of a layer that is packed
+LINE = 64  # bytes, at whose multiples weights begin
 HELD = 16 << 20  # bytes of replaced weights that stay in memory for a while
 WHOLE_NUMBERS = ("int8", "int4")
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
@@ -81,6 +82,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self.wide_bias = None if bias is None else bias.detach().float().contiguous()
         self._matrix: Any = None
+        self.settled = False  # its weights lie in large pages, and stay where they are
 
     @classmethod
     def of(cls, linear: nn.Linear, format: str) -> PackedLinear:
@@ -127,7 +129,7 @@ class PackedLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over: not the structure, which says where this one's weights lie."""
-        return {**self.__dict__, "_matrix": None}
+        return {**self.__dict__, "_matrix": None, "settled": False}
 
     @property
     def matrix(self) -> Any:
@@ -253,6 +255,45 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest of a row's distances, as a part of that row's length."""
     distance = (ours.float() - theirs.float()).norm(dim=-1)
     return float((distance / theirs.float().norm(dim=-1).clamp_min(1e-30)).max())
+
+
+def settle(linears: Iterable[PackedLinear]) -> None:
+    """Moves the weights of layers, in their order, beside each other and into large pages.
+
+    Layers that share memory (`join`) share it there too. What is settled already stays.
+    """
+    users: dict[int, list[tuple[Packed, str]]] = {}  # of each storage, by its place in memory
+    storages: dict[int, torch.UntypedStorage] = {}
+    for linear in dict.fromkeys(linears):
+        if linear.settled:
+            continue
+        linear.settled, linear._matrix = True, None
+        for name in ("weights", "scales", "minima"):
+            tensor = getattr(linear.packed, name)
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage
+                users.setdefault(storage.data_ptr(), []).append((linear.packed, name))
+    sizes = [-(-storage.nbytes() // LINE) * LINE for storage in storages.values()]
+    pages = large_pages(sum(sizes)) if sizes else None
+    if pages is None:
+        return
+    left = 0  # bytes that were moved and may still be held
+    for place, size in zip(list(storages), sizes, strict=True):
+        old = storages.pop(place)
+        taken, pages = pages[: old.nbytes()], pages[size:]
+        taken.copy_(torch.empty(0, dtype=torch.uint8).set_(old))
+        for packed, name in users[place]:
+            tensor = getattr(packed, name)
+            begin = tensor.storage_offset() * tensor.itemsize
+            moved = taken[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            setattr(packed, name, moved)
+        left += size
+        if left > HELD:
+            del old, tensor
+            trim()
+            left = 0
+    trim()
 
 
 def weight_sizes(module: nn.Module) -> dict[int, int]:

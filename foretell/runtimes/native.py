@@ -20,7 +20,7 @@ from foretell.core.cache import Cache
 from foretell.core.model import Computed
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
-from foretell.families.packed import PackedEmbedding, PackedLinear, pack
+from foretell.families.packed import PackedEmbedding, PackedLinear, pack, settle
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job, entering
 from foretell.memory.policy import Segment
@@ -107,6 +107,7 @@ class NativeExecutor(Executor):
         self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
         # Of shared rows their structure, and the tensors that it points into.
         self.segments: WeakKeyDictionary[Segment, tuple[library.Segment, Any]] = WeakKeyDictionary()
+        self._settle()
         self.model = self._model()
 
     def _check(self) -> None:
@@ -135,6 +136,13 @@ class NativeExecutor(Executor):
         if loop.kinds or loop.logit_cap:
             raise LookupError("it caps its logits, or has several rotations")
         _activation(blocks[0].act)
+
+    def _settle(self) -> None:
+        """Puts the weights beside each other, in the order in which a step reads them."""
+        blocks: Any = self.loop.blocks
+        read = [part for b in blocks for part in (b.qkv, b.out, b.gate_up, b.down)]
+        shares = [m for layer in self.loop.layers for m in layer.modules()]
+        settle(m for m in (*read, self.loop.head, *shares) if isinstance(m, PackedLinear))
 
     def _model(self) -> library.Model:
         blocks: Any = self.loop.blocks

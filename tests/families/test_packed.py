@@ -26,6 +26,7 @@ from foretell.families.packed import (
     pack,
     product_by_torch,
     recorded_layer,
+    settle,
     unrounded,
     weight_bytes,
 )
@@ -145,6 +146,38 @@ def test_a_tied_model_keeps_one_matrix() -> None:
     assert isinstance(hf.get_input_embeddings(), PackedEmbedding)
     assert hf.get_input_embeddings().head[0] is hf.get_output_embeddings()
     assert weight_bytes(hf) < 0.8 * plain
+
+
+@pytest.mark.usefixtures("computed")
+@pytest.mark.parametrize("format", FORMATS)
+def test_settled_layers_give_what_they_gave_and_share_what_they_shared(format: str) -> None:
+    torch.manual_seed(0)
+    parts = [PackedLinear.of(nn.Linear(40, n), format) for n in (16, 32, 16)]
+    joined, alone = PackedLinear.join(parts), PackedLinear.of(nn.Linear(40, 70), format)
+    assert joined is not None
+    every = [joined, alone, *parts]
+    x = torch.randn(5, 40)
+    before = [layer(x) for layer in every]
+    settle([*every, alone])
+    assert all(torch.equal(layer(x), row) for layer, row in zip(every, before, strict=True))
+    places = [layer.packed.weights.data_ptr() for layer in every]
+    assert all(place % 64 == 0 for place in places[:2]), "vectors begin where lines do"
+    first, end = places[0], places[0] + joined.packed.weights.nbytes
+    assert all(first <= place < end for place in places[2:])
+    settle(every)
+    assert [layer.packed.weights.data_ptr() for layer in every] == places, "they stay from then on"
+    twin = copy.deepcopy(alone)
+    twin.packed.weights.fill_(0)
+    assert torch.equal(alone(x), before[1])
+
+
+def test_layers_stay_where_there_are_no_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("mmap.MADV_HUGEPAGE", raising=False)
+    layer = PackedLinear.of(nn.Linear(32, 16), "int8")
+    place = layer.packed.weights.data_ptr()
+    settle([layer])
+    settle([])
+    assert layer.packed.weights.data_ptr() == place
 
 
 def test_copies_have_weights_of_their_own() -> None:

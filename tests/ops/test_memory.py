@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.ops.memory import SIZES, release, rounded
+from foretell.ops.memory import LARGE_PAGE, SIZES, large_pages, release, rounded
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told to let pages go")
 
@@ -62,6 +62,17 @@ def test_elsewhere_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tensor = mapped(tmp_path / "weights", "c")
     monkeypatch.setattr(sys, "platform", "darwin")
     assert release([tensor]) == 0
+
+
+@linux
+@pytest.mark.parametrize("size", [1, LARGE_PAGE, 3 * LARGE_PAGE + 5])
+def test_large_pages_begin_where_pages_do_and_are_memory_like_any_other(size: int) -> None:
+    pages = large_pages(size)
+    assert pages is not None and pages.shape == (size,) and pages.data_ptr() % LARGE_PAGE == 0
+    part = pages[size // 2 :]
+    pages.fill_(7)
+    del pages
+    assert int(part.sum()) == 7 * len(part), "it lives as long as a part of it is in use"
 
 
 def test_sizes_are_few_and_close() -> None:

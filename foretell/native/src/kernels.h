@@ -20,13 +20,15 @@
 #endif
 
 /* The processor fetches by itself what is read in order, but not early enough where much is
-   computed with it: so many bytes ahead of a block's stream we ask for them. */
+   computed with it: so many bytes ahead of a block's stream we ask for its weights. They go to the
+   second cache, which has room for far more requests under way than the first. */
 #ifndef AHEAD
-#define AHEAD 4096
+#define AHEAD 16384
 #endif
 #ifndef FETCHED
-#define FETCHED 3 /* rows from which on */
+#define FETCHED 3 /* rows from which on; the fewer are computed as quickly as weights arrive */
 #endif
+#define PREFETCH_WEIGHTS(address) __builtin_prefetch(address, 0, 2)
 #define PREFETCH(address) __builtin_prefetch(address, 0, 3)
 
 /* --- activations */
@@ -236,7 +238,7 @@ INLINE void tile_int(const ft_matrix *matrix, const int32_t *blocks, const int c
                 ahead += (count - 1) * block_bytes;
             UNROLL for (int n = 0; n < count; n++)
                 UNROLL for (int j = 0; j < 8 >> narrow; j++)
-                    PREFETCH(weights[n] + ahead + 64 * j);
+                    PREFETCH_WEIGHTS(weights[n] + ahead + 64 * j);
         }
         if (narrow) {
             UNROLL for (int j = 0; j < 4; j++) {
@@ -296,7 +298,8 @@ INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const in
             if (ahead >= (int64_t)inputs * BLOCK * 2)
                 ahead += (count - 1) * (int64_t)inputs * BLOCK * 2;
             UNROLL for (int n = 0; n < count; n++)
-                UNROLL for (int j = 0; j < 8; j++) PREFETCH(weights[n] + ahead + 64 * j);
+                UNROLL for (int j = 0; j < 8; j++)
+                    PREFETCH_WEIGHTS(weights[n] + ahead + 64 * j);
         }
         UNROLL for (int j = 0; j < 8; j++) {
             bytes w[STRIP];
@@ -340,22 +343,23 @@ typedef void (*tile_function)(const ft_matrix *, const int32_t *, const ft_rows 
                               float *);
 #if HIGHEST == 1
 TILE_OF(1, 1)
-static const tile_function tiles[1][3] = {{tile_1_1}};
+static const tile_function tiles[1][2] = {{tile_1_1}};
 #elif HIGHEST == 2
 TILE_OF(1, 1) TILE_OF(2, 1)
-static const tile_function tiles[2][3] = {{tile_1_1}, {tile_2_1}};
+static const tile_function tiles[2][2] = {{tile_1_1}, {tile_2_1}};
 #else
-#define TILES_OF(HEIGHT) TILE_OF(HEIGHT, 1) TILE_OF(HEIGHT, 2) TILE_OF(HEIGHT, 4)
-#define NAMES_OF(HEIGHT) {tile_##HEIGHT##_1, tile_##HEIGHT##_2, tile_##HEIGHT##_4}
+#define TILES_OF(HEIGHT) TILE_OF(HEIGHT, 1) TILE_OF(HEIGHT, 2)
+#define NAMES_OF(HEIGHT) {tile_##HEIGHT##_1, tile_##HEIGHT##_2}
 TILES_OF(1) TILES_OF(2) TILES_OF(3) TILES_OF(4) TILES_OF(5) TILES_OF(6) TILES_OF(7) TILES_OF(8)
-static const tile_function tiles[TILE][3] = {NAMES_OF(1), NAMES_OF(2), NAMES_OF(3), NAMES_OF(4),
+static const tile_function tiles[TILE][2] = {NAMES_OF(1), NAMES_OF(2), NAMES_OF(3), NAMES_OF(4),
                                              NAMES_OF(5), NAMES_OF(6), NAMES_OF(7), NAMES_OF(8)};
 #endif
 
-/* How many blocks at once, by the number of rows: so many sums that none waits for the one
-   before, and no more than there are registers. */
+/* How many blocks at once, by the number of rows. Few wait for the memory, which is quickest
+   where it is read in one stream; more rows share what is loaded of them between two blocks, whose
+   sums still fit into the registers. */
 #ifndef WIDTHS
-#define WIDTHS {4, 4, 4, 2, 2, 2, 2, 2}
+#define WIDTHS {1, 1, 1, 2, 2, 2, 2, 2}
 #endif
 static const int widths[HIGHEST] = WIDTHS;
 
@@ -367,9 +371,9 @@ static void product(const ft_matrix *matrix, const int32_t *blocks, int32_t coun
         int32_t rows_here = height - row < HIGHEST ? height - row : HIGHEST;
         for (int32_t done = 0; done < count;) {
             int width = widths[rows_here - 1];
-            while (width > count - done)
-                width /= 2;
-            tiles[rows_here - 1][width / 2](matrix, blocks + done, rows, first + row, part);
+            if (width > count - done)
+                width = 1;
+            tiles[rows_here - 1][width - 1](matrix, blocks + done, rows, first + row, part);
             for (int m = 0; m < rows_here; m++)
                 memcpy(out + ((row + m) * count + done) * BLOCK, part + m * width * BLOCK,
                        (size_t)width * BLOCK * sizeof(float));
