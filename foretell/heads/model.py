@@ -19,7 +19,7 @@ from torch import nn
 from foretell.core.cache import Cache
 from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.errors import Unsupported
-from foretell.families.packed import PackedEmbedding, PackedLinear, pack, weight_bytes
+from foretell.families.packed import PackedEmbedding, PackedLinear, pack, settle, weight_bytes
 from foretell.heads.anchored import Anchored, Rows
 from foretell.heads.base import Head, Nodes
 from foretell.heads.caches import KnownTokens
@@ -289,6 +289,8 @@ class NativeLayer:
         attention, mlp = layer.self_attn, layer.mlp
         self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
+        read = (self.qkv, attention.o_proj, self.gate_up, mlp.down_proj, model.output.matrix)
+        settle(m for m in (*read, *head.modules()) if isinstance(m, PackedLinear))
         shape = layer.self_attn.shape
         beside = head.enter is None
         before = head.state_norm if beside else layer.input_layernorm
@@ -323,6 +325,9 @@ class NativeLayer:
             layer=self.layers,
             head=model.output.matrix.matrix,
         )
+        enters = head.enter is not None
+        self.token_norm = self._weight(head.token_norm) if enters else None
+        self.state_norm = self._weight(head.state_norm) if enters else None
         self.hidden = shape.hidden
         self.cosines = torch.empty(0, shape.width // 2)
         self.sines = self.cosines
@@ -421,8 +426,8 @@ class NativeLayer:
             scale=model.target.loop.scale,
             names=library.address(self.names),
             enter=none if entered is None else entered.matrix,
-            token_norm=self._weight(head.token_norm) if entered is not None else None,
-            state_norm=self._weight(head.state_norm) if entered is not None else None,
+            token_norm=self.token_norm,
+            state_norm=self.state_norm,
             eps=head.shape.eps,
             hands_on_normed=int(head.hands_on_normed),
             depth=levels,

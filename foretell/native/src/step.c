@@ -479,6 +479,11 @@ static void gates(ft_team *team, int thread, step_job *job, const ft_layer *laye
 static void tap(ft_team *team, int thread, step_job *job, int32_t layer) {
     const ft_step *step = job->step;
     int64_t bytes = 4 * (int64_t)step->nodes * job->model->hidden;
+    int wanted = 0;
+    for (int32_t i = 0; i < step->tap_count; i++)
+        wanted |= step->taps[i] == layer;
+    if (!wanted)
+        return;
     for (int32_t i; (i = ft_next(team, thread, step->tap_count)) < step->tap_count;)
         if (step->taps[i] == layer)
             memcpy((char *)step->tapped + i * bytes, job->hidden, (size_t)bytes);
