@@ -76,9 +76,11 @@ def large_pages(size: int) -> torch.Tensor | None:
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    block = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without large pages: the others serve as well
+    try:
+        block = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         block.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without large pages, or a limit of memory
+        return None
     whole = torch.frombuffer(block, dtype=torch.uint8)
     begin = -whole.data_ptr() % LARGE_PAGE
     return whole[begin : begin + size]

@@ -75,6 +75,15 @@ def test_large_pages_begin_where_pages_do_and_are_memory_like_any_other(size: in
     assert int(part.sum()) == 7 * len(part), "it lives as long as a part of it is in use"
 
 
+@linux
+def test_no_large_pages_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    assert large_pages(1) is None
+
+
 def test_sizes_are_few_and_close() -> None:
     sizes = [rounded(n) for n in range(1, 2000)]
     assert sizes == sorted(sizes) and {*sizes} >= {*SIZES} and [rounded(n) for n in sizes] == sizes

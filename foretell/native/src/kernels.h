@@ -26,7 +26,7 @@
 #define AHEAD 16384
 #endif
 #ifndef FETCHED
-#define FETCHED 3 /* rows from which on; the fewer are computed as quickly as weights arrive */
+#define FETCHED 3 /* rows from which on: fewer are computed as quickly as weights arrive */
 #endif
 #define PREFETCH_WEIGHTS(address) __builtin_prefetch(address, 0, 2)
 #define PREFETCH(address) __builtin_prefetch(address, 0, 3)
