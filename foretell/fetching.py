@@ -110,14 +110,37 @@ def _is_whole(folder: Path) -> bool:
 
 def _hub_folder(source: HubSource) -> Path | None:
     """The newest snapshot in the hub's cache, or None."""
+    return _snapshot(source.hub, source.revision)
+
+
+def _snapshot(hub: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(source.hub, revision=source.revision, local_files_only=True)
+        found = snapshot_download(hub, revision=revision, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
     return Path(found)
+
+
+def ask_hub(hub: str, revision: str | None = None) -> None:
+    """Raises BadModel where the hub has no such model or cannot be reached, and its cache has none.
+
+    One short question: transformers' loaders ask again and again, half a minute long.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        if _snapshot(hub, revision) is None:
+            HfApi().model_info(hub, revision=revision, timeout=HUB_TIMEOUT)
+    except Exception as error:  # its client raises nearly anything here
+        if "Timeout" in type(error).__name__:
+            return  # the loaders have more patience
+        raise BadModel(
+            f"{hub}: cannot be fetched ({first_line(error)}); check the id and the connection, "
+            "or give a local folder"
+        ) from error
 
 
 def _from_hub(source: HubSource) -> Path:

@@ -21,7 +21,7 @@ from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS
-from foretell.fetching import resolve
+from foretell.fetching import ask_hub, resolve
 from foretell.folders import check_files
 from foretell.native import library
 from foretell.ops.devices import check_device
@@ -378,6 +378,8 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     path = _folder(name)
+    if path is None:
+        ask_hub(name, revision)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
             path or name, revision=revision, trust_remote_code=False
@@ -447,6 +449,7 @@ def _model(
             place = path
             cure = "check the folder's files"
         else:
+            ask_hub(name, revision)
             arguments["revision"] = revision
             cure = "check the id and the connection, or give a local folder"
     try:

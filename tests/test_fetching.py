@@ -16,6 +16,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import foretell
@@ -291,6 +292,38 @@ def test_an_interrupted_process_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         fetching._run(["helper"], tmp_path, interrupted, PYTHONPATH=str(tmp_path))
     assert started[0].poll() is not None
+
+
+@pytest.mark.parametrize("load", [foretell.load, load_tokenizer])
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]
+) -> None:
+    def loader(*_: Any, **__: Any) -> None:
+        raise AssertionError("it would ask again and again")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", loader)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", loader)
+    with pytest.raises(BadModel, match=r"owner/model: cannot be fetched \(cannot be reached\)"):
+        load("owner/model")
+
+
+def test_the_hub_is_not_asked_for_what_its_cache_has(world: World) -> None:
+    world.hub_cache = world.made
+    fetching.ask_hub("owner/model")
+    world.hub_cache = None
+    with pytest.raises(BadModel, match="check the id and the connection"):
+        fetching.ask_hub("owner/model")
+
+
+def test_a_slow_hub_is_left_to_the_loaders(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadTimeout(Exception):
+        pass
+
+    def slow(*_: Any, **__: Any) -> None:
+        raise ReadTimeout
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", slow)
+    fetching.ask_hub("owner/model")
 
 
 def test_nothing_is_said_of_what_is_quick(
