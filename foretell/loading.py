@@ -377,12 +377,10 @@ def load_tokenizer(
         return load_vocabulary(Path(name).expanduser())
     from transformers import AutoTokenizer
 
-    path = _folder(name)
-    if path is None:
-        ask_hub(name, revision)
+    place = place_of(name, revision)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            path or name, revision=revision, trust_remote_code=False
+            place, revision=revision, trust_remote_code=False
         )
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(
@@ -410,6 +408,17 @@ def _folder(name: str) -> Path | None:
             hint += f"; of real models, {suggestion(name, aliases())}"
         raise BadModel(f"{name}: no such folder; {hint}")
     return None
+
+
+def place_of(name: str, revision: str | None = None) -> Path | str:
+    """What transformers loads a model by: its folder, or the id of one that the hub or its cache
+    has. Fetches a known model. Raises BadModel.
+    """
+    name = resolve(name)
+    folder = _folder(name)
+    if folder is None:
+        ask_hub(name, revision)
+    return folder or name
 
 
 def _model(

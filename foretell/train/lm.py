@@ -37,6 +37,7 @@ from transformers import (
 )
 
 from foretell.errors import BadConfig
+from foretell.loading import place_of
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
 from foretell.train.corpus import END, prepare
@@ -398,9 +399,10 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def begin_with(model: LlamaForCausalLM, init: str) -> None:
-    """Takes the weights of a folder's model. Raises BadConfig for one of another shape."""
+    """Takes a model's weights. Raises BadModel, and BadConfig for one of another shape."""
+    place = place_of(init)
     try:
-        other = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+        other = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
         model.load_state_dict(other.state_dict())
     except (RuntimeError, OSError, ValueError) as error:
         raise BadConfig(
@@ -425,6 +427,8 @@ def train(
     `init`: folder of a model of the same shape to begin with. Its tokenizer, or the teacher's,
     codes the texts.
     """
+    init = init and str(place_of(init))
+    teacher = teacher and str(place_of(teacher))
     relative = Path(init or teacher or "") / "tokenizer.json"
     info = prepare(
         corpus, sources, config.vocab_size, tokenizer=relative if relative.is_file() else None

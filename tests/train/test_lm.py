@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import foretell
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, BadModel
 from foretell.train import lm
 from foretell.train.lm import TrainLM, interrupts, rate, train
 
@@ -137,6 +137,15 @@ def test_a_run_can_begin_with_a_model(tmp_path: Path, text: list[str]) -> None:
             quiet=True,
             init=model,
         )
+
+
+def test_what_is_no_model_is_refused_before_anything_is_made(
+    tmp_path: Path, text: list[str]
+) -> None:
+    for name in ("init", "teacher"):
+        with pytest.raises(BadModel, match=r"\./none: no such folder"):
+            train(tmp_path / "corpus", tmp_path / "out", TINY, text, **{name: "./none"})  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_rate_rises_holds_and_falls_to_zero() -> None:

@@ -49,7 +49,7 @@ def draft(
     ] = 4_000_000,
     dtype: Annotated[str, typer.Option(help="Number format of the target.")] = "int8",
     init: Annotated[
-        str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
+        str | None, typer.Option(help="A model of the same shape to begin with.")
     ] = None,
     device: Annotated[
         str,
@@ -61,6 +61,7 @@ def draft(
     """Distil a draft model on a target's own answers. Run again, it goes on where it was."""
     import foretell
     from foretell.fetching import resolve
+    from foretell.loading import place_of
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, train
     from foretell.train.exits import calibrate
@@ -70,6 +71,7 @@ def draft(
     questions = asked(prompts, own, answers)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
+    init = init and str(place_of(init))
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}"):
         lm = foretell.load(target, dtype=dtype)

@@ -40,7 +40,7 @@ def lm(
         typer.Option(help="Folder of a model to learn from; it must have the same tokenizer."),
     ] = None,
     init: Annotated[
-        str | None, typer.Option(help="Folder of a model of the same shape to begin with.")
+        str | None, typer.Option(help="A model of the same shape to begin with.")
     ] = None,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300.0,
     compiled: Annotated[
