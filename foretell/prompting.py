@@ -18,6 +18,7 @@ from foretell.errors import BadConfig, BadModel, UnknownMethod, Unsupported, fir
 from foretell.forms import Grammars
 from foretell.memory.policy import Segment
 from foretell.ops.canvas import MASKED, canvas_of
+from foretell.ops.memory import trim
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
@@ -37,6 +38,7 @@ TERMS = {
     *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
     *("prefix", "canvas"),
 }
+LONG = 100_000  # characters of a text whose tokens take much memory while they are made
 PROMPT = "a prompt is a text, a list of token ids, a list of chat messages or Contexts"
 
 
@@ -184,6 +186,8 @@ class Text:
             reason = first_line(error)
             raise BadConfig(f"the tokenizer cannot read this prompt ({reason})") from error
         ids = [int(token) for token in encoded]
+        if len(text) > LONG:
+            trim()  # its tokens took some thousand bytes each
         if ids:
             return ids
         first = self.tokenizer.bos_token_id

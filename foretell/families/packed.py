@@ -329,8 +329,10 @@ def pack(hf: Any, format: str) -> int:
         for name, child in parent.named_children()
         if type(child) is nn.Linear and child.in_features >= SMALLEST
     ]
+    count = len(linears)
     replaced: list[torch.Tensor] = []
-    for parent, name, linear in linears:
+    while linears:  # a layer that was packed is to be forgotten
+        parent, name, linear = linears.pop()
         narrow = "int8" if linear is head and format == "int4" else format
         packed = PackedLinear.of(linear, narrow)
         setattr(parent, name, packed)
@@ -342,8 +344,9 @@ def pack(hf: Any, format: str) -> int:
             replaced.clear()
             trim()
     release(replaced)
+    del linear, replaced
     trim()
-    return len(linears)
+    return count
 
 
 def widen(hf: Any) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from foretell.families.fused import fits
 from foretell.families.packed import pack
+from foretell.ops.memory import release
 
 TOKENS = 256  # that the model reads
 STRENGTH = 0.5  # of a channel's size that moves into the weights, as an exponent
@@ -39,7 +40,8 @@ def narrow(hf: Any, dtype: str) -> int:
 def smooth(hf: Any) -> bool:
     """Moves the factors of the channels of every layer's norms.
 
-    False, and nothing is changed, for models of another build than the llama family's.
+    False, and nothing is changed, for models of another build than the llama family's. The model's
+    weights must be as they were read: pages of its files that hold the old ones leave the memory.
     """
     layers = getattr(hf.get_decoder(), "layers", ())
     if not layers or not all(map(fits, layers)):
@@ -63,14 +65,17 @@ def smooth(hf: Any) -> bool:
     hf.smoothed = {}  # by name of a layer, what its input was divided by (in,)
     for layer in layers:
         modules = dict(layer.named_modules())
+        before = []
         for norm, readers in READERS.items():
             factors = _factors(sizes[modules[readers[0]]])
             weight = modules[norm].weight
             weight.data = weight.data / factors.to(weight.dtype)
             for reader in readers:
                 weight = modules[reader].weight
+                before.append(weight.data)
                 weight.data = weight.data * factors.to(weight.dtype)
                 hf.smoothed[names[modules[reader]]] = factors
+        release(before)
     return True
 
 

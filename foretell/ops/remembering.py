@@ -26,6 +26,7 @@ from foretell.errors import BadConfig
 from foretell.memory.buffers import bytes_of
 from foretell.ops.attention import FEW, Attention, jointly
 from foretell.ops.keeping import KV, Watching, best
+from foretell.ops.memory import trim
 from foretell.ops.slots import Turn, turning
 from foretell.ops.spilling import BlockStore, blocks_in
 
@@ -159,6 +160,7 @@ class Remembering(Watching):
         blocks = (cache.base - extra - self.kv.local) // self.kv.block
         if blocks > 0:
             self._hold(cache, extra, blocks)
+            trim()  # texts are long here, and the memory they take is to be bounded
         probes = {layer: self.probe(layer, asked) for layer, asked in self.spanned.items()}
         self.spanned, self.chosen = {}, {}
         if self.holds and cache.length < self.switch:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from foretell.families.packed import pack
-from foretell.families.smoothing import smooth
+from foretell.families.smoothing import narrow, smooth
 from tests.families.families import tiny
+from tests.ops.test_memory import linux, resident
 
 
 def uneven() -> Any:
@@ -55,6 +58,18 @@ def test_factors_are_powers_of_two_so_bfloat16_loses_nothing() -> None:
     smooth(hf)
     factors = before / hf.model.layers[1].input_layernorm.weight
     assert torch.equal(torch.log2(factors), torch.log2(factors).round())
+
+
+@linux
+def test_no_page_of_the_file_stays_in_memory(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": False}
+    tiny("llama", dtype=torch.bfloat16, **wide).save_pretrained(tmp_path)
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    names = {name for name, module in hf.named_modules() if isinstance(module, torch.nn.Linear)}
+    linears = sum(hf.get_submodule(name).weight.nbytes for name in names)
+    file = tmp_path / "model.safetensors"
+    assert narrow(hf, "int8") == len(names)
+    assert resident(file) < file.stat().st_size - 0.9 * linears
 
 
 def test_other_builds_are_left_alone() -> None:
