@@ -339,12 +339,13 @@ def pack(hf: Any, format: str) -> int:
         if linear is head and tied:
             hf.set_input_embeddings(PackedEmbedding(packed, linear.weight.dtype))
         replaced.append(linear.weight.data)
+        del linear
         if sum(weight.nbytes for weight in replaced) > HELD:
             release(replaced)
             replaced.clear()
             trim()
     release(replaced)
-    del linear, replaced
+    replaced.clear()
     trim()
     return count
 
