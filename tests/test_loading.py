@@ -400,9 +400,9 @@ def test_a_gguf_file_needs_none_of_transformers_models() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told to let pages go")
-@pytest.mark.parametrize("dtype", ["auto", "int8"])
+@pytest.mark.parametrize(("dtype", "most"), [("auto", 0.65), ("int8", 0.05)])
 def test_what_was_joined_or_narrowed_leaves_the_memory(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(name: str) -> tuple[float, list[int]]:
         """How much of the file is in memory, and an answer."""
@@ -414,7 +414,7 @@ def test_what_was_joined_or_narrowed_leaves_the_memory(
         ).tokens
 
     ours, tokens = read("ours")
-    for module in ("fused", "packed"):
+    for module in ("fused", "packed", "smoothing"):
         monkeypatch.setattr(f"foretell.families.{module}.release", lambda tensors: 0)
     all_of_it, same = read("all")
-    assert ours < 0.65 and all_of_it > 0.9 and tokens == same
+    assert ours < most and all_of_it > 0.9 and tokens == same
