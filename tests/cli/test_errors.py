@@ -50,7 +50,7 @@ SHORT = ["--max-new-tokens", "12"]
         ),
         (
             ["train", "lm", "--out", "o", "--corpus", "c", "--text", "t", "--teacher", "./none"],
-            "--teacher ./none",
+            "./none: no such folder",
         ),
         (
             [

@@ -11,7 +11,6 @@ import typer
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
 from foretell.cli.train._settings import settings_of
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.train.lm import TrainLM as Settings
@@ -37,7 +36,7 @@ def lm(
     ],
     teacher: Annotated[
         str | None,
-        typer.Option(help="Folder of a model to learn from; it must have the same tokenizer."),
+        typer.Option(help="A model to learn from; it must have the same tokenizer."),
     ] = None,
     init: Annotated[
         str | None, typer.Option(help="A model of the same shape to begin with.")
@@ -52,7 +51,6 @@ def lm(
     from foretell.train.lm import TrainLM, train
 
     config = TrainLM(**dataclasses.asdict(settings))
-    _check_teacher(teacher)
     with quiet(), refusals(f"--out {out}, --corpus {corpus}"):
         report = train(corpus, out, config, text, teacher, save_every, compiled, init=init)
     emit(
@@ -61,11 +59,3 @@ def lm(
         f"{report['heldout_bits_per_byte']} bits per byte held out"
     )
     return 0
-
-
-def _check_teacher(teacher: str | None) -> None:
-    if teacher is not None and not (Path(teacher) / "config.json").is_file():
-        raise BadConfig(
-            f"--teacher {teacher}: no model folder; "
-            "give one with config.json and .safetensors files"
-        )
