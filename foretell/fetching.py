@@ -76,7 +76,7 @@ def here(alias: Alias) -> Path | None:
     """The folder of a model that was fetched before, or None. Asks nobody."""
     for source in alias.sources:
         if isinstance(source, HubSource):
-            folder = _hub_folder(source)
+            folder = _snapshot(source.hub, source.revision)
         else:
             folder = models() / alias.name
             if not _is_made_from(folder, source):
@@ -108,12 +108,8 @@ def _is_whole(folder: Path) -> bool:
 # --- the hub
 
 
-def _hub_folder(source: HubSource) -> Path | None:
-    """The newest snapshot in the hub's cache, or None."""
-    return _snapshot(source.hub, source.revision)
-
-
 def _snapshot(hub: str, revision: str | None) -> Path | None:
+    """The newest one in the hub's cache, or None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

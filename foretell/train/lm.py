@@ -424,7 +424,7 @@ def train(
     """Trains until `config.tokens` are seen, saving every `save_every` seconds; returns and writes
     the report.
 
-    `init`: folder of a model of the same shape to begin with. Its tokenizer, or the teacher's,
+    `init`: a model of the same shape to begin with. Its tokenizer, or the teacher's,
     codes the texts.
     """
     init = init and str(place_of(init))
