@@ -88,7 +88,7 @@ class Labelled(Selecting):
     channels: torch.Tensor | None  # (L, KV, r); None: all of them
     sinks: int = 1
     recent: int = 1
-    labels: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, rows, r)
+    labels: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, r, rows)
     labelled: int = 0  # first rows that have labels
 
     def begin(self, prompt: int) -> None:
@@ -113,10 +113,10 @@ class Labelled(Selecting):
         self.labelled = end
 
     def _all_labels(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """Of all these rows (KV, n, D), (KV, n, r)."""
-        fresh = self.label(layer, keys[:, self.labelled :])
+        """Of all these rows (KV, n, D), (KV, r, n)."""
+        fresh = self.label(layer, keys[:, self.labelled :]).transpose(1, 2)
         known = self.labels.get(layer)
-        return fresh if known is None else torch.cat([known, fresh], 1)
+        return fresh.contiguous() if known is None else torch.cat([known, fresh], 2)
 
     def label(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
         """Of queries or keys (KV, n, D) what stands in the chosen channels (KV, n, r)."""
@@ -145,11 +145,19 @@ class Labelled(Selecting):
     def _given(self, asked: Attention) -> torch.Tensor:
         """What each query's label gives to those of all rows (H, n, rows)."""
         keys = asked.keys
-        queries = self.label(asked.layer, asked.q.unflatten(0, (len(keys), -1)).flatten(1, 2))
-        queries = queries.view(*asked.q.shape[:2], -1)
-        fresh = products(queries, self.label(asked.layer, keys[:, self.labelled :]))
-        known = self.labels.get(asked.layer)
-        return fresh if known is None else torch.cat([products(queries, known), fresh], -1)
+        queries = asked.q.unflatten(0, (len(keys), -1)).flatten(1, 2)
+        # One call for both: they are few, and a call takes longer than their numbers do.
+        labels = self.label(asked.layer, torch.cat([queries, keys[:, self.labelled :]], 1))
+        mine, fresh = labels.split([queries.shape[1], labels.shape[1] - queries.shape[1]], 1)
+        mine = mine.reshape(*asked.q.shape[:2], -1)
+        wide = torch.promote_types(mine.dtype, torch.float32)
+        shape = (*mine.shape[:2], keys.shape[1])
+        given = torch.empty(shape, dtype=wide, device=keys.device)
+        if self.labelled:
+            known = self.labels[asked.layer].transpose(1, 2)
+            products(mine, known, given[..., : self.labelled])
+        products(mine, fresh, given[..., self.labelled :])
+        return given
 
 
 def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -17,8 +17,8 @@ rows for every query head
 - `threshold` is 0, so no token reads everything; in the published code the first of a sentence does
 - tokens end a sentence by their text, with a closing quotation mark or bracket too
 - the row behind the first ones can be read, and no sentence is too long to be kept
-- room that ended sentences leave goes to the running one, whose rows are read as recent ones only
-- rows stay in memory beside the model
+- room that ended sentences leave goes to the running one, whose rows are read as recent ones only;
+rows stay in memory beside the model
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import torch
 from foretell.errors import BadConfig
 from foretell.ops.attention import Attention
 from foretell.ops.keeping import KV, bytes_of, check_budget
+from foretell.ops.listed import Listed
 from foretell.ops.selecting import attend_to
-from foretell.ops.sentences import Index, Path, Share, paths, sentence_ends
+from foretell.ops.sentences import Index, Node, Path, Share, paths, sentence_ends
 from foretell.ops.voting import Voted
 
 if TYPE_CHECKING:
@@ -97,12 +98,12 @@ class Sentences(Voted):
     places: dict[int, torch.Tensor] = field(default_factory=dict)  # of its rows that stayed
     index: dict[int, Index] = field(default_factory=dict)
     closed: int = 0  # rows that stand in sentences that have ended
-    # The running sentence's queries, means over heads that share keys: of each layer their sum
-    # (KV, D), how many they are, and those of the scratch rows (KV, rows, D).
+    # The running sentence's queries, means over heads that share keys: of each layer their sum (KV,
+    # D), how many they are, and those of the scratch rows (KV, rows, D).
     asked: dict[int, torch.Tensor] = field(default_factory=dict)
     count: int = 0
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
-    walked: tuple[Any, list[Path]] | None = None  # of the running job
+    walked: tuple[Any, list[Node]] | None = None  # of the running job
 
     plain = False
 
@@ -174,39 +175,46 @@ class Sentences(Voted):
             return super().attend(job, asked)
         return attend_to(self._reads(job, asked.layer, asked.q, asked.keys), asked)
 
-    def _reads(self, job: Any, layer: int, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """The rows that each new node reads, bool (KV, n, rows)."""
-        base, first = job.cache.base, job.start - job.cache.base
+    def _nodes(self, job: Any, rows: int, device: torch.device) -> list[Node]:
+        """The new nodes of a job, which are the same in every layer."""
         if self.walked is None or self.walked[0] is not job:
-            plan = job.cache.plan
-            self.walked = (job, paths(plan.tokens, plan.parents, first, self.ends))
-        found = self.walked[1]
+            plan, base = job.cache.plan, job.cache.base
+            found = paths(plan.tokens, plan.parents, job.start - base, self.ends)
+            nodes = [Node(path, self.share.hidden(base, path, rows, device)) for path in found]
+            self.walked = (job, nodes)
+        return self.walked[1]
+
+    def _reads(
+        self, job: Any, layer: int, q: torch.Tensor, keys: torch.Tensor
+    ) -> Listed | torch.Tensor:
+        """The rows that each new node reads, bool (KV, n, rows), or a list of them."""
+        first, rows = job.start - job.cache.base, keys.shape[1]
+        found = self._nodes(job, rows, q.device)
         own = q.unflatten(0, (len(keys), -1)).mean(1, dtype=self.index[layer].means.dtype)
         if first:
             own = torch.cat([self.queries[layer][:, :first], own], 1)
         self.queries = {**self.queries, layer: own}
-        read = q.new_ones(len(keys), len(found), keys.shape[1], dtype=torch.bool)
-        for ends in {path.ends for path in found}:
-            nodes = [i for i, path in enumerate(found) if path.ends == ends]
-            index = self._index(layer, found[nodes[0]], keys, base)
-            asked = []
-            for i in nodes:
-                total, count = own[:, found[i].running].sum(1), len(found[i].running)
-                if not ends:
-                    total, count = total + self.asked.get(layer, 0), count + self.count
-                asked.append(total / count)
-            order = index.order(torch.stack(asked, 1), keys.shape[1])
-            for i, rows in zip(nodes, order.unbind(1), strict=True):
-                asks = len(found[i].running) + (0 if ends else self.count)
-                if asks > self.threshold:
-                    read[:, i] = ~self.share.left_out(rows, base, found[i])
-        return read
+        read = [q.new_ones(len(keys), rows, dtype=torch.bool)] * len(found)
+        # By the scratch rows that end a sentence above a node.
+        indexes: dict[tuple[int, ...], Index] = {(): self.index[layer]}
+        for i, node in enumerate(found):
+            asked, count = self._asked(layer, own, node.path)
+            if node.hidden is None or count <= self.threshold:
+                continue
+            ends = node.path.ends
+            if ends not in indexes:
+                begun = range(self.closed, job.cache.base)
+                indexes[ends] = self.index[layer].above(keys, node.path, begun)
+            if len(found) == 1 and job.seen is None:  # it sees all rows
+                return self.share.listed(indexes[ends].given(asked, rows - self.share.recent))
+            read[i] = self.share.read(indexes[ends].given(asked, rows), node.hidden)
+        return torch.stack(read, 1)
 
-    def _index(self, layer: int, path: Path, keys: torch.Tensor, base: int) -> Index:
-        """The index for a node, with the sentences that its path ended."""
-        index, begun = self.index[layer], list(range(self.closed, base))
-        for row in path.rows[:-1]:
-            begun.append(base + row)
-            if row in path.ends:
-                index, begun = index.closed(keys, begun), []
-        return index
+    def _asked(self, layer: int, own: torch.Tensor, path: Path) -> tuple[torch.Tensor, int]:
+        """The mean query of a node's running sentence (KV, D), and of how many it is."""
+        rows, count = path.running, len(path.running)
+        in_a_row = rows[-1] - rows[0] == count - 1
+        total = (own[:, rows[0] : rows[-1] + 1] if in_a_row else own[:, rows]).sum(1)
+        if self.count and not path.ends:
+            total, count = total + self.asked.get(layer, 0), count + self.count
+        return total / count, count

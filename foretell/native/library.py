@@ -17,7 +17,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, Packed
 
-VERSION = 10  # of the structures, as of FT_VERSION
+VERSION = 11  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
@@ -112,11 +112,14 @@ class Reading(ctypes.Structure):
         *((name, c_int32) for name in ("width", "value_width", "wide", "owners", "longest")),
         *((name, c_int32) for name in ("page", "first")),
         *((name, c_void_p) for name in ("keys", "values")),
-        *((name, c_int64) for name in ("key_head", "key_row", "value_head", "value_row")),
+        *((name, c_int64) for name in ("key_head", "key_row", "key_number")),
+        *((name, c_int64) for name in ("value_head", "value_row")),
         *((name, c_void_p) for name in ("q", "lists", "read", "mask")),
         ("mask_head", c_int64),
         ("scale", c_float),
-        *((name, c_void_p) for name in ("out", "weights", "log_sums")),
+        ("out", c_void_p),
+        ("out_row", c_int64),
+        *((name, c_void_p) for name in ("weights", "log_sums")),
     ]
 
 

@@ -24,6 +24,14 @@ def takes(*tensors: torch.Tensor) -> bool:
     )
 
 
+def lie_in_columns(rows: torch.Tensor) -> bool:
+    """Whether these rows (KV, rows, D) lie beside each other, number by number, as the transpose of
+    a contiguous tensor (KV, D, rows) does; for `products` alone.
+    """
+    fits = rows.stride(1) == 1 and rows.stride(2) > 1 and rows.dtype in DTYPES
+    return fits and rows.device.type == "cpu" and library.available()
+
+
 def _reading(q: torch.Tensor, keys: torch.Tensor) -> library.Reading:
     """What there is to read for q (H, n, D) float32, contiguous."""
     return library.Reading(
@@ -37,6 +45,7 @@ def _reading(q: torch.Tensor, keys: torch.Tensor) -> library.Reading:
         keys=keys.data_ptr(),
         key_head=keys.stride(0),
         key_row=keys.stride(1),
+        key_number=keys.stride(2),
         q=q.data_ptr(),
     )
 
@@ -89,12 +98,17 @@ def read(
     return out
 
 
-def products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """q (H, n, D) with all rows of keys (KV, rows, D) -> (H, n, rows) float32."""
+def products(q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """q (H, n, D) with all rows of keys (KV, rows, D) -> (H, n, rows) float32. The keys' rows may
+    lie in columns. `out`: where they go, a part of the rows of a contiguous tensor.
+    """
     q = q.float().contiguous()
     reading = _reading(q, keys)
-    out = torch.empty(*q.shape[:2], keys.shape[1])
-    reading.out = out.data_ptr()
+    if out is None:
+        out = torch.empty(*q.shape[:2], keys.shape[1])
+    assert out.dtype is torch.float32 and out.shape == (*q.shape[:2], keys.shape[1])
+    assert out.stride(2) == 1 and out.stride(0) == q.shape[1] * out.stride(1)
+    reading.out, reading.out_row = out.data_ptr(), out.stride(1)
     library.library().ft_products(reading, library.threads())
     return out
 

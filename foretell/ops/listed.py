@@ -98,15 +98,17 @@ def noting_by_torch(asked: Attention) -> tuple[torch.Tensor, torch.Tensor]:
     return mixed.view(heads, new, -1).transpose(0, 1), given
 
 
-def products(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def products(q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """q (H, n, D) with all rows of the key head that each shares, of keys (KV, rows, D) -> (H, n,
-    rows), in float32 or wider.
+    rows), in float32 or wider. They go to `out` where it is given, a part of the rows of a
+    contiguous tensor of that format.
     """
-    if library.takes(keys):
-        return library.products(q, keys)
+    if library.takes(keys) or library.lie_in_columns(keys):
+        return library.products(q, keys, out)
     wide = torch.promote_types(q.dtype, torch.float32)
     queries = q.to(wide).reshape(len(keys), -1, q.shape[-1])
-    return (queries @ keys.to(wide).transpose(1, 2)).view(*q.shape[:2], -1)
+    found = (queries @ keys.to(wide).transpose(1, 2)).view(*q.shape[:2], -1)
+    return found if out is None else out.copy_(found)
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from foretell.errors import Unsupported
+from foretell.ops.listed import Listed, highest
 from foretell.ops.words import Words, words_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # Full stops, perhaps with what closes a quotation behind them, and empty lines.
 END = re.compile(r"\s*[.!?。！？…]+[\"'”’»)\]]*\s*|[ \t\r]*\n[ \t\r]*\n\s*")  # noqa: RUF001
-OPEN = -1  # of rows in no sentence that has ended
+OPEN = 0  # in place of a sentence's number: of rows in none that has ended
 
 
 def sentence_ends(target: Model, method: str) -> frozenset[int]:
@@ -38,56 +39,6 @@ def _ends(words: Words) -> frozenset[int]:
     return frozenset(token for token, text in enumerate(texts) if END.fullmatch(text))
 
 
-@dataclass(frozen=True, eq=False)
-class Index:
-    """The sentences of a layer's rows."""
-
-    of: torch.Tensor  # (KV, rows): the number of each row's sentence, or OPEN
-    means: torch.Tensor  # (KV, S, D): the mean key of each sentence, in float32 or wider
-
-    @classmethod
-    def of_places(cls, keys: torch.Tensor, places: torch.Tensor, ends: Sequence[int]) -> Index:
-        """Of keys (KV, n, D) that stand at these places of a text (KV, n), which has tokens that
-        end a sentence at `ends`, ascending. A sentence without rows has mean 0.
-        """
-        heads, _, width = keys.shape
-        last = torch.tensor(list(ends), dtype=torch.long, device=keys.device)
-        of = torch.searchsorted(last, places.contiguous())
-        wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
-        sums = wide.new_zeros(heads, len(ends) + 1, width)
-        sums = sums.scatter_add(1, of[..., None].expand_as(wide), wide)
-        counts = sums.new_zeros(sums.shape[:2]).scatter_add(1, of, sums.new_ones(of.shape))
-        return cls(of, sums / counts.clamp(min=1)[..., None])
-
-    def closed(self, keys: torch.Tensor, rows: Sequence[int]) -> Index:
-        """The same with these rows, ascending, as one more sentence; `keys` (KV, any, D) of all
-        rows.
-        """
-        more = max(0, rows[-1] + 1 - self.of.shape[1])
-        of = torch.nn.functional.pad(self.of, (0, more), value=OPEN)
-        chosen = torch.tensor(list(rows), device=keys.device)
-        mean = keys[:, chosen].to(self.means.dtype).mean(1, keepdim=True)
-        number = self.means.shape[1]
-        return Index(of.index_fill(1, chosen, number), torch.cat([self.means, mean], 1))
-
-    def order(self, asked: torch.Tensor, rows: int) -> torch.Tensor:
-        """In what order so many rows are taken by the queries `asked` (KV, n, D): (KV, n, rows).
-
-        Sentences of the highest products with their mean key come first, of equal ones the later;
-        in a sentence the first rows; rows in none come last.
-        """
-        products = asked @ self.means.transpose(1, 2)
-        count = products.shape[-1]
-        later = products.flip(-1).argsort(dim=-1, descending=True, stable=True)
-        rank = torch.empty_like(later).scatter_(
-            -1, later, torch.arange(count).to(later).expand_as(later)
-        )
-        ranks = torch.nn.functional.pad(rank.flip(-1), (0, 1), value=count)
-        of = torch.nn.functional.pad(self.of, (0, rows - self.of.shape[1]), value=OPEN)
-        of = torch.where(of < 0, count, of)[:, None].expand(-1, asked.shape[1], -1)
-        return ranks.gather(-1, of) * rows + torch.arange(rows, device=of.device)
-
-
 @dataclass(frozen=True)
 class Path:
     """Where a new node stands: scratch rows are numbered from 0 behind the committed ones."""
@@ -103,6 +54,14 @@ class Path:
         return self.rows[self.rows.index(self.ends[-1]) + 1 :]
 
 
+@dataclass(frozen=True)
+class Node:
+    """Where a node stands, and what it reads anyway or does not see, see `Share.hidden`."""
+
+    path: Path
+    hidden: torch.Tensor | None
+
+
 def paths(
     tokens: Sequence[int], parents: Sequence[int], first: int, ends: frozenset[int]
 ) -> list[Path]:
@@ -115,6 +74,61 @@ def paths(
     return found[first:]
 
 
+@dataclass(frozen=True, eq=False)
+class Index:
+    """The sentences of a layer's rows."""
+
+    of: torch.Tensor  # (KV, rows): the number of each row's sentence, from 1 on, or OPEN
+    means: torch.Tensor  # (KV, S, D): the mean key of each sentence, in float32 or wider
+
+    @classmethod
+    def of_places(cls, keys: torch.Tensor, places: torch.Tensor, ends: Sequence[int]) -> Index:
+        """Of keys (KV, n, D) that stand at these places of a text (KV, n), which has tokens that
+        end a sentence at `ends`, ascending. A sentence without rows has mean 0.
+        """
+        heads, _, width = keys.shape
+        last = torch.tensor(list(ends), dtype=torch.long, device=keys.device)
+        of = torch.searchsorted(last, places.contiguous())  # from 0 on
+        wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+        sums = wide.new_zeros(heads, len(ends) + 1, width)
+        sums = sums.scatter_add(1, of[..., None].expand_as(wide), wide)
+        counts = sums.new_zeros(sums.shape[:2]).scatter_add(1, of, sums.new_ones(of.shape))
+        return cls(of + 1, sums / counts.clamp(min=1)[..., None])
+
+    def closed(self, keys: torch.Tensor, rows: Sequence[int]) -> Index:
+        """The same with these rows, ascending, as one more sentence; `keys` (KV, any, D) of all
+        rows.
+        """
+        more = max(0, rows[-1] + 1 - self.of.shape[1])
+        of = torch.nn.functional.pad(self.of, (0, more), value=OPEN)
+        chosen = torch.tensor(list(rows), device=keys.device)
+        mean = keys[:, chosen].to(self.means.dtype).mean(1, keepdim=True)
+        number = self.means.shape[1] + 1
+        return Index(of.index_fill(1, chosen, number), torch.cat([self.means, mean], 1))
+
+    def above(self, keys: torch.Tensor, path: Path, begun: range) -> Index:
+        """The same with the sentences that a node's path ended, behind the committed rows `begun`
+        that stand in none.
+        """
+        index, rows = self, list(begun)
+        for row in path.rows[:-1]:
+            rows.append(begun.stop + row)
+            if row in path.ends:
+                index, rows = index.closed(keys, rows), []
+        return index
+
+    def given(self, asked: torch.Tensor, rows: int) -> torch.Tensor:
+        """What a query (KV, D) gives to the first so many rows by their sentences (KV, rows): the
+        products with the sentences' mean keys, and less to rows in none.
+        """
+        products = (asked[:, None] @ self.means.transpose(1, 2))[:, 0]
+        nothing = torch.finfo(products.dtype).min
+        given = torch.nn.functional.pad(products, (1, 0), value=nothing).gather(
+            1, self.of[:, :rows]
+        )
+        return torch.nn.functional.pad(given, (0, rows - given.shape[1]), value=nothing)
+
+
 @dataclass(frozen=True)
 class Share:
     """How many rows a query reads: the first ones, the last ones, `room` of those between them."""
@@ -123,18 +137,28 @@ class Share:
     recent: int = 1
     room: int = 1
 
-    def left_out(self, order: torch.Tensor, base: int, path: Path) -> torch.Tensor:
-        """What a node does not read, bool (KV, rows): it sees `base` committed rows and its path,
-        and the first in this order (KV, rows) come first.
+    def hidden(self, base: int, path: Path, rows: int, device: torch.device) -> torch.Tensor | None:
+        """Which of so many rows a node reads anyway, or does not see, bool (rows,): it sees `base`
+        committed rows and its path. None: there is room for all that it sees.
         """
         end = base + len(path.rows) - self.recent
-        between = torch.zeros(order.shape[1], dtype=torch.bool)
-        between[self.sinks : min(base, max(0, end))] = True
+        hidden = torch.ones(rows, dtype=torch.bool)
+        hidden[self.sinks : min(base, max(0, end))] = False
         for row in path.rows[max(0, self.sinks - base) : max(0, end - base)]:
-            between[base + row] = True
-        between = between.to(order.device)
-        if int(between.sum()) <= self.room:
-            return torch.zeros_like(order, dtype=torch.bool)
-        places = order.masked_fill(~between, torch.iinfo(order.dtype).max)
-        last = places.topk(self.room, -1, largest=False).values.amax(-1, keepdim=True)
-        return between & (places > last)
+            hidden[base + row] = False
+        return hidden.to(device) if rows - int(hidden.sum()) > self.room else None
+
+    def read(self, given: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """What a node reads, bool (KV, rows): the `hidden` rows, and of the others those that are
+        given the most (KV, rows), of equal ones the first.
+        """
+        chosen = highest(given.masked_fill(hidden, -torch.inf), self.room)
+        return hidden.repeat(len(given), 1).scatter_(1, chosen.long(), True)
+
+    def listed(self, given: torch.Tensor) -> Listed:
+        """The same for a node that sees all rows: what comes before the last ones is given so much
+        (KV, rows - recent).
+        """
+        given[:, : self.sinks] = torch.inf
+        lists = highest(given, self.sinks + self.room)
+        return Listed(lists[:, None], 1, given.shape[1])

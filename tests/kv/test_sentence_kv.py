@@ -132,7 +132,7 @@ def test_a_full_stop_that_is_rejected_leaves_no_trace() -> None:
 @pytest.mark.parametrize("slip", ["index", "queries", "ends"])
 def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if slip == "index":  # a draft's full stops end no sentence in the index
-        monkeypatch.setattr(Sentences, "_index", lambda self, layer, *_: self.index[layer])
+        monkeypatch.setattr(Index, "above", lambda self, *_: self)
     elif slip == "queries":  # the queries of committed tokens are forgotten
         nothing = property(lambda self: {}, lambda self, sums: None)
         monkeypatch.setattr(Sentences, "asked", nothing, raising=False)
@@ -145,16 +145,15 @@ def test_each_row_that_stayed_is_in_one_sentence_and_empty_ones_are_never_read()
     keys = torch.randn(2, 5, 4, dtype=torch.float64)
     places = torch.tensor([[0, 1, 2, 7, 8], [0, 5, 6, 7, 8]])
     index = Index.of_places(keys, places, [1, 4, 8])
-    assert index.of.tolist() == [[0, 0, 1, 2, 2], [0, 2, 2, 2, 2]]
+    assert index.of.tolist() == [[1, 1, 2, 3, 3], [1, 3, 3, 3, 3]]
     assert torch.allclose(index.means[1, 2], keys[1, 1:].mean(0))
     assert torch.equal(index.means[1, 1], torch.zeros(4, dtype=torch.float64))
-    order = index.order(torch.randn(2, 3, 4, dtype=torch.float64), 7)
+    given = index.given(torch.randn(2, 4, dtype=torch.float64), 7)
     for group in range(2):
-        for asked in range(3):
-            ranked = order[group, asked].argsort().tolist()
-            assert ranked[-2:] == [5, 6]  # rows in no sentence
-            numbers = index.of[group][ranked[:-2]].tolist()
-            assert numbers == sorted(numbers, key=numbers.index)  # sentences in one piece
+        ranked = given[group].argsort(descending=True, stable=True).tolist()
+        assert ranked[-2:] == [5, 6]  # rows in no sentence
+        numbers = index.of[group][ranked[:-2]].tolist()
+        assert numbers == sorted(numbers, key=numbers.index)  # sentences in one piece
 
 
 def test_with_room_for_everything_it_is_the_full_cache_bit_by_bit() -> None:

@@ -195,6 +195,60 @@ def test_products_are_those_of_torch(kind: str, dtype: torch.dtype, **size: int)
     assert near(ours, theirs, torch.float32)
 
 
+@built
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=20, deadline=None)
+@given(**sizes)
+def test_rows_in_columns_and_a_part_of_the_result(
+    kind: str, dtype: torch.dtype, **size: int
+) -> None:
+    asked = question(**{**size, "width": size["width"] + 1}, dtype=dtype)  # type: ignore[arg-type]
+    columns = asked.keys.transpose(1, 2).contiguous().transpose(1, 2)
+    rows = size["rows"]
+    whole = torch.full((*asked.q.shape[:2], rows + 5), 7.0)
+    with kernels(kind):
+        assert library.lie_in_columns(columns) or rows == 1
+        products(asked.q, columns, whole[..., 2 : rows + 2])
+        beside = products(asked.q, asked.keys, torch.empty(*asked.q.shape[:2], rows))
+    with no_library():
+        theirs = products(asked.q, asked.keys)
+    assert near(whole[..., 2 : rows + 2], theirs, torch.float32)
+    assert near(beside, theirs, torch.float32)
+    assert whole[..., :2].eq(7).all() and whole[..., rows + 2 :].eq(7).all()
+
+
+@built
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1000, 3000),
+    st.sampled_from((1, 7, 128, 999)),
+    st.sampled_from(("drawn", "equal", "few", "infinite", "ascending", "one high", "tiny")),
+    st.integers(0, 999),
+)
+def test_the_highest_of_many(kind: str, length: int, count: int, sort: str, seed: int) -> None:
+    """Also where the scores that are looked at first say little of the others."""
+    scores = torch.randn(2, length, generator=torch.Generator().manual_seed(seed))
+    if sort == "equal":
+        scores = torch.zeros(2, length)
+    elif sort == "few":
+        scores = (2 * scores).round()
+    elif sort == "infinite":
+        scores[:, ::7], scores[:, 1::5] = torch.inf, -torch.inf
+    elif sort == "ascending":
+        scores = scores.sort(-1).values
+    elif sort == "one high":
+        scores = torch.full((2, length), -torch.inf)
+        scores[:, seed] = 1
+    elif sort == "tiny":  # below the normal numbers, and zeros of both signs
+        scores = (scores * 1e-40) * (torch.arange(length) % 3 - 1)
+    with kernels(kind):
+        found = highest(scores, count).long()
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    assert torch.equal(found, order[:, :count].sort(-1).values)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 40), st.integers(1, 50), st.integers(0, 999), st.booleans()

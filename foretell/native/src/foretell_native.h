@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 10
+#define FT_VERSION 11
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -98,8 +98,9 @@ typedef struct {
     const float *attended;         /* (nodes, heads * width) */
 } ft_between;
 
-/* Attention of queries over some rows of a cache. Numbers of a row lie beside each other; strides
-   count numbers. Which rows a node reads is said for each query head, or for each key head
+/* Attention of queries over some rows of a cache. Numbers of a row lie beside each other (or
+   `key_number` apart, for products alone: then rows lie beside each other); strides count numbers.
+   Which rows a node reads is said for each query head, or for each key head
    (`owners` of them): by `lists` of pages, rows list * page to list * page + page - 1, ascending,
    and all rows from `first` on; or by `read`; or it reads all of them, where both are NULL. A row
    that the mask hides is read by nobody. */
@@ -108,7 +109,7 @@ typedef struct {
     int32_t wide;                  /* 1: keys and values are float32; 0: bfloat16 */
     int32_t owners, longest, page, first;
     const void *keys, *values;
-    int64_t key_head, key_row, value_head, value_row;
+    int64_t key_head, key_row, key_number, value_head, value_row;
     const float *q;                /* (heads, nodes, width) */
     const int32_t *lists;          /* (owners, nodes, longest) or NULL */
     const uint8_t *read;           /* (owners, nodes, rows) or NULL */
@@ -116,6 +117,7 @@ typedef struct {
     int64_t mask_head;             /* between the masks of two query heads; 0: they share one */
     float scale;
     float *out;                    /* (nodes, heads, value_width) */
+    int64_t out_row;               /* of products: between the rows of (heads, nodes, rows) */
     float *weights;                /* (kv_heads, nodes, rows) or NULL: their means over query heads
                                       that share keys */
     float *log_sums;               /* (nodes, heads) or NULL: logs of the sums of exponentials */
@@ -223,6 +225,7 @@ typedef struct {
     float (*sum_above)(const float *logits, int32_t count, float highest);
     void (*exponentials)(const float *logits, int32_t count, float from, float *out);
     int32_t (*best)(const float *logits, int32_t count, float *chance);
+    int32_t (*reaching)(const float *scores, int32_t count, float least, int32_t *places);
     int64_t (*reading_bytes)(const ft_reading *reading);
     void (*read_listed)(const ft_reading *reading, int32_t node, int32_t first, int32_t last,
                         void *memory);

@@ -86,7 +86,8 @@ typedef struct {
     int64_t bytes;    /* of each thread */
 } highest_job;
 
-#define DIGIT 11 /* bits that are looked at together */
+#define BINS 256   /* of keys */
+#define SAMPLE 256 /* scores by which it is guessed how high the highest are */
 
 /* Whole numbers in the order of floats, NaN aside; of both zeros the same. */
 static uint32_t ordered(float score) {
@@ -96,92 +97,85 @@ static uint32_t ordered(float score) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* What the `count`-th highest of `length` scores is, count at most length, as `ordered` has it; and
-   how many of those that are equal to it are among them. Digit by digit, the numbers are counted
-   that begin as it does; after the first digit few of them are left. `keys`: room for all. */
-static uint32_t find_least(const float *scores, int32_t length, int32_t count, uint32_t *keys,
-                           int32_t *equal) {
-    const uint32_t digits = (1u << DIGIT) - 1;
-    uint32_t least = 0;
-    for (int32_t i = 0; i < length; i++)
-        keys[i] = ordered(scores[i]);
-    for (int shift = 32 - DIGIT;; shift = shift > DIGIT ? shift - DIGIT : 0) {
-        /* Neighbours are counted apart: mostly they are alike, and would wait for each other. */
-        int32_t found[1 << DIGIT] = {0}, beside[1 << DIGIT] = {0}, left = 0;
-        for (int32_t i = 0; i + 1 < length; i += 2) {
-            found[keys[i] >> shift & digits]++;
-            beside[keys[i + 1] >> shift & digits]++;
+static float score_of(uint32_t key) {
+    float score;
+    key = key & 0x80000000u ? key ^ 0x80000000u : ~key;
+    memcpy(&score, &key, 4);
+    return score;
+}
+
+/* What the `count`-th highest of `length` keys is, count at most length; and how many of those that
+   are equal to it are among them. The keys are sorted into `BINS` equal ranges between the least and
+   the largest of them; those of the range where it lies go on, until a range is one number. The keys
+   are overwritten. */
+static uint32_t find_least(uint32_t *keys, int32_t length, int32_t count, int32_t *equal) {
+    for (;;) {
+        int32_t found[BINS] = {0}, bin = BINS - 1, shift = 0, left = 0;
+        uint32_t lowest = keys[0], highest = keys[0];
+        for (int32_t i = 1; i < length; i++) {
+            lowest = keys[i] < lowest ? keys[i] : lowest;
+            highest = keys[i] > highest ? keys[i] : highest;
         }
-        if (length % 2)
-            found[keys[length - 1] >> shift & digits]++;
-        uint32_t digit = digits;
-        for (; found[digit] + beside[digit] < count; digit--)
-            count -= found[digit] + beside[digit];
-        least |= digit << shift;
-        *equal = count;
-        if (!shift)
-            return least;
+        while ((highest - lowest) >> shift >= BINS)
+            shift++;
+        for (int32_t i = 0; i < length; i++)
+            found[(keys[i] - lowest) >> shift]++;
+        for (; found[bin] < count; bin--)
+            count -= found[bin];
+        if (!shift) {
+            *equal = count;
+            return lowest + (uint32_t)bin;
+        }
         for (int32_t i = 0; i < length; i++) {
-            keys[left] = keys[i];
-            left += (keys[i] >> shift & digits) == digit;
+            const uint32_t key = keys[i];
+            keys[left] = key;
+            left += (key - lowest) >> shift == (uint32_t)bin;
         }
         length = left;
     }
 }
 
-/* Places of the `count` highest scores, ascending; of equals the first. `keys`: room for all. */
-static void take_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
-                         uint32_t *keys) {
-    int32_t equal = count, taken = 0;
-    const uint32_t least = count < length ? find_least(scores, length, count, keys, &equal) : 0;
-    for (int32_t i = 0; taken < count; i++) {
-        uint32_t key = ordered(scores[i]);
-        places[taken] = i;
-        taken += (key > least) | ((key == least) & (equal > 0));
-        equal -= key == least;
-    }
+/* A score that, going by some of them, a little more than `count` of all reach. */
+static float guess_least(const float *scores, int32_t length, int32_t count) {
+    uint32_t sample[SAMPLE];
+    int32_t equal;
+    for (int32_t i = 0; i < SAMPLE; i++)
+        sample[i] = ordered(scores[(int64_t)i * length / SAMPLE]);
+    const float share = (float)count / (float)length * SAMPLE;
+    const int32_t more = (int32_t)(share + 2.0f * sqrtf(share)) + 2;
+    return more < SAMPLE ? score_of(find_least(sample, SAMPLE, more, &equal)) : -INFINITY;
 }
 
-/* The same; where few are wanted, blocks that have none of them are passed over. `memory`: room for
-   the scores, once more, and for numbers of their blocks. */
-static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *places,
-                         float *memory) {
-    const int32_t blocks = (length + BLOCK - 1) / BLOCK;
-    uint32_t *keys = (uint32_t *)(memory + blocks * BLOCK);
-    int32_t *block = (int32_t *)(keys + blocks * BLOCK), kept = 0, equal = 0;
-    if (count >= blocks) {
-        take_highest(scores, length, count, places, keys);
-        return;
+/* The places of the `count` highest scores, ascending; of equals the first. Those that do not reach
+   a guess are passed over, unless it was too high. `places` and `keys` have room for all, `keys`
+   twice. */
+static void find_highest(const float *scores, int32_t length, int32_t count, int32_t *out,
+                         int32_t *places, uint32_t *keys) {
+    int32_t kept = 0, equal = 0, taken = 0;
+    if (length > 4 * SAMPLE)
+        kept = ft_chosen()->reaching(scores, length, guess_least(scores, length, count), places);
+    if (kept < count)
+        for (kept = 0; kept < length; kept++)
+            places[kept] = kept;
+    for (int32_t i = 0; i < kept; i++)
+        keys[i] = ordered(scores[places[i]]);
+    uint32_t *copies = keys + kept;
+    memcpy(copies, keys, sizeof(uint32_t) * (size_t)kept);
+    const uint32_t least = find_least(copies, kept, count, &equal);
+    for (int32_t i = 0; taken < count; i++) {
+        out[taken] = places[i];
+        taken += (keys[i] > least) | ((keys[i] == least) & (equal > 0));
+        equal -= keys[i] == least;
     }
-    for (int32_t b = 0; b < blocks; b++) {
-        int32_t end = (b + 1) * BLOCK < length ? (b + 1) * BLOCK : length;
-        float top = scores[b * BLOCK];
-        for (int32_t i = b * BLOCK + 1; i < end; i++)
-            top = scores[i] > top ? scores[i] : top;
-        memory[b] = top;
-    }
-    /* As many blocks as are wanted reach the lowest of the highest blocks' tops, with a score each:
-       blocks that do not reach it have none that is wanted. */
-    const uint32_t least = find_least(memory, blocks, count, keys, &equal);
-    for (int32_t b = 0; b < blocks; b++)
-        if (ordered(memory[b]) >= least)
-            block[kept++] = b;
-    for (int32_t k = 0; k < kept; k++) {
-        int32_t first = block[k] * BLOCK, left = length - first;
-        for (int32_t i = 0; i < BLOCK; i++) /* scores that are not there are the last ones */
-            memory[k * BLOCK + i] = i < left ? scores[first + i] : -INFINITY;
-    }
-    take_highest(memory, kept * BLOCK, count, places, keys);
-    for (int32_t i = 0; i < count; i++)
-        places[i] = block[places[i] / BLOCK] * BLOCK + places[i] % BLOCK;
 }
 
 static void highest_work(ft_team *team, int thread, void *argument) {
     highest_job *job = argument;
-    float *memory = (float *)(job->memory + thread * job->bytes);
+    int32_t *places = (int32_t *)(job->memory + thread * job->bytes);
+    uint32_t *keys = (uint32_t *)(places + job->length);
     for (int32_t list; (list = ft_next(team, thread, job->lists)) < job->lists;)
         find_highest(job->scores + (int64_t)list * job->length, job->length, job->count,
-                     job->places + (int64_t)list * job->count, memory);
+                     job->places + (int64_t)list * job->count, places, keys);
 }
 
 /* 0: no memory. */
@@ -190,7 +184,7 @@ EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, in
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     highest_job job = {.scores = scores, .lists = lists, .length = length, .count = count,
                        .places = places};
-    job.bytes = 64 * ((12 * ((int64_t)length + BLOCK) + 63) / 64);
+    job.bytes = 64 * ((12 * (int64_t)length + 63) / 64); /* places, and keys twice */
     job.memory = malloc((size_t)(threads * job.bytes));
     if (!job.memory)
         return 0;

@@ -2,7 +2,7 @@
 
    A query's result depends on the rows that it reads alone: they are taken in ascending order. */
 
-#define AHEAD_ROWS 48 /* of a list, which the processor cannot foresee */
+#define AHEAD_ROWS 24 /* of a list, which the processor cannot foresee */
 
 /* 16 numbers of a row from `d` on; of a row that ends before, zeros behind it. `whole`: none
    does. */
@@ -173,6 +173,20 @@ static void mix_queries(const ft_reading *reading, int32_t head, const int32_t *
     MIX_COUNT(3) MIX_COUNT(1)
 }
 
+/* The places of scores that are at least `least`, ascending; returns how many. `places` has room for
+   all. */
+static int32_t reaching(const float *scores, int32_t count, float least, int32_t *places) {
+    const vec lowest = v_set(least);
+    int32_t found = 0, i = 0;
+    for (; i + 16 <= count; i += 16)
+        for (uint32_t bits = v_reaching(v_load(scores + i), lowest); bits; bits &= bits - 1)
+            places[found++] = i + __builtin_ctz(bits);
+    for (; i < count; i++)
+        if (scores[i] >= least)
+            places[found++] = i;
+    return found;
+}
+
 /* What a task works in: of each query its numbers and its scores, and a list. */
 static int64_t reading_bytes(const ft_reading *reading) {
     const int64_t group = reading->heads / reading->kv_heads;
@@ -239,20 +253,57 @@ static void read_listed(const ft_reading *reading, int32_t node, int32_t first, 
     }
 }
 
-/* Products of a query with rows `from` to `to - 1` of its key head, out (heads, nodes, rows). */
+/* Products of `count` queries, `apart` numbers from each other, with `rows` rows that lie beside each
+   other; the numbers of a row lie `stride` apart. */
+INLINE void multiply_columns(const void *keys, int64_t stride, int32_t width, int32_t rows,
+                             const float *queries, int64_t apart, const int count, const int wide,
+                             float *out, int64_t out_stride) {
+    for (int32_t i = 0; i < rows; i += 16) {
+        const int32_t here = rows - i < 16 ? rows - i : 16;
+        vec sums[4];
+        UNROLL for (int q = 0; q < count; q++) sums[q] = v_set(0.0f);
+        for (int32_t d = 0; d < width; d++) {
+            vec numbers = row_part(row_at(keys, d * stride + i, wide), 0, here, wide, here == 16);
+            UNROLL for (int q = 0; q < count; q++)
+                sums[q] = v_fma(v_set(queries[q * apart + d]), numbers, sums[q]);
+        }
+        UNROLL for (int q = 0; q < count; q++) {
+            float part[16];
+            v_store(part, sums[q]);
+            memcpy(out + q * out_stride + i, part, sizeof(float) * (size_t)here);
+        }
+    }
+}
+
+/* Products of a query with rows `from` to `to - 1` of its key head, out (heads, nodes, rows), whose
+   rows lie `out_row` apart. */
 static void multiply_rows(const ft_reading *reading, int32_t kv_head, int32_t node, int32_t from,
                           int32_t to) {
     const int32_t group = reading->heads / reading->kv_heads, width = reading->width;
-    const int64_t rows = reading->rows, nodes = reading->nodes;
+    const int64_t nodes = reading->nodes, apart = nodes * reading->out_row;
+    const int64_t place = (int64_t)kv_head * group * nodes + node;
+    const float *queries = reading->q + place * width;
+    float *out = reading->out + place * reading->out_row + from;
+    if (reading->key_number != 1) {
+        const void *keys =
+            row_at(reading->keys, kv_head * reading->key_head + from, reading->wide);
+#define MULTIPLY(COUNT, WIDE)                                                                    \
+    multiply_columns(keys, reading->key_number, width, to - from, queries + h * nodes * width,   \
+                     nodes * width, COUNT, WIDE, out + h * apart, apart)
+        int32_t h = 0;
+        for (; h + 3 <= group; h += 3)
+            reading->wide ? MULTIPLY(3, 1) : MULTIPLY(3, 0);
+        for (; h < group; h++)
+            reading->wide ? MULTIPLY(1, 1) : MULTIPLY(1, 0);
+        return;
+    }
     ft_reading part = *reading;
     part.keys = row_at(reading->keys, from * reading->key_row, reading->wide);
     for (int32_t h = 0; h < group;) {
-        const int32_t head = kv_head * group + h;
-        const int64_t place = head * nodes + node;
         /* Those of one node lie beside each other, head by head. */
         const int32_t count = nodes == 1 ? group - h : 1;
-        score_queries(&part, head, NULL, to - from, reading->q + place * width, count,
-                      reading->out + place * rows + from, nodes * rows);
+        score_queries(&part, kv_head * group + h, NULL, to - from, queries + h * nodes * width,
+                      count, out + h * apart, apart);
         h += count;
     }
 }

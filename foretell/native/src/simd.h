@@ -64,6 +64,8 @@ INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 INLINE vec v_min(vec a, vec b) { return _mm512_min_ps(a, b); }
 INLINE vec v_abs(vec a) { return _mm512_abs_ps(a); }
+/* One bit for each number of `a` that is at least that of `b`. */
+INLINE uint32_t v_reaching(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 INLINE vec v_round(vec a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -188,6 +190,10 @@ INLINE vec v_min(vec x, vec y) { return BOTH(_mm256_min_ps, x, y); }
 INLINE vec v_fma(vec x, vec y, vec z) {
     return (vec){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
+INLINE uint32_t v_reaching(vec x, vec y) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
+}
 INLINE vec v_abs(vec x) {
     __m256 sign = _mm256_set1_ps(-0.0f);
     return (vec){_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
@@ -296,6 +302,11 @@ INLINE vec v_fma(vec a, vec b, vec c) { EACH a.v[i] = fmaf(a.v[i], b.v[i], c.v[i
 INLINE vec v_max(vec a, vec b) { EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 INLINE vec v_min(vec a, vec b) { EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 INLINE vec v_abs(vec a) { EACH a.v[i] = fabsf(a.v[i]); return a; }
+INLINE uint32_t v_reaching(vec a, vec b) {
+    uint32_t bits = 0;
+    EACH bits |= (uint32_t)(a.v[i] >= b.v[i]) << i;
+    return bits;
+}
 INLINE vec v_round(vec a) { EACH a.v[i] = nearbyintf(a.v[i]); return a; }
 INLINE vec v_half(const uint16_t *p) { vec r; EACH r.v[i] = ft_half(p[i]); return r; }
 INLINE vec v_bfloat(const uint16_t *p) { vec r; EACH r.v[i] = ft_bfloat(p[i]); return r; }

@@ -38,6 +38,14 @@ INLINE float32x4_t quarter_min(float32x4_t x, float32x4_t y) {
 }
 INLINE vec v_max(vec x, vec y) { return (vec)TWO(quarter_max, x, y); }
 INLINE vec v_min(vec x, vec y) { return (vec)TWO(quarter_min, x, y); }
+INLINE uint32_t quarter_reaching(float32x4_t x, float32x4_t y) {
+    const uint32_t each[4] = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32(vcgeq_f32(x, y), vld1q_u32(each)));
+}
+INLINE uint32_t v_reaching(vec x, vec y) {
+    return quarter_reaching(x.a, y.a) | quarter_reaching(x.b, y.b) << 4 |
+           quarter_reaching(x.c, y.c) << 8 | quarter_reaching(x.d, y.d) << 12;
+}
 INLINE vec v_abs(vec x) { return (vec)ONE(vabsq_f32, x); }
 INLINE vec v_round(vec x) { return (vec)ONE(vrndnq_f32, x); }
 INLINE float32x4_t quarter_half(const uint16_t *p) {
