@@ -28,7 +28,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class Dparallel(Denoising):
     """With `bound` 0 it commits one token a step, and others without any entropy."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     bound: float = 0.5  # nats
 
     def __post_init__(self) -> None:

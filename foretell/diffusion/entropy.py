@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Entropy(Ordered):
     """A block of 0 is the whole canvas."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
 
     def rank(self, found: Proposals) -> torch.Tensor:

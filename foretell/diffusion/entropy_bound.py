@@ -28,7 +28,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class EntropyBound(Denoising):
     """With `gamma` 0 it commits one token a step, and others without any entropy."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     gamma: float = 0.1  # nats
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ EXPLORE = ("branch", "commit")
 class Ete(Denoising):
     """With `values` 1 and `ahead` 0 it is `threshold`."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     tau: float = 0.9  # chance of a token
     values: int = 4  # that are tried
     ahead: int = 2  # blocks beyond the current one whose sure tokens are committed
@@ -113,7 +113,7 @@ class Ete(Denoising):
 
     def open(self, sheet: Sheet, block: tuple[int, int]) -> list[int]:
         """The masked positions of the block and of the next ones."""
-        end = block[1] + self.ahead * self.block if self.block else block[1]
+        end = block[1] + self.ahead * sheet.size_of(self.block)
         return [place for place in sheet.masked if block[0] <= place < end]
 
     def filled(

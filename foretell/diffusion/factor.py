@@ -29,7 +29,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class Factor(Denoising):
     """With `f` 0 it commits one token a step, and others of chance 1."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     f: float = 1.0
 
     def __post_init__(self) -> None:

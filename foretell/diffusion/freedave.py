@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 class Freedave(Denoising):
     """With `drafts` 1 it makes the forwards of static decoding."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     drafts: int = 4  # canvases of a forward
     plus: bool = False  # FreeDave++
     tau: float = 0.95  # chance of a token, of plus
@@ -121,8 +121,9 @@ class Freedave(Denoising):
         Of equal chances the earlier position.
         """
         order = ranked(found.chances())
-        if self.eager and self.block:
-            order.sort(key=lambda n: sheet.block_number(found.places[n], self.block))
+        size = sheet.size_of(self.block)
+        if self.eager and size:
+            order.sort(key=lambda n: sheet.block_number(found.places[n], size))
         return order
 
     def step(self, sheet: Sheet, found: Proposals) -> list[int]:

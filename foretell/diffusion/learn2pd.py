@@ -35,7 +35,7 @@ from foretell.core.types import Message, Reply
 from foretell.errors import BadConfig
 from foretell.ops.block_filter import MAKE, BlockFilter, load
 from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import Denoising, Proposals, asked, ranked
+from foretell.ops.denoising import OWN, Denoising, Proposals, asked, ranked
 from foretell.ops.planning import Planner, View
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class Learn2Pd(Denoising):
     """Blocks are those that the filter was made for. With `tau` 1 it commits one token a step."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones, those of the filter; -1 says so too
     filter: str = ""  # a file
     tau: float = 0.96  # of the filter's own sureness
     crop: bool = True  # whether the canvas is cut at its end
@@ -71,7 +71,7 @@ class Learn2Pd(Denoising):
         if not self.filter:
             raise BadConfig(f"learn2pd:filter: names no file, and none ships; {MAKE}")
         made = load(Path(self.filter), ctx.models["target"])
-        if made.block != self.block:
+        if self.block not in (OWN, made.block):
             raise BadConfig.field(
                 "learn2pd:block", self.block, f"{made.block}, as {self.filter} was made for"
             )
@@ -81,7 +81,7 @@ class Learn2Pd(Denoising):
         self, ctx: Context, sheet: Sheet, planner: Planner, state: Any
     ) -> Generator[Message, Any, Proposals]:
         """Of all positions of the block, and of the masks behind it."""
-        start, end = sheet.block(self.block)
+        start, end = sheet.block(state.block)
         beyond = [place for place in sheet.masked if place >= end] if self.crop else []
         view = planner.plan(sheet, (start, end), [*range(start, end), *beyond])
         if view.computed is not None:
@@ -91,13 +91,13 @@ class Learn2Pd(Denoising):
         return Proposals(ctx, sheet, view.wanted, reply.logits)
 
     def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
-        block = sheet.block(self.block)
+        block = sheet.block(state.block)
         super().fill(sheet, found, state)
         if self.crop:
             self.cut(sheet, found, block)
 
     def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        start, end = sheet.block(self.block)
+        start, end = sheet.block(state.block)
         masked = set(sheet.masked)
         open_ = [n for n, p in enumerate(found.places) if start <= p < end and p in masked]
         sure = sureness(state, found, start, end)

@@ -40,7 +40,7 @@ class Left:
 class Rcr(Ordered):
     """With steps=1 a block is filled at once."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
 
     remasks = True

@@ -43,7 +43,7 @@ class Again:
 class Remdm(Ordered):
     """With `further` 0 it is `confidence`."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
     further: int = 4  # steps of each block
     count: int = 1  # tokens that each of them takes back

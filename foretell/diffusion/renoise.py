@@ -83,7 +83,8 @@ class Renoise(Denoising):
     needs = ("canvas", NOISE)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.block < 0:
+            raise BadConfig.field("renoise:block", self.block, "a number of positions, or 0")
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:

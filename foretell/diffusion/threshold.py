@@ -28,7 +28,7 @@ from foretell.ops.denoising import Denoising, Proposals, ranked
 class Threshold(Denoising):
     """Above 1, `tau` is one token a step."""
 
-    block: int = 32  # positions that are filled before later ones; 0: all together
+    block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     tau: float = 0.9  # chance of a token
 
     def __post_init__(self) -> None:

@@ -88,6 +88,10 @@ def look(
     return Look(TokenTree(last), model, branch, None, (), None, False, 0, None, None, *view)
 
 
+OWN = -1  # in place of a block's size: the model's own
+USUAL = 32  # the size where it has none, as in the published samplers
+
+
 @dataclass
 class Sheet:
     """A canvas while it is filled.
@@ -96,8 +100,8 @@ class Sheet:
     chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
     entry that stats.logprobs made of the row it was committed by, where these are asked for.
     `shown`: of masked positions the tokens that the model reads there for the time being.
-    `aligned`: blocks are counted from the text's beginning, not from the prompt's end, as a model
-    needs it that sees whole blocks and those before them.
+    `own_block`: positions of a block of the model's, where it sees whole blocks and those before
+    them; else 0. Blocks are then counted from the text's beginning, not from the prompt's end.
     """
 
     canvas: list[int]
@@ -109,7 +113,7 @@ class Sheet:
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
     told: list[int] | None = None  # what stood behind the prompt when `changes` was called last
     shown: dict[int, int] = field(default_factory=dict)
-    aligned: bool = False
+    own_block: int = 0
 
     @property
     def end(self) -> int:
@@ -126,17 +130,21 @@ class Sheet:
         return [shown.get(place, token) for place, token in enumerate(self.canvas[:end])]
 
     def block(self, size: int) -> tuple[int, int]:
-        """The block, from where to where, of the first masked position; `size` 0: the canvas."""
-        masked = self.masked
+        """The block, from where to where, of the first masked position; see `size_of`."""
+        size, masked = self.size_of(size), self.masked
         if not size or not masked:
             return self.first, self.end
-        origin = 0 if self.aligned else self.first
+        origin = 0 if self.own_block else self.first
         start = origin + self.block_number(masked[0], size) * size
         return max(start, self.first), min(start + size, self.end)
 
     def block_number(self, place: int, size: int) -> int:
         """Of the block of this many positions that `place` is in."""
-        return (place if self.aligned else place - self.first) // size
+        return (place if self.own_block else place - self.first) // size
+
+    def size_of(self, size: int) -> int:
+        """Positions of a block; 0: the canvas is one. A `size` of OWN is the model's, or USUAL."""
+        return size if size != OWN else self.own_block or USUAL
 
     def commit(self, place: int, token: int, chance: float) -> None:
         assert self.canvas[place] == MASKED, "a committed token is not changed"

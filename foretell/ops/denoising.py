@@ -18,6 +18,7 @@ from foretell.core.strategy import Strategy
 from foretell.core.types import Commit, Drop, Fork, Kept, Message, Reply, Steps, Tell
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.canvas import MASKED, MASKS, Look, Sheet, look
+from foretell.ops.canvas import OWN as OWN
 from foretell.ops.planning import Planner, View, planner_of
 from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 from foretell.stats import logprobs
@@ -149,7 +150,7 @@ def ranked(scores: torch.Tensor) -> list[int]:
 class Denoising(Strategy):
     """The base of methods that fill a canvas of max_new_tokens masks behind the prompt."""
 
-    block = 32  # positions that are filled before later ones; 0: all together
+    block = OWN  # positions filled before later ones; 0: all; -1: the model's, else 32
     kind = "diffusion"
     needs = ("canvas", MASKS)
     one_text = True
@@ -162,8 +163,9 @@ class Denoising(Strategy):
         return 1
 
     def __post_init__(self) -> None:
-        if self.block < 0:
-            raise BadConfig.field("block", self.block, "a number of positions, or 0 for all")
+        if self.block < OWN:
+            allowed = f"a number of positions, 0 for all, or {OWN} for the model's own"
+            raise BadConfig.field("block", self.block, allowed)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
@@ -310,8 +312,7 @@ def begun(ctx: Context) -> Sheet:
         )
     first = len(ctx.tokens)
     given = frozenset(first + i for i, token in enumerate(behind) if token != MASKED)
-    aligned = bool(getattr(target, "block", 0))
-    return Sheet([*ctx.tokens, *behind], first, given, aligned=aligned)
+    return Sheet([*ctx.tokens, *behind], first, given, own_block=getattr(target, "block", 0))
 
 
 def whole_canvases(target: Model, ctx: Context, room: int) -> int:

@@ -39,4 +39,4 @@ def test_blocks_are_those_that_a_model_sees(
 
 
 def test_bad_settings_are_named() -> None:
-    check_bad("confidence:steps=-1", "confidence:block=-1")
+    check_bad("confidence:steps=-1", "confidence:block=-2")

@@ -13,7 +13,7 @@ def test_one_token_a_step_draws_from_the_joint_law() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    check_bad("entropy:steps=-1", "entropy:block=-1")
+    check_bad("entropy:steps=-1", "entropy:block=-2")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,20 @@ def test_a_canvas_in_company_is_the_canvas_alone(name: str, temperature: float) 
 
 
 @every
+def test_blocks_are_the_models_own_where_none_are_asked_for(name: str) -> None:
+    if registry.load(name, "diffusion").block == 0:
+        pytest.skip("it fills all of a canvas")
+    if name == "learn2pd":
+        pytest.skip("blocks are those of its filter: see its own tests")
+    options = {"temperature": 0.9, "max_new_tokens": 40, "seed": 3}
+    for own, size in ((3, 3), (0, 32)):
+        model = toy(name, block=own, seed=4)
+        given = text(model, name, (2, 3), **options)
+        assert given == text(model, f"{name}:block={size}", (2, 3), **options)
+        assert given != text(model, f"{name}:block={35 - size}", (2, 3), **options)
+
+
+@every
 @pytest.mark.parametrize("shift", [0, 1])
 def test_it_fills_what_is_left_between_given_tokens(name: str, shift: int) -> None:
     given = [2, -1, -1, 1, -1, 0]

@@ -134,6 +134,8 @@ def test_bad_filters_are_named(tmp_path: Path) -> None:
     path = made(tmp_path, model)
     with pytest.raises(BadConfig, match="block"):
         text(model, f"learn2pd:block=8,filter={path}", (5, 6))
+    own = text(model, f"learn2pd:filter={path}", (5, 6))  # blocks are the filter's
+    assert own == text(model, f"learn2pd:block=4,filter={path}", (5, 6))
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"no file")
     with pytest.raises(BadFile, match="cannot be read"):

@@ -11,7 +11,7 @@ def test_one_token_a_step_draws_from_the_joint_law() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    check_bad("margin:steps=-1", "margin:block=-1")
+    check_bad("margin:steps=-1", "margin:block=-2")
 
 
 def test_positions_are_ranked_by_the_margin() -> None:

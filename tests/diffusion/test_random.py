@@ -13,7 +13,7 @@ def test_one_token_a_step_draws_from_the_joint_law() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    check_bad("random:steps=-1", "random:block=-1")
+    check_bad("random:steps=-1", "random:block=-2")
 
 
 def test_only_rows_of_the_drawn_positions_are_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.ops.canvas import MASKED, Sheet
+from foretell.ops.canvas import MASKED, OWN, Sheet
 
 
 def test_blocks_follow_the_first_mask() -> None:
@@ -17,12 +17,14 @@ def test_blocks_follow_the_first_mask() -> None:
 
 
 def test_blocks_of_a_model_that_sees_whole_ones_are_counted_from_the_beginning() -> None:
-    sheet = Sheet([5, 6, 7, 8, *[MASKED] * 7], 4, aligned=True)
+    sheet = Sheet([5, 6, 7, 8, *[MASKED] * 7], 4, own_block=5)
     assert sheet.block(3) == (4, 6) and sheet.block(0) == (4, 11)
     for place in (4, 5):
         sheet.commit(place, 1, 0.5)
     assert sheet.block(3) == (6, 9) and sheet.block(8) == (4, 8)
     assert [sheet.block_number(place, 3) for place in (4, 6, 10)] == [1, 2, 3]
+    assert sheet.size_of(OWN) == 5 and sheet.size_of(3) == 3 and sheet.size_of(0) == 0
+    assert Sheet([5, MASKED], 1).size_of(OWN) == 32
 
 
 def test_a_committed_token_is_not_changed_but_may_be_taken_back() -> None:
