@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("masked", "certainty")
 PRECISIONS = ("float32", "bfloat16")
+AT_ONCE = 32  # prompts that are answered beside each other
 HELD_BACK = 32  # one of so many answers is for measuring
 RATES = (0.15, 0.5, 0.9)  # at which a finished model is asked
 MASK_TOKEN = "<|mask|>"
@@ -128,15 +129,20 @@ class Examples(Protocol):
 
 class Answers:
     """Answers with their prompts, of which one in HELD_BACK is left out; each round over the
-    others is in another order. An end stands behind each that is not cut, and behind some more.
+    others is in another order. An end stands behind each that is not cut, and behind some more; or
+    with `block` so many that they end with a block of that many positions, as canvases do.
     """
 
-    def __init__(self, texts: Sequence[Example], end: int, window: int, seed: int):
-        ended = [text if text.cut else with_end(text, end) for text in texts]
+    def __init__(self, texts: Sequence[Example], end: int, window: int, seed: int, block: int = 0):
+        ended = []
+        for text in texts:
+            answer = len(text.ids) - text.given
+            count = block - answer % block if block else 1
+            ended.append(text if text.cut else with_end(text, end, count))
         fitting = [text for text in ended if len(text.ids) <= window]
         self.held_back = fitting[::HELD_BACK]
         self.train = [text for i, text in enumerate(fitting) if i % HELD_BACK]
-        self.end, self.window, self.seed = end, window, seed
+        self.end, self.window, self.seed, self.block = end, window, seed, block
         if not self.train:
             raise BadConfig(
                 f"{len(fitting)} answers of at most {window} tokens with their prompts are too "
@@ -148,7 +154,7 @@ class Answers:
         order = np.random.default_rng((self.seed, turn)).permutation(len(self.train))
         text = self.train[order[place]]
         draw = np.random.default_rng((self.seed, turn, place))
-        if text.cut or draw.random() >= ROOM:
+        if text.cut or self.block or draw.random() >= ROOM:
             return text
         return with_end(text, self.end, int(draw.integers(0, self.window - len(text.ids) + 1)))
 
@@ -296,19 +302,22 @@ def own_answers(
     """What a model that fills canvases answers to the prompts of these examples, one token a step
     and the surest first; without its end, which whoever learns from it adds, or cut.
     """
-    found = []
+    found: list[Example] = []
+    method = f"confidence:block={config.certain}"
     with telling() as tell:
-        for number in range(count):
-            example = data[number]
-            length = min(config.longest, config.window - 1 - example.given)
-            options: dict[str, Any] = {"max_new_tokens": length, "temperature": 0.0}
-            prompt = example.ids[: example.given].tolist()
-            answer = lm.generate(prompt, method=f"confidence:block={config.certain}", **options)
-            ended = answer.finish_reason == "stop"
-            tokens = answer.tokens[:-1] if ended else answer.tokens
-            found.append(Example(np.array([*prompt, *tokens]), len(prompt), cut=not ended))
+        while len(found) < count:
+            asked = [data[number] for number in range(len(found), min(count, len(found) + AT_ONCE))]
+            prompts = [example.ids[: example.given].tolist() for example in asked]
+            lengths = [min(config.longest, config.window - 1 - len(prompt)) for prompt in prompts]
+            answers = lm.generate(prompts, method, max_new_tokens=lengths, temperature=0.0)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                if answer.error:
+                    raise answer.error
+                ended = answer.finish_reason == "stop"
+                tokens = answer.tokens[:-1] if ended else answer.tokens
+                found.append(Example(np.array([*prompt, *tokens]), len(prompt), cut=not ended))
             if tell is not None:
-                tell("answering", number + 1, count)
+                tell("answering", len(found), count)
     return found
 
 
@@ -426,7 +435,8 @@ def train(
             texts = kept(
                 out / "own.safetensors", lambda: own_answers(init, asked, own, config, telling)
             )
-        data = answers = Answers(texts, end, config.window, config.seed)
+        block = config.certain if config.objective == "certainty" else 0
+        data = answers = Answers(texts, end, config.window, config.seed, block)
         held_back = answers.held_back
     layers = {}
     reader.hf.requires_grad_(True).train()
