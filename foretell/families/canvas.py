@@ -156,7 +156,8 @@ class Denoiser(Decoder):
 
     `mask_id`: what stands at a masked position. `shift`: its row j says what token stands at
     j + shift. `block`: positions of a block, which sees itself and the blocks before it; 0: every
-    position sees all.
+    position sees all. `longest`: positions of the longest canvas that it has been taught; 0: as
+    long as its texts.
     """
 
     def __init__(
@@ -166,10 +167,12 @@ class Denoiser(Decoder):
         mask_id: int,
         shift: int = 0,
         block: int = 0,
+        longest: int = 0,
         accelerate: Accelerate | None = None,
     ):
         super().__init__(hf, name, accelerate)
         self.mask_id, self.shift, self.block = mask_id, shift, block
+        self.longest_canvas = longest
         self.caps = frozenset({"canvas", "masks"})
         self.known_ids = self.vocab
 
@@ -199,5 +202,5 @@ def denoiser(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) ->
     if hf.config.model_type == KIND:
         return DiffusionGemma(hf, name)
     about = getattr(hf.config, OURS)
-    own = about["mask_id"], about["shift"], about["block"]
+    own = about["mask_id"], about["shift"], about["block"], about.get("longest", 0)
     return Denoiser(hf, name, *own, accelerate=partial(blocks, ours=True))

@@ -138,7 +138,8 @@ class Masked:
                 f"({config.vocab_size}); name it in config.json: mask_token_id"
             )
         block = self.raw.get("block_size") or kind.block
-        setattr(config, OURS, {"mask_id": mask_id, "shift": kind.shift, "block": block})
+        about = {"mask_id": mask_id, "shift": kind.shift, "block": block}
+        setattr(config, OURS, {**(own or {}), **about})
         arguments.pop("trust_remote_code", None)
         if kind.names:
             arguments["key_mapping"] = dict(kind.names)

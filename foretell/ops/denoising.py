@@ -304,7 +304,7 @@ def begun(ctx: Context) -> Sheet:
     """The canvas of a request. Raises Unsupported where it is longer than its text may become."""
     name, target = ctx.request.name, ctx.models["target"]
     room = ctx.limit - len(ctx.tokens)
-    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * whole_canvases(target, ctx, room)))
+    behind = list(ctx.request.inputs.get(CANVAS, [MASKED] * canvas_of(target, ctx, room)))
     if CANVAS in ctx.request.inputs and len(behind) > room:
         raise Unsupported(
             f"{name}: the canvas has {len(behind)} positions behind its prompt, and there is room "
@@ -315,10 +315,14 @@ def begun(ctx: Context) -> Sheet:
     return Sheet([*ctx.tokens, *behind], first, given, own_block=getattr(target, "block", 0))
 
 
-def whole_canvases(target: Model, ctx: Context, room: int) -> int:
-    """How long a canvas of `room` tokens is for a model that was taught canvases of one length: it
-    fills whole ones, as far as its context reaches, and what is beyond the limit is cut off.
+def canvas_of(target: Model, ctx: Context, room: int) -> int:
+    """How long a canvas of `room` tokens is. A model that was taught canvases of one length fills
+    whole ones, as far as its context reaches, and what is beyond the limit is cut off. One that was
+    taught none beyond a length fills no longer one: it would be lost in it.
     """
+    longest: int = getattr(target, "longest_canvas", 0)
+    if longest:
+        return min(room, longest)
     length: int = getattr(target, "canvas_length", 1)
     return min(-(-room // length) * length, max(room, target.context - len(ctx.tokens)))
 

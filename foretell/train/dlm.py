@@ -37,7 +37,7 @@ from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
 from foretell.train.answers import PIECE, read
 from foretell.train.draft import blocks
-from foretell.train.lists import ROOM, Example, Lists
+from foretell.train.lists import LONGEST, ROOM, Example, Lists
 from foretell.train.lm import Run, check_heads
 from foretell.train.masking import (
     MASKS,
@@ -205,7 +205,7 @@ def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int
         pad_token_id=None,  # whose row would learn nothing where it is read
         attn_implementation="sdpa",
     )
-    return Reader(LlamaForCausalLM(shape), mask_id, 0, config.block)
+    return Reader(LlamaForCausalLM(shape), mask_id, 0, config.block, LONGEST)
 
 
 def converted(lm: LM, block: int) -> tuple[Reader, Any]:
@@ -215,7 +215,8 @@ def converted(lm: LM, block: int) -> tuple[Reader, Any]:
     """
     target: Any = lm.models["target"]
     if "canvas" in target.caps:
-        return Reader(copied(target), target.mask_id, target.shift, target.block), lm.tokenizer
+        own = target.mask_id, target.shift, target.block, target.longest_canvas
+        return Reader(copied(target), *own), lm.tokenizer
     if lm.tokenizer is None:
         raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
     hf, tokenizer = copied(target), copy.deepcopy(lm.tokenizer)
@@ -338,6 +339,8 @@ def export(reader: Reader, tokenizer: Any, folder: Path) -> None:
     """Writes a folder that `foretell.load` opens as a model that fills canvases, in bfloat16."""
     hf = reader.hf
     about = {"mask_id": reader.mask_id, "shift": reader.shift, "block": reader.block}
+    if reader.longest:
+        about["longest"] = reader.longest
     setattr(hf.config, OURS, about)
     before = {name: p.detach().clone() for name, p in hf.state_dict().items()}
     hf.to(torch.bfloat16).save_pretrained(folder)

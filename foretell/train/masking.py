@@ -120,13 +120,15 @@ def seen_by(length: int, block: int) -> torch.Tensor:
 @dataclass(frozen=True)
 class Reader:
     """A model that reads canvases: `mask_id` stands at masked positions, row j speaks of the
-    position j + `shift`, `block` as in `seen_by`.
+    position j + `shift`, `block` as in `seen_by`. `longest`: positions of the longest canvas that
+    it is taught; 0: as long as its texts.
     """
 
     hf: Any
     mask_id: int
     shift: int = 0
     block: int = 0
+    longest: int = 0
 
     def logits(
         self, ids: torch.Tensor, masked: torch.Tensor, wanted: torch.Tensor | None = None

@@ -32,7 +32,7 @@ from foretell.train.dlm import (
     texts_of,
     train,
 )
-from foretell.train.lists import Example, Lists
+from foretell.train.lists import LONGEST, Example, Lists
 from foretell.train.masking import OUTSIDE, Reader
 from tests import tiny
 
@@ -226,6 +226,7 @@ def test_certainty_is_learnt_on_its_own_answers(
     assert [line["step"] for line in log(tmp_path / "run")] == [*range(1, 7)]
     model: Any = foretell.load(tmp_path / "run" / "model", dtype="float32").models["target"]
     assert (model.mask_id, model.shift) == (1, 0), "it fills canvases as it did"
+    assert model.longest_canvas == LONGEST, "of lists, which the model it began with was taught"
 
 
 def test_own_answers_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
