@@ -11,7 +11,8 @@ Autoregressive Models (arXiv 2410.17891), section 3; Chen et al., dParallel (arX
 Differs: attention is bidirectional from the first step, without annealing; of new models matrices
 are trained with Muon; one end stands behind an answer, and behind some more, as many as are drawn,
 where LLaDA fills all texts of a batch up with ends. These would be most of what is masked of short
-answers, and the rest would be learnt far later.
+answers, and the rest would be learnt far later. Answers that teach certainty fill their last block
+with ends, as canvases do.
 """
 
 from __future__ import annotations

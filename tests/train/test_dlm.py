@@ -262,6 +262,19 @@ def test_answers_end_and_some_are_held_back() -> None:
         Answers(texts[:1], 0, 7, 1)
 
 
+def test_answers_that_learn_certainty_fill_their_blocks_with_ends() -> None:
+    """As canvases do, whose last block is never cut behind the answer."""
+    texts = [Example(np.full(5 + i % 5, 9), 2, cut=not i % 7) for i in range(70)]
+    data = Answers(texts, 0, 30, 1, block=4)
+    for text in (data[i] for i in range(2 * len(data.train))):
+        answer = text.ids[text.given :].tolist()
+        if text.cut:
+            assert 0 not in answer
+        else:
+            ends = answer.count(0)
+            assert len(answer) % 4 == 0 and 1 <= ends <= 4 and answer[-ends:] == [0] * ends
+
+
 def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"text": "ab " * 700}))
