@@ -297,13 +297,14 @@ def bits(
 ) -> dict[str, float]:
     """Bits a byte of what follows contexts of this length, all of it but its first token, if the
     decoder has read: all of the context (`full`), nothing (`none`), as many of its last tokens as
-    it has rows (`raw`), its rows (`compressed`).
+    it has rows (`raw`), its rows (`compressed`), and the rows of another text (`another`): what
+    rows save without a word of the context, since they have learnt what such texts are like.
     """
     count = min(length, compressor.count(length))
-    nats = dict.fromkeys(("full", "none", "raw", "compressed"), 0.0)
+    nats = dict.fromkeys(("full", "none", "raw", "compressed", "another"), 0.0)
     size = 0
-    for text in texts:
-        ids = text[None].to(hf.device)
+    for number, text in enumerate(texts):
+        ids, other = text[None].to(hf.device), texts[number - 1][None].to(hf.device)
         goal = ids[:, length:]
         size += len(lm.decode(goal[0, 1:].tolist()).encode())
         with torch.autocast(ids.device.type, dtype=torch.bfloat16):
@@ -317,8 +318,8 @@ def bits(
                 ).logits
                 for name, before in kept.items()
             }
-            behind = logits_behind(hf, rows, goal, compressor.shape.scale)
-        found["compressed"] = behind[:, 1:]
+            for name, read in (("compressed", rows), ("another", compressor(other[:, :length]))):
+                found[name] = logits_behind(hf, read, goal, compressor.shape.scale)[:, 1:]
         for name, logits in found.items():
             loss = F.cross_entropy(logits[0].float(), goal[0, 1:], reduction="sum")
             nats[name] += float(loss)
@@ -329,6 +330,12 @@ def won(told: dict[str, float]) -> float:
     """The share of the bits that a full context saves which its rows save too."""
     saved = told["none"] - told["full"]
     return round((told["none"] - told["compressed"]) / saved, 3) if saved else 0.0
+
+
+def own(told: dict[str, float]) -> float:
+    """The part of that share which rows of another text do not save."""
+    saved = told["none"] - told["full"]
+    return round((told["another"] - told["compressed"]) / saved, 3) if saved else 0.0
 
 
 def measured(lm: LM, kind: str, folder: Path, texts: Sequence[str], length: int, following: int,
@@ -345,7 +352,8 @@ def measured(lm: LM, kind: str, folder: Path, texts: Sequence[str], length: int,
         raise BadConfig(f"no text has {size} tokens; give longer ones, or a shorter length")
     hf = copied(target).requires_grad_(False)
     told = bits(lm, hf, compressor, torch.tensor(pieces), length)
-    return {"texts": len(pieces), "rows": compressor.count(length), **told, "won": won(told)}
+    shares = {"won": won(told), "own": own(told)}
+    return {"texts": len(pieces), "rows": compressor.count(length), **told, **shares}
 
 
 def exported(hf: Any, lm: LM, folder: Path) -> Any:
@@ -389,6 +397,7 @@ def train(
         "rows": compressor.count(config.length),
         "bits_per_byte": told,
         "won": won(told),
+        "own": own(told),
         "settings": asdict(config),
     }
     if config.whole:

@@ -24,6 +24,7 @@ from foretell.train.compressor import (
     logits_behind,
     loss_of,
     measured,
+    own,
     shape_of,
     train,
     won,
@@ -163,7 +164,8 @@ def test_bits_of_rows_that_are_the_tokens_are_those_of_a_full_context() -> None:
     told_bits = bits(lm, hf, compressor, texts, 24)
     assert told_bits["compressed"] == pytest.approx(told_bits["full"], rel=0.05)
     assert told_bits["raw"] == told_bits["full"] != told_bits["none"]
-    assert won({"full": 1.0, "none": 2.0, "compressed": 1.25}) == 0.75
+    shares = {"full": 1.0, "none": 2.0, "compressed": 1.25, "another": 1.75}
+    assert won(shares) == 0.75 and own(shares) == 0.5
     goal = texts[:1, 24:]
     with torch.no_grad():
         behind = logits_behind(hf, compressor(texts[:1, :24]), goal, 1.0)

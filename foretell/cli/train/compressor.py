@@ -52,7 +52,8 @@ def compressor(
     emit(
         f"{folder}: {report['rows']} rows in place of {config.length} tokens; bits a byte of what "
         f"follows: full context {told['full']:.3f}, none {told['none']:.3f}, as many last tokens "
-        f"{told['raw']:.3f}, rows {told['compressed']:.3f}; use it as "
+        f"{told['raw']:.3f}, rows {told['compressed']:.3f}, another text's "
+        f"{told['another']:.3f}; use it as "
         f"{model}--kv {config.kind}:folder={folder}"
     )
     return 0

@@ -24,7 +24,7 @@ def test_what_it_trains_can_be_used(run: Any, tmp_path: Path, kind: str) -> None
     given += ["--text", str(texts), "--out", str(out)]
     code, said, err = run(*given, "--json")
     assert code == 0, err
-    assert {*json.loads(said)["bits_per_byte"]} == {"full", "none", "raw", "compressed"}
+    assert {*json.loads(said)["bits_per_byte"]} == {"full", "none", "raw", "compressed", "another"}
     code, said, _ = run(*given)
     assert code == 0 and f"--kv {kind}:folder={out / 'compressor'}" in said
     asked = ["generate", "--model", str(folder), "--executor", "torch", "--max-new-tokens", "4"]
