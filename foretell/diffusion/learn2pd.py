@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class Learn2Pd(Denoising):
     """Blocks are those that the filter was made for. With `tau` 1 it commits one token a step."""
 
-    block: int = -1  # positions filled before later ones, those of the filter; -1 says so too
+    block: int = -1  # positions filled before later ones, the filter's length; -1: that length
     filter: str = ""  # a file
     tau: float = 0.96  # of the filter's own sureness
     crop: bool = True  # whether the canvas is cut at its end

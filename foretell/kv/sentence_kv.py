@@ -17,8 +17,8 @@ rows for every query head
 - `threshold` is 0, so no token reads everything; in the published code the first of a sentence does
 - tokens end a sentence by their text, with a closing quotation mark or bracket too
 - the row behind the first ones can be read, and no sentence is too long to be kept
-- room that ended sentences leave goes to the running one, whose rows are read as recent ones only;
-rows stay in memory beside the model
+- room that ended sentences leave goes to the running one, whose rows are read as recent ones only
+- rows stay in memory beside the model
 """
 
 from __future__ import annotations
@@ -180,8 +180,7 @@ class Sentences(Voted):
         if self.walked is None or self.walked[0] is not job:
             plan, base = job.cache.plan, job.cache.base
             found = paths(plan.tokens, plan.parents, job.start - base, self.ends)
-            nodes = [Node(path, self.share.hidden(base, path, rows, device)) for path in found]
-            self.walked = (job, nodes)
+            self.walked = (job, self.share.nodes(found, base, rows, device))
         return self.walked[1]
 
     def _reads(

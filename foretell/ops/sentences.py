@@ -148,6 +148,12 @@ class Share:
             hidden[base + row] = False
         return hidden.to(device) if rows - int(hidden.sum()) > self.room else None
 
+    def nodes(
+        self, found: Sequence[Path], base: int, rows: int, device: torch.device
+    ) -> list[Node]:
+        """The nodes that stand there, of a cache with so many rows, `base` of them committed."""
+        return [Node(path, self.hidden(base, path, rows, device)) for path in found]
+
     def read(self, given: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """What a node reads, bool (KV, rows): the `hidden` rows, and of the others those that are
         given the most (KV, rows), of equal ones the first.

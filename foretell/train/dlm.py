@@ -21,7 +21,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -144,6 +144,7 @@ class Answers:
         self.held_back = fitting[::HELD_BACK]
         self.train = [text for i, text in enumerate(fitting) if i % HELD_BACK]
         self.end, self.window, self.seed, self.block = end, window, seed, block
+        self.longest = max((len(text.ids) - text.given for text in self.train), default=0)
         if not self.train:
             raise BadConfig(
                 f"{len(fitting)} answers of at most {window} tokens with their prompts are too "
@@ -442,6 +443,8 @@ def train(
         block = config.certain if config.objective == "certainty" else 0
         data = answers = Answers(texts, end, config.window, config.seed, block)
         held_back = answers.held_back
+        if reader.longest:
+            reader = replace(reader, longest=max(reader.longest, answers.longest))
     layers = {}
     reader.hf.requires_grad_(True).train()
     if config.rank:

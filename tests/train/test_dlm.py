@@ -268,6 +268,7 @@ def test_answers_that_learn_certainty_fill_their_blocks_with_ends() -> None:
     data = Answers(texts, 0, 30, 1, block=4)
     for text in (data[i] for i in range(2 * len(data.train))):
         answer = text.ids[text.given :].tolist()
+        assert len(answer) <= data.longest == 8
         if text.cut:
             assert 0 not in answer
         else:
