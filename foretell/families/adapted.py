@@ -14,7 +14,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,26 +61,9 @@ def adapted(base: Any, kind: type[Any], folder: str) -> Model:
         need = "the linear layers of a plain decoder, which LoRA weights are added to"
         raise Unsupported.missing("a LoRA folder", base.name, need, "give a whole model by name")
     path = Path(folder).expanduser()
-    settings = _settings(path / CONFIG)
     hf = shared(base.hf)
     wide = torch.float64 if base.dtype == torch.float64 else torch.float32
-    for name, (a, b) in _pairs(path / WEIGHTS).items():
-        try:
-            linear: Any = hf.get_submodule(name)
-        except AttributeError:
-            linear = None
-        if not isinstance(linear, nn.Linear | PackedLinear):
-            raise BadModel(
-                f"{path / WEIGHTS}: {name} is no linear layer of {base.name}; "
-                "give LoRA weights that were trained on this model"
-            )
-        sizes = (a.shape[1], b.shape[0], a.shape[0])
-        if sizes != (linear.in_features, linear.out_features, b.shape[1]):
-            raise BadModel(
-                f"{path / WEIGHTS}: {name} has LoRA weights of another size; "
-                "give some that were trained on this model"
-            )
-        scale = scale_of(settings, name, a.shape[0])
+    for name, linear, (a, b), scale in added(hf, path, base.name):
         if name in getattr(base.hf, "smoothed", {}):  # its input is not the one they learnt from
             a = a * base.hf.smoothed[name].to(a)
         lora = LoraLinear(linear, a.to(base.device, wide), b.to(base.device, wide), scale)
@@ -89,6 +72,39 @@ def adapted(base: Any, kind: type[Any], folder: str) -> Model:
     model.tokenizer = base.tokenizer
     model.threads_wanted = base.threads_wanted
     return model
+
+
+def added(
+    hf: nn.Module, path: Path, title: str
+) -> Iterator[tuple[str, Any, tuple[torch.Tensor, torch.Tensor], float]]:
+    """Of each linear layer that a folder adds to: its name, itself, (A, B) and what their product
+    is multiplied by. Raises BadModel where the model `title` has no such layer.
+    """
+    settings = read_settings(path / CONFIG)
+    for name, (a, b) in _pairs(path / WEIGHTS).items():
+        try:
+            linear: Any = hf.get_submodule(name)
+        except AttributeError:
+            linear = None
+        if not isinstance(linear, nn.Linear | PackedLinear):
+            raise BadModel(
+                f"{path / WEIGHTS}: {name} is no linear layer of {title}; "
+                "give LoRA weights that were trained on this model"
+            )
+        sizes = (a.shape[1], b.shape[0], a.shape[0])
+        if sizes != (linear.in_features, linear.out_features, b.shape[1]):
+            raise BadModel(
+                f"{path / WEIGHTS}: {name} has LoRA weights of another size; "
+                "give some that were trained on this model"
+            )
+        yield name, linear, (a, b), scale_of(settings, name, a.shape[0])
+
+
+@torch.no_grad()
+def merge(hf: nn.Module, path: Path, title: str) -> None:
+    """Makes a folder's LoRA weights part of a model's own, in float32. Raises BadModel."""
+    for _, linear, (a, b), scale in added(hf, path, title):
+        linear.weight += scale * (b.float() @ a.float())
 
 
 def shared(module: nn.Module, made: dict[int, nn.Module] | None = None) -> nn.Module:
@@ -112,7 +128,7 @@ def scale_of(settings: Mapping[str, Any], name: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def _settings(file: Path) -> dict[str, Any]:
+def read_settings(file: Path) -> dict[str, Any]:
     """Raises BadModel where it is not there, or says what is not computed here."""
     try:
         settings: Any = json.loads(file.read_text("utf-8"))

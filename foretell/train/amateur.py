@@ -180,15 +180,22 @@ def train(lm: LM, path: Path, out: Path, config: TrainAmateur, tell: Tell) -> di
     }
 
 
-def save(out: Path, layers: dict[str, LoraLinear], config: TrainAmateur, base: str) -> None:
-    """A folder as PEFT saves it. Raises BadFile."""
+def save(
+    out: Path,
+    layers: Mapping[str, LoraLinear],
+    config: TrainAmateur,
+    base: str,
+    dtype: torch.dtype = torch.float32,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """A folder as PEFT saves it, with `more` settings. Raises BadFile."""
     weights = {}
     for name, lora in layers.items():
-        start = f"base_model.model.{name}.lora_"
-        weights[f"{start}A.weight"] = lora.a.detach().cpu().contiguous()
-        weights[f"{start}B.weight"] = lora.b.detach().cpu().contiguous()
-    with whole(out / WEIGHTS) as part:
-        save_file(weights, part, {"format": "pt"})
+        for part, weight in (("A", lora.a), ("B", lora.b)):
+            own = weight.detach().cpu().to(dtype).contiguous()
+            weights[f"base_model.model.{name}.lora_{part}.weight"] = own
+    with whole(out / WEIGHTS) as path:
+        save_file(weights, path, {"format": "pt"})
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -199,5 +206,6 @@ def save(out: Path, layers: dict[str, LoraLinear], config: TrainAmateur, base: s
         "target_modules": config.layers.split(),
         "bias": "none",
         "inference_mode": True,
+        **(more or {}),
     }
     write_text(out / CONFIG, json.dumps(settings, indent=2) + "\n")

@@ -17,7 +17,6 @@ with ends, as canvases do.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,15 +29,17 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from foretell.errors import BadConfig, BadFile
-from foretell.families.learning import copied
+from foretell.families.adapted import LoraLinear
 from foretell.families.masked import OURS
 from foretell.ops.devices import check_device
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
+from foretell.train.amateur import save as save_lora
 from foretell.train.answers import PIECE, read
+from foretell.train.converting import converted, shorten
 from foretell.train.draft import blocks
-from foretell.train.lists import LONGEST, ROOM, Example, Lists
+from foretell.train.lists import LONGEST, ROOM, Example, Lists, put_to
 from foretell.train.lm import Run, check_heads
 from foretell.train.masking import (
     MASKS,
@@ -59,7 +60,6 @@ PRECISIONS = ("float32", "bfloat16")
 AT_ONCE = 32  # prompts that are answered beside each other
 HELD_BACK = 32  # one of so many answers is for measuring
 RATES = (0.15, 0.5, 0.9)  # at which a finished model is asked
-MASK_TOKEN = "<|mask|>"
 PROJECTIONS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
 Tell = Callable[[str, int, int | None], None]
 Telling = Callable[[], AbstractContextManager[Tell | None]]
@@ -73,6 +73,7 @@ class TrainDLM:
     masks: str = "rate"  # each token with a drawn chance, or a drawn `count` of them
     hidden: int = 128  # width of the hidden state of a new model
     layers: int = 6  # its layers
+    cut: int = 0  # layers that are kept of the model to begin with; 0: all
     heads: int = 4  # its attention heads
     intermediate: int = 384  # width inside its feed-forward blocks
     block: int = 0  # positions of a block, which sees itself and those before; 0: all see all
@@ -94,6 +95,7 @@ class TrainDLM:
     def __post_init__(self) -> None:
         check_heads(self.hidden, self.heads, self.heads)
         ranges = {
+            "cut": (0, 1 << 10),
             "block": (0, 1 << 16),
             "certain": (1, 1 << 16),
             "beta": (0, 100),
@@ -210,43 +212,6 @@ def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int
     return Reader(LlamaForCausalLM(shape), mask_id, 0, config.block, LONGEST)
 
 
-def converted(lm: LM, block: int) -> tuple[Reader, Any]:
-    """A copy of a model that writes from left to right as one that fills canvases, and of its
-    tokenizer, which gets a mask. Its row is the mean of the others. One that fills canvases stays
-    as it is.
-    """
-    target: Any = lm.models["target"]
-    if "canvas" in target.caps:
-        own = target.mask_id, target.shift, target.block, target.longest_canvas
-        return Reader(copied(target), *own), lm.tokenizer
-    if lm.tokenizer is None:
-        raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
-    hf, tokenizer = copied(target), copy.deepcopy(lm.tokenizer)
-    if tokenizer.mask_token_id is None and MASK_TOKEN in tokenizer.get_vocab():
-        tokenizer.mask_token = MASK_TOKEN
-    mask_id = tokenizer.mask_token_id
-    if mask_id is None:
-        mask_id = max(hf.config.vocab_size, len(tokenizer))
-        missing = mask_id - len(tokenizer)
-        tokenizer.add_tokens([f"<|unused {i}|>" for i in range(missing)])
-        tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
-        assert tokenizer.mask_token_id == mask_id, "it stands behind all others"
-    known = len(hf.get_input_embeddings().weight)
-    with torch.no_grad():
-        means = [table.weight.mean(0) for table in tables_of(hf)]
-        if mask_id >= known:
-            hf.resize_token_embeddings(mask_id + 1, mean_resizing=False)
-        for table, mean in zip(tables_of(hf), means, strict=True):
-            table.weight[known:] = mean
-            table.weight[mask_id] = mean
-    return Reader(hf, mask_id, 1, block), tokenizer
-
-
-def tables_of(hf: Any) -> tuple[Any, Any]:
-    """The embeddings and the output matrix, which may be the same."""
-    return hf.get_input_embeddings(), hf.get_output_embeddings()
-
-
 class DLMRun(Run):
     """A run folder whose batches are examples."""
 
@@ -337,13 +302,16 @@ def measured(reader: Reader, texts: Sequence[Example], micro: int) -> dict[str, 
     return found
 
 
+def about_canvases(reader: Reader) -> dict[str, int]:
+    """What a folder's configuration says of them."""
+    about = {"mask_id": reader.mask_id, "shift": reader.shift, "block": reader.block}
+    return about | ({"longest": reader.longest} if reader.longest else {})
+
+
 def export(reader: Reader, tokenizer: Any, folder: Path) -> None:
     """Writes a folder that `foretell.load` opens as a model that fills canvases, in bfloat16."""
     hf = reader.hf
-    about = {"mask_id": reader.mask_id, "shift": reader.shift, "block": reader.block}
-    if reader.longest:
-        about["longest"] = reader.longest
-    setattr(hf.config, OURS, about)
+    setattr(hf.config, OURS, about_canvases(reader))
     before = {name: p.detach().clone() for name, p in hf.state_dict().items()}
     hf.to(torch.bfloat16).save_pretrained(folder)
     hf.to(torch.float32).load_state_dict(before)
@@ -381,22 +349,29 @@ def adapters(config: TrainDLM) -> TrainAmateur:
 
 
 def check(
-    config: TrainDLM, init: LM | None, files: Sequence[Path], own: int, tokenizer: Any
+    config: TrainDLM,
+    init: LM | None,
+    files: Sequence[Path],
+    own: int,
+    lists: int,
+    tokenizer: Any,
 ) -> None:
     """Raises BadConfig where what is asked for does not go together."""
-    if init is None and (own or files or config.rank or config.objective == "certainty"):
+    of_init = own or files or lists or config.rank or config.cut
+    if init is None and (of_init or config.objective == "certainty"):
         raise BadConfig(
-            "answers, own, rank and objective=certainty need a model to begin with; give --init"
+            "answers, lists, own, rank, cut and objective=certainty need a model to begin with; "
+            "give --init"
         )
     if own and "canvas" not in init.models["target"].caps:  # type: ignore[union-attr]
         raise BadConfig(
             "--own: a model that writes from left to right answers by `foretell train draft`; "
             "give its folder of answers"
         )
-    if not files and tokenizer.get_vocab() != Lists(0).tokenizer.get_vocab():
+    if not files and not lists and tokenizer.get_vocab() != Lists(0).tokenizer.get_vocab():
         raise BadConfig(
-            "lists are learnt with their own tokenizer only, and the model of --init has another; "
-            "give --answers or --text"
+            "lists without end need their own tokenizer, and the model of --init has another; give "
+            "--answers, --text or --lists N"
         )
 
 
@@ -411,32 +386,40 @@ def train(
     recipe: Mapping[str, Any] | None = None,
     telling: Telling = nullcontext,
     device: str = "cpu",
+    lists: int = 0,
 ) -> dict[str, Any]:
-    """Trains until `config.examples` are seen; writes OUT/model and returns the report.
+    """Trains until `config.examples` are seen; writes OUT/model, and adapters also by themselves
+    into OUT/lora; returns the report.
 
     `init`: the model to begin with, in float32, computed by torch; None: a new one. `files`: of
-    answers to learn from; none: lists and puzzles. `own`: so many prompts are answered first by the
-    model itself, and it learns from that; kept in OUT, as all that a run begins with. `device`:
-    where a new model is trained; others are trained where they are.
+    answers to learn from, and `lists`: so many lists and puzzles in the tokens of `init`; neither:
+    lists and puzzles without end. `own`: so many prompts are answered first by the model itself,
+    and it learns from that; kept in OUT, as all that a run begins with. `device`: where a new model
+    is trained; others are trained where they are.
     """
     check_device(device)
-    lists = Lists(config.seed)
+    endless = Lists(config.seed)
     if init is None:
-        tokenizer: Any = lists.tokenizer
+        tokenizer: Any = endless.tokenizer
         end, mask_id = tokenizer.eos_token_id, tokenizer.mask_token_id
         reader = new_model(config, len(tokenizer), mask_id, end, 512)
         reader.hf.to(device)
     else:
         reader, tokenizer = converted(init, config.block)
+        if config.cut:
+            shorten(reader.hf, config.cut)
         end = tokenizer.eos_token_id
-    check(config, init, files, own, tokenizer)
+    check(config, init, files, own, lists, tokenizer)
     out.mkdir(parents=True, exist_ok=True)
-    data: Examples = lists
+    data: Examples = endless
     held_back = [Lists(config.seed + 1_000_003)[i] for i in range(256)]
-    if files or own:
+    if files or own or lists:
         texts = texts_of(files)
+        if lists:
+            assert init is not None
+            texts += put_to(init, lists, config.seed)
         if own:
-            asked: Examples = Answers(texts, end, config.window, config.seed) if files else lists
+            asked: Examples = Answers(texts, end, config.window, config.seed) if texts else endless
             texts = kept(
                 out / "own.safetensors", lambda: own_answers(init, asked, own, config, telling)
             )
@@ -445,13 +428,18 @@ def train(
         held_back = answers.held_back
         if reader.longest:
             reader = replace(reader, longest=max(reader.longest, answers.longest))
-    layers = {}
+    layers: dict[str, LoraLinear] = {}
     reader.hf.requires_grad_(True).train()
     if config.rank:
         layers = with_lora(reader.hf, adapters(config))
     run = DLMRun(out, config, reader, data)
     run.keep(recipe)
     run.through(run.advance_on, save_every, quiet)
+    if layers:
+        assert init is not None
+        more = {OURS: about_canvases(reader)}
+        name = init.models["target"].name
+        save_lora(out / "lora", layers, adapters(config), name, torch.bfloat16, more)
     merge_lora(reader.hf, layers)
     reader.hf.eval()
     export(reader, tokenizer, out / "model")

@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from foretell.measure.bench.sets import prompt_ids
 from foretell.measure.parallel_tasks import (
     FIRST,
     LAST,
@@ -27,11 +29,15 @@ from foretell.measure.parallel_tasks import (
     written,
 )
 
+if TYPE_CHECKING:
+    from foretell.api import LM
+
 END, MASK, UNKNOWN = "<|endoftext|>", "<|mask|>", "<|unknown|>"
 PUZZLES = ("latin_square", "sudoku")
+NAMES = (*WORDINGS, *PUZZLES)
 WEIGHTS = {"sort": 3, "reverse": 2, "latin_square": 2, "sudoku": 2}  # of tasks; others: 1
 PHRASES = (
-    *(TASKS[task].wording for task in (*WORDINGS, *PUZZLES)),
+    *(TASKS[task].wording for task in NAMES),
     '\n\nList: ["',
     '\nNew: "',
     "\nPosition: ",
@@ -114,20 +120,36 @@ def item(task: str, draw: random.Random, one_word: bool = False) -> Item:
     return Item(task, made[0], made[1] if draw.random() < SHOWN else None)
 
 
+def drawn_item(seed: int, number: int) -> tuple[Item, random.Random]:
+    """The question of this number, and what goes on drawing where it stopped."""
+    draw = random.Random(f"lists {seed} {number}")
+    task = draw.choice([task for task in NAMES for _ in range(WEIGHTS.get(task, 1))])
+    return item(task, draw, draw.random() < 0.5), draw
+
+
+def put_to(lm: LM, count: int, seed: int) -> list[Example]:
+    """So many questions in a model's own tokens, asked as the suite `parallel` asks them."""
+    found = []
+    for number in range(count):
+        made, _ = drawn_item(seed, number)
+        prompt = prompt_ids(lm, [{"role": "user", "content": made.prompt}])
+        turns = lm.tokenizer is not None and lm.tokenizer.chat_template
+        answer = made.completion.lstrip() if turns else made.completion
+        ids = [*prompt, *lm.encode(answer, special=False)]
+        found.append(Example(np.array(ids, np.int64), len(prompt)))
+    return found
+
+
 class Lists:
     """An endless row of examples, each by its number."""
 
     def __init__(self, seed: int):
         self.seed = seed
         self.tokenizer = tokenizer()
-        names = [*WORDINGS, *PUZZLES]
-        self.tasks = [task for task in names for _ in range(WEIGHTS.get(task, 1))]
         self.end = self.tokenizer.eos_token_id
 
     def __getitem__(self, number: int) -> Example:
-        draw = random.Random(f"lists {self.seed} {number}")
-        task = draw.choice(self.tasks)
-        made = item(task, draw, draw.random() < 0.5)
+        made, draw = drawn_item(self.seed, number)
         prompt = self.tokenizer.encode(made.prompt, add_special_tokens=False)
         answer = self.tokenizer.encode(made.completion, add_special_tokens=False)
         room = 1

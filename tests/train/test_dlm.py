@@ -4,7 +4,6 @@ writes is read as it was trained, and what wrote from left to right is made to f
 
 from __future__ import annotations
 
-import copy
 import json
 import signal
 from dataclasses import replace
@@ -26,7 +25,6 @@ from foretell.train.dlm import (
     Answers,
     DLMRun,
     TrainDLM,
-    converted,
     new_model,
     padded,
     texts_of,
@@ -286,11 +284,52 @@ def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> N
     assert any(text.cut for text in texts) and not all(text.cut for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("layers", "left"), [(1, [0]), (2, [0, 4]), (3, [0, 2, 4]), (5, [*range(5)])]
+)
+def test_layers_are_left_out_at_even_distances(
+    layers: int, left: list[int], answers: list[Path], tmp_path: Path
+) -> None:
+    lm = foretell.wrap(tiny.llama(num_hidden_layers=5), tiny.tokenizer(), None, "tiny")
+    before: Any = lm.models["target"]
+    config = replace(TUNED, cut=layers, examples=8, rate=1e-7)
+    train(tmp_path / "run", config, lm, answers, quiet=True)
+    model: Any = foretell.load(tmp_path / "run" / "model", dtype="float32").models["target"]
+    assert len(model.hf.model.layers) == model.hf.config.num_hidden_layers == layers
+    assert len(before.hf.model.layers) == 5, "the model to begin with is as it was"
+    for own, place in zip(model.hf.model.layers, left, strict=True):
+        one, two = (layer.mlp.up_proj.weight for layer in (own, before.hf.model.layers[place]))
+        assert torch.allclose(one, two, atol=0.01)
+    check_read_as_trained(model, Reader(model.hf, before.vocab, 1))
+    with pytest.raises(BadConfig, match="at most 5, the model's layers"):
+        train(tmp_path / "more", replace(config, cut=6), lm, answers, quiet=True)
+
+
+def test_lists_stand_beside_the_answers(answers: list[Path], tmp_path: Path) -> None:
+    config = replace(TUNED, window=400, examples=16, seed=5)
+    lm = tiny.lm(draft=False)
+    seen: list[Example] = []
+
+    def watched(texts: Any, *others: Any) -> Answers:
+        seen.extend(texts)
+        return Answers(texts, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dlm, "Answers", watched)
+        train(tmp_path / "run", config, lm, answers, quiet=True, lists=40)
+    assert len(seen) == 120
+    asked = [lm.decode(text.ids) for text in seen[80:]]
+    assert any(text.endswith('"]') for text in asked) and all("Answer:" in text for text in asked)
+    train(tmp_path / "alone", config, lm, quiet=True, lists=40)
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path, answers: list[Path]) -> None:
     with pytest.raises(BadConfig, match="give --init"):
         train(tmp_path / "a", replace(TINY, objective="certainty"))
-    with pytest.raises(BadConfig, match="give --answers or --text"):
+    with pytest.raises(BadConfig, match="give --answers, --text or --lists N"):
         train(tmp_path / "b", TUNED, tiny.lm(draft=False))
+    with pytest.raises(BadConfig, match="give --init"):
+        train(tmp_path / "b", TUNED, lists=3)
     with pytest.raises(BadConfig, match="writes from left to right"):
         train(tmp_path / "c", TUNED, tiny.lm(draft=False), answers, own=3)
     with pytest.raises(BadConfig, match="device='nowhere' cannot be used"):
@@ -305,23 +344,3 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, answers: list[Path
     ):
         with pytest.raises(BadConfig):
             replace(TINY, **bad)  # type: ignore[arg-type]
-
-
-def test_a_tokenizer_that_is_shorter_than_the_model_is_filled_up() -> None:
-    lm = foretell.wrap(tiny.llama(vocab_size=340), tiny.tokenizer(), None, "tiny")
-    reader, tokenizer = converted(lm, 0)
-    assert reader.mask_id == 340 == tokenizer.mask_token_id and len(tokenizer) == 341
-    assert len(reader.hf.get_input_embeddings().weight) == 341
-
-
-def test_a_token_that_is_called_a_mask_already_becomes_it() -> None:
-    words = copy.deepcopy(tiny.tokenizer())
-    words.add_tokens([dlm.MASK_TOKEN])
-    lm = foretell.wrap(tiny.llama(vocab_size=len(words)), words, None, "tiny")
-    reader, tokenizer = converted(lm, 0)
-    assert reader.mask_id == len(words) - 1 == tokenizer.mask_token_id
-    assert len(tokenizer) == len(words) and words.mask_token_id is None
-    table = reader.hf.get_input_embeddings().weight
-    assert len(table) == len(words)
-    own = tiny.llama(vocab_size=len(words)).get_input_embeddings().weight
-    assert torch.allclose(table[reader.mask_id], own.mean(0))

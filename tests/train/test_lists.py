@@ -6,8 +6,21 @@ import random
 
 import pytest
 
+import foretell
 from foretell.measure.parallel_tasks import WORDINGS, items, split_of
-from foretell.train.lists import LONGEST, PUZZLES, Lists, item, tokenizer, words
+from foretell.train.lists import (
+    LONGEST,
+    PUZZLES,
+    Lists,
+    drawn_item,
+    item,
+    put_to,
+    tokenizer,
+    words,
+)
+from tests import tiny
+
+TURNS = "{% for one in messages %}U:{{ one.content }}\nA:{% endfor %}"
 
 TASKS = (*WORDINGS, *PUZZLES)
 
@@ -56,3 +69,21 @@ def test_examples_are_functions_of_seed_and_number() -> None:
         assert a.given == b.given and a.ids.tolist() == b.ids.tolist()
         assert a.ids.tolist() != c.ids.tolist()
         assert a.ids[-1] == one.end and len(a.ids) - a.given <= LONGEST + 1
+
+
+@pytest.mark.parametrize("template", [None, TURNS])
+def test_another_model_is_asked_as_the_suite_asks_it(template: str | None) -> None:
+    own = tiny.tokenizer()
+    own = type(own)(tokenizer_object=own.backend_tokenizer, eos_token=tiny.EOS)
+    own.chat_template = template
+    lm = foretell.wrap(tiny.llama(), own, None, "tiny")
+    found = put_to(lm, 5, 3)
+    assert [one.ids.tolist() for one in put_to(lm, 7, 3)[:5]] == [one.ids.tolist() for one in found]
+    for number, one in enumerate(found):
+        asked, _ = drawn_item(3, number)
+        prompt, answer = lm.decode(one.ids[: one.given]), lm.decode(one.ids[one.given :])
+        assert asked.score(answer) == 1 and not one.cut
+        if template:
+            assert prompt == f"U:{asked.prompt}\nA:" and answer == asked.completion.lstrip()
+        else:
+            assert prompt + answer == asked.prompt + asked.completion

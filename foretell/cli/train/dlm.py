@@ -49,6 +49,10 @@ def dlm(
     text_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of plain text in all.")
     ] = 4_000_000,
+    lists: Annotated[
+        int,
+        typer.Option(min=0, help="Lists and puzzles to learn from, in the tokens of --init."),
+    ] = 0,
     own: Annotated[
         int, typer.Option(min=0, help="Prompts that the model answers first, to learn from that.")
     ] = 0,
@@ -84,6 +88,7 @@ def dlm(
             recipe=in_use(invocation),
             telling=partial(first_alone, Processes()),
             device=device,
+            lists=lists,
         )
     right = ", ".join(f"{share:.3f} at {rate}" for rate, share in report["right"].items())
     emit(
