@@ -37,7 +37,7 @@ class UnknownMethod(BadConfig):
     @classmethod
     def near(cls, kind: str, name: str, known: Iterable[str]) -> UnknownMethod:
         known = sorted(known)
-        close = get_close_matches(name, known, n=3, cutoff=0.4)
+        close = get_close_matches(name, known, n=3, cutoff=0.45)
         if close:
             return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close)}?")
         if kind == "method":  # there are too many of them for a line

@@ -234,8 +234,11 @@ def _alone(name: str) -> Iterator[None]:
 
 
 def _record(source: PackageSource | LoraSource) -> dict[str, object]:
-    """What a folder was made from, and how."""
-    return {"schema": "foretell.model/1", "unpacking": VERSION} | dataclasses.asdict(source)
+    """What a folder was made from, and how; not where that lies."""
+    about = dataclasses.asdict(source)
+    if isinstance(source, LoraSource):
+        about["lora"] = Path(source.lora).name
+    return {"schema": "foretell.model/1", "unpacking": VERSION} | about
 
 
 def _is_made_from(folder: Path, source: PackageSource | LoraSource) -> bool:

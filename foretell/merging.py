@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadModel, first_line
+from foretell.unpacking import readable
 
 
 def merge(base: str, lora: Path, folder: Path) -> None:
@@ -45,6 +46,7 @@ def merge(base: str, lora: Path, folder: Path) -> None:
         raise
     except Exception as error:  # tokenizers and safetensors raise their own
         raise OSError(first_line(error)) from error
+    readable(folder)
 
 
 def main(arguments: list[str]) -> int:

@@ -41,9 +41,14 @@ def unpack(file: Path, folder: Path) -> None:
         model.save_pretrained(folder)
     except Exception as error:  # tokenizers and safetensors raise their own
         raise OSError(first_line(error)) from error
+    readable(folder)
+
+
+def readable(folder: Path) -> None:
+    """Lets whoever can read a folder's settings read its weights, which safetensors hides."""
     mode = (folder / "config.json").stat().st_mode
     for path in folder.glob("*.safetensors"):
-        path.chmod(mode)  # safetensors makes files that other users cannot read
+        path.chmod(mode)
 
 
 def read_tokenizer(file: Path) -> Any:

@@ -60,7 +60,7 @@ def test_a_user_adds_and_replaces_names(own: Path) -> None:
     table(own, PACKAGE + HUB.replace("NAME", "smollm2"))
     assert aliases.find("mine").sources == (PackageSource("a-b", "1.2", "a_b/model.gguf", SHA),)
     assert aliases.find("smollm2").sources == (HubSource("owner/model"),)
-    assert list(aliases.aliases()) == ["mine", "smollm2"]
+    assert list(aliases.aliases()) == ["mine", "smollm2", "smollm2-dlm"]
 
 
 def test_a_name_is_another_with_weights_beside_the_table(own: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_name_is_another_with_weights_beside_the_table(own: Path) -> None:
 
 def test_a_package_adds_names(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     join(monkeypatch, tmp_path / "joining_one", PACKAGE)
-    assert set(aliases.aliases()) == {"mine", "smollm2"}
+    assert set(aliases.aliases()) == {"mine", "smollm2", "smollm2-dlm"}
 
 
 def test_two_packages_may_not_claim_one_name(
@@ -84,7 +84,9 @@ def test_two_packages_may_not_claim_one_name(
 
 
 def test_a_wrong_name_suggests_the_right_one(own: Path) -> None:
-    with pytest.raises(BadModel, match=r"smolm2: no known model; did you mean smollm2\?"):
+    with pytest.raises(
+        BadModel, match=r"smolm2: no known model; did you mean smollm2 or smollm2-dlm\?"
+    ):
         aliases.find("smolm2")
     with pytest.raises(BadModel, match="the names are smollm2"):
         aliases.find("xyz")

@@ -435,6 +435,7 @@ def train(
     run = DLMRun(out, config, reader, data)
     run.keep(recipe)
     run.through(run.advance_on, save_every, quiet)
+    size = run.size
     if layers:
         assert init is not None
         more = {OURS: about_canvases(reader)}
@@ -444,7 +445,7 @@ def train(
     reader.hf.eval()
     export(reader, tokenizer, out / "model")
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": size,
         "examples_seen": config.steps * config.batch,
         "right": measured(reader, held_back, config.micro),
         "settings": asdict(config),

@@ -51,7 +51,7 @@ def test_known_models_are_listed(run: Any, fetched: list[Alias]) -> None:
 def test_a_wrong_name_is_one_line(run: Any, fetched: list[Alias]) -> None:
     code, out, err = run("fetch", "smolm")
     assert (code, out) == (2, "")
-    assert err == "error: smolm: no known model; did you mean smollm2?\n"
+    assert err == "error: smolm: no known model; did you mean smollm2 or smollm2-dlm?\n"
 
 
 def test_offline_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_what_adapters_have_learnt_can_be_added_again(block: int, tmp_path: Path
     assert all(torch.allclose(found[n].float(), p.float(), atol=5e-3) for n, p in wanted.items())
     one, two = (json.loads((f / "config.json").read_text()) for f in (tmp_path / "run/model", made))
     assert one["canvas"] == two["canvas"] and one["canvas"]["block"] == block
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in made.iterdir()}
+    assert len(modes) == 1, "all files can be read by whoever can read one"
     model: Any = foretell.load(made).models["target"]
     assert model.mask_id == model.vocab - 1
 

@@ -183,6 +183,9 @@ def test_a_model_that_wrote_from_left_to_right_is_converted(
     config = replace(TUNED, rank=rank, masks="rate")
     report = train(tmp_path / "run", config, lm, answers, quiet=True)
     assert report["examples_seen"] == 32
+    sizes = [p.numel() for p in lm.models["target"].hf.parameters()]  # type: ignore[attr-defined]
+    adapted = 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))  # layers, rank, matrices
+    assert report["parameters"] == (adapted if rank else sum(sizes) + 2 * 32), "a mask has two rows"
     again = foretell.load(tmp_path / "run" / "model", dtype="float32", executor="torch")
     model: Any = again.models["target"]
     assert (model.mask_id, model.shift, model.vocab) == (vocab, 1, vocab + 1)

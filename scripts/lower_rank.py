@@ -1,0 +1,59 @@
+"""LoRA weights of a lower rank: `python scripts/lower_rank.py FOLDER OUT --rank 32`.
+
+Of every layer's product B A its largest singular values are kept, in bfloat16. It says which share
+of the sum of their squares is lost. `foretell/assets/smollm2-dlm` was made so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def lowered(
+    a: torch.Tensor, b: torch.Tensor, rank: int
+) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    """A (rank, in) and B (out, rank) of the nearest product; the sum of the squares of all singular
+    values, and of those that are left out.
+    """
+    left, upper = torch.linalg.qr(b)
+    right, lower = torch.linalg.qr(a.T)
+    u, values, v = torch.linalg.svd(upper @ lower.T)
+    half = values[:rank].sqrt()
+    squares = values.square()
+    low = ((right @ v.T)[:, :rank] * half).T
+    return low, (left @ u)[:, :rank] * half, float(squares.sum()), float(squares[rank:].sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="LoRA weights of a lower rank")
+    parser.add_argument("folder", type=Path, help="LoRA weights as PEFT saves them")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rank", type=int, default=32)
+    options = parser.parse_args()
+    settings = json.loads((options.folder / CONFIG).read_text())
+    scale = settings["lora_alpha"] / settings["r"]
+    given, made = load_file(options.folder / WEIGHTS), {}
+    whole = lost = 0.0
+    for name in [name for name in given if name.endswith("lora_A.weight")]:
+        other = name.replace("lora_A", "lora_B")
+        a, b, squares, left_out = lowered(
+            given[name].float(), scale * given[other].float(), options.rank
+        )
+        made[name], made[other] = a.bfloat16().contiguous(), b.bfloat16().contiguous()
+        whole, lost = whole + squares, lost + left_out
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings |= {"r": options.rank, "lora_alpha": options.rank}
+    (options.out / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(made, options.out / WEIGHTS, {"format": "pt"})
+    print(f"{options.out}: rank {options.rank}, {lost / whole:.4f} of the squares lost")
+
+
+if __name__ == "__main__":
+    main()
