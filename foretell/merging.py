@@ -9,16 +9,18 @@ written; 2, the weights do not belong to the model. One line on standard error s
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import BadModel, first_line
-from foretell.unpacking import readable
+from foretell.errors import first_line
+from foretell.unpacking import exit_code, readable
 
 
 def merge(base: str, lora: Path, folder: Path) -> None:
-    """Writes the model into a folder that is there. Raises BadModel, or OSError where the folder
-    cannot be written.
+    """Writes the model into a folder that is there. Raises ForetellError, or OSError where the
+    folder cannot be written.
     """
     import torch
 
@@ -26,24 +28,26 @@ def merge(base: str, lora: Path, folder: Path) -> None:
     from foretell.families import adapted
     from foretell.families.learning import copied
     from foretell.families.masked import OURS
-    from foretell.train.converting import converted
+    from foretell.train.converting import converted, shorten
     from foretell.train.dlm import export
 
+    settings = adapted.read_settings(lora / adapted.CONFIG)
+    canvas = settings.get(OURS)
     lm = foretell.load(base, dtype="float32", executor="torch")
-    canvas = adapted.read_settings(lora / adapted.CONFIG).get(OURS)
-    target: Any = lm.models["target"]
+    if canvas is None:
+        hf: Any = copied(lm.models["target"])
+        adapted.merge(hf, lora, base)
+    else:
+        reader, tokenizer = converted(lm, canvas["block"])
+        if settings.get("cut"):
+            shorten(reader.hf, settings["cut"])
+        adapted.merge(reader.hf, lora, base)
     try:
         if canvas is None:
-            hf = copied(target)
-            adapted.merge(hf, lora, base)
             hf.to(torch.bfloat16).save_pretrained(folder)
             lm.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
         else:
-            reader, tokenizer = converted(lm, canvas["block"])
-            adapted.merge(reader.hf, lora, base)
-            export(reader, tokenizer, folder)
-    except BadModel:
-        raise
+            export(replace(reader, longest=canvas.get("longest", 0)), tokenizer, folder)
     except Exception as error:  # tokenizers and safetensors raise their own
         raise OSError(first_line(error)) from error
     readable(folder)
@@ -51,15 +55,7 @@ def merge(base: str, lora: Path, folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     base, lora, folder = arguments
-    try:
-        merge(base, Path(lora), Path(folder))
-    except BadModel as error:
-        print(error, file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(error.strerror or first_line(error), file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(partial(merge, base, Path(lora), Path(folder)))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ unpacked. One line on standard error says why.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import BadModel, first_line
+from foretell.errors import BadModel, ForetellError, first_line
 
 VERSION = 1  # of what `unpack` makes of a file; folders of another version are made again
 PLAIN = ("default", "gpt-2")  # rules of words that are the byte-level tokenizer's own
@@ -88,17 +90,22 @@ def _split_words(tokenizer: Any, file: Path, reader: Any) -> None:
     core.pre_tokenizer = pre_tokenizers.Sequence([digits, core.pre_tokenizer])
 
 
-def main(arguments: list[str]) -> int:
-    file, folder = map(Path, arguments)
+def exit_code(work: Callable[[], None]) -> int:
+    """Of a process that fills a folder; why it could not is said in a line."""
     try:
-        unpack(file, folder)
-    except BadModel as error:
+        work()
+    except ForetellError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
         print(error.strerror or first_line(error), file=sys.stderr)
         return 1
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    file, folder = map(Path, arguments)
+    return exit_code(partial(unpack, file, folder))
 
 
 if __name__ == "__main__":

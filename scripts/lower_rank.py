@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+from foretell.families.adapted import CONFIG, WEIGHTS
 
 
 def lowered(

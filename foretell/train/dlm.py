@@ -438,7 +438,7 @@ def train(
     size = run.size
     if layers:
         assert init is not None
-        more = {OURS: about_canvases(reader)}
+        more = {OURS: about_canvases(reader), "cut": config.cut}
         name = init.models["target"].name
         save_lora(out / "lora", layers, adapters(config), name, torch.bfloat16, more)
     merge_lora(reader.hf, layers)

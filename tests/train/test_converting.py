@@ -42,11 +42,12 @@ def test_a_token_that_is_called_a_mask_already_becomes_it() -> None:
     assert torch.allclose(table[reader.mask_id], own.mean(0))
 
 
-@pytest.mark.parametrize("block", [0, 4])
-def test_what_adapters_have_learnt_can_be_added_again(block: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("block", "cut"), [(0, 0), (4, 0), (0, 2)])
+def test_what_adapters_have_learnt_can_be_added_again(block: int, cut: int, tmp_path: Path) -> None:
     """OUT/lora with the model that they were trained on gives OUT/model."""
-    base = tiny.save(tiny.llama(), tmp_path / "base")
-    config = TrainDLM(rank=2, matrix_rate=0.0, rate=0.01, examples=16, batch=8, block=block)
+    base = tiny.save(tiny.llama(num_hidden_layers=3), tmp_path / "base")
+    settings = {"block": block, "cut": cut, "rate": 0.01, "examples": 16, "batch": 8}
+    config = TrainDLM(rank=2, matrix_rate=0.0, **settings)  # type: ignore[arg-type]
     lm = foretell.load(base, dtype="float32", executor="torch")
     train(tmp_path / "run", config, lm, lists=40, quiet=True)
     made = tmp_path / "made"
