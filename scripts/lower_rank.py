@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.families.adapted import CONFIG, WEIGHTS
+from foretell.families import adapted
 
 
 def lowered(
@@ -31,27 +31,31 @@ def lowered(
     return low, (left @ u)[:, :rank] * half, float(squares.sum()), float(squares[rank:].sum())
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="LoRA weights of a lower rank")
     parser.add_argument("folder", type=Path, help="LoRA weights as PEFT saves them")
     parser.add_argument("out", type=Path)
     parser.add_argument("--rank", type=int, default=32)
-    options = parser.parse_args()
-    settings = json.loads((options.folder / CONFIG).read_text())
-    scale = settings["lora_alpha"] / settings["r"]
-    given, made = load_file(options.folder / WEIGHTS), {}
+    options = parser.parse_args(arguments)
+    settings = adapted.read_settings(options.folder / adapted.CONFIG)
+    given, made = load_file(options.folder / adapted.WEIGHTS), {}
     whole = lost = 0.0
-    for name in [name for name in given if name.endswith("lora_A.weight")]:
+    for name in given:
+        match = adapted.KEY.fullmatch(name)
+        if match is None or match["part"] == "B":
+            continue
         other = name.replace("lora_A", "lora_B")
+        scale = adapted.scale_of(settings, match["module"], len(given[name]))
         a, b, squares, left_out = lowered(
             given[name].float(), scale * given[other].float(), options.rank
         )
         made[name], made[other] = a.bfloat16().contiguous(), b.bfloat16().contiguous()
         whole, lost = whole + squares, lost + left_out
     options.out.mkdir(parents=True, exist_ok=True)
-    settings |= {"r": options.rank, "lora_alpha": options.rank}
-    (options.out / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-    save_file(made, options.out / WEIGHTS, {"format": "pt"})
+    plain = {"alpha_pattern": {}, "rank_pattern": {}, "use_rslora": False}
+    settings |= {"r": options.rank, "lora_alpha": options.rank, **plain}
+    (options.out / adapted.CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    save_file(made, options.out / adapted.WEIGHTS, {"format": "pt"})
     print(f"{options.out}: rank {options.rank}, {lost / whole:.4f} of the squares lost")
 
 

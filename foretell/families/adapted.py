@@ -49,7 +49,9 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.base(x)
-        added = F.linear(F.linear(x.to(self.a), self.a), self.b)
+        if not torch.is_autocast_enabled(x.device.type):  # which sees to it by itself
+            x = x.to(self.a)
+        added = F.linear(F.linear(x, self.a), self.b)
         return y + (self.scale * added).to(y)
 
 

@@ -117,7 +117,7 @@ def with_lora(hf: Any, config: TrainAmateur) -> dict[str, LoraLinear]:
 def merge_lora(hf: Any, layers: Mapping[str, LoraLinear]) -> None:
     """Makes LoRA weights on a model's layers part of the matrices below them."""
     for name, lora in layers.items():
-        base: Any = lora.base
+        base: Any = lora.base.to(lora.a.dtype)
         base.weight += lora.scale * (lora.b @ lora.a)
         hf.set_submodule(name, base)
 

@@ -432,6 +432,9 @@ def train(
     reader.hf.requires_grad_(True).train()
     if config.rank:
         layers = with_lora(reader.hf, adapters(config))
+        if config.precision == "bfloat16":
+            for lora in layers.values():
+                lora.base.to(torch.bfloat16)  # once, not before each product
     run = DLMRun(out, config, reader, data)
     run.keep(recipe)
     run.through(run.advance_on, save_every, quiet)

@@ -147,9 +147,8 @@ class Reader:
         row, place = wanted.nonzero().T
         rows = states[row, (place - self.shift).clamp_min(0)]
         found: torch.Tensor = self.hf.get_output_embeddings()(rows).float()
-        hidden = torch.zeros(found.shape[1], dtype=torch.bool)
-        hidden[self.mask_id] = True
-        return found.masked_fill(hidden.to(found.device), -torch.inf)
+        found.detach()[:, self.mask_id] = -torch.inf  # which has no gradient, so nothing is copied
+        return found
 
 
 def masked_loss(reader: Reader, ids: torch.Tensor, masked: Masked) -> torch.Tensor:

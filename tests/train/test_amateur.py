@@ -12,7 +12,7 @@ import foretell
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.toy import Toy
-from foretell.train.amateur import TrainAmateur, read_examples, train
+from foretell.train.amateur import TrainAmateur, merge_lora, read_examples, train, with_lora
 from tests import tiny
 
 QUICK = TrainAmateur(rank=4, epochs=6, batch=4, rate=0.02)
@@ -65,3 +65,16 @@ def test_what_cannot_be_learnt_from_is_told_in_one_line(tmp_path: Path) -> None:
     for fields in ({"rank": 0}, {"rate": 2.0}, {"layers": " "}):
         with pytest.raises(BadConfig, match=next(iter(fields))):
             TrainAmateur(**fields)  # type: ignore[arg-type]
+
+
+def test_weights_are_added_in_their_own_precision() -> None:
+    hf = tiny.llama()
+    before = hf.model.layers[0].self_attn.q_proj.weight.detach().clone()
+    layers = with_lora(hf, TrainAmateur(rank=2, alpha=4, layers="q_proj"))
+    lora = layers["model.layers.0.self_attn.q_proj"]
+    torch.nn.init.constant_(lora.b, 1e-4)  # less than bfloat16 tells apart
+    lora.base.to(torch.bfloat16)
+    merge_lora(hf, layers)
+    after = hf.model.layers[0].self_attn.q_proj.weight
+    wanted = before.bfloat16().float() + 2 * lora.b @ lora.a
+    assert after.dtype == torch.float32 and torch.equal(after, wanted)

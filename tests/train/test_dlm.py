@@ -173,14 +173,14 @@ def test_in_half_precision_the_loss_is_nearly_the_same(objective: str, tmp_path:
     assert one == pytest.approx(two, rel=1e-2) and one != two
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(("rank", "precision"), [(0, "float32"), (2, "float32"), (2, "bfloat16")])
 def test_a_model_that_wrote_from_left_to_right_is_converted(
-    rank: int, answers: list[Path], tmp_path: Path
+    rank: int, precision: str, answers: list[Path], tmp_path: Path
 ) -> None:
     lm = tiny.lm(draft=False)
     before = {n: p.clone() for n, p in lm.models["target"].hf.state_dict().items()}  # type: ignore[attr-defined]
     vocab = lm.models["target"].vocab
-    config = replace(TUNED, rank=rank, masks="rate")
+    config = replace(TUNED, rank=rank, masks="rate", precision=precision)
     report = train(tmp_path / "run", config, lm, answers, quiet=True)
     assert report["examples_seen"] == 32
     sizes = [p.numel() for p in lm.models["target"].hf.parameters()]  # type: ignore[attr-defined]

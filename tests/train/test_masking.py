@@ -138,6 +138,19 @@ def test_a_batch_is_the_mean_of_its_texts(reader: Reader, masks: str) -> None:
     assert not torch.allclose(masked_loss(reader, ids, quotas), whole, atol=1e-3)
 
 
+def test_the_mask_itself_is_never_told_and_learns_nothing(reader: Reader) -> None:
+    ids, answers = texts()
+    logits = reader.logits(ids, answers)
+    assert (logits[:, MASK] == -torch.inf).all()
+    nats = F.cross_entropy(logits, ids[answers])
+    (found,) = torch.autograd.grad(nats, reader.hf.lm_head.weight)
+    told = torch.arange(found.shape[0]) != MASK
+    whole = reader.hf(torch.where(answers, MASK, ids), attention_mask=seen_by(7, 0)).logits[answers]
+    nats = F.cross_entropy(whole[:, told], ids[answers] - (ids[answers] > MASK).long())
+    (without,) = torch.autograd.grad(nats, reader.hf.lm_head.weight)
+    assert torch.allclose(found, without, atol=1e-6) and not found[MASK].any()
+
+
 def test_positions_see_both_sides_or_their_block_and_those_before(reader: Reader) -> None:
     ids, answers = texts(1)
     for block in (0, 3):
