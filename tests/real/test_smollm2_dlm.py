@@ -27,7 +27,7 @@ def test_it_fills_canvases(lm: foretell.LM) -> None:
         temperature=0.0,
     )
     assert "Paris" in out.text
-    assert out.stats.calls["target"] <= len(out.tokens)
+    assert out.stats.calls["target"] < 32, "some of the 32 positions were filled together"
 
 
 def test_it_has_learnt_to_copy_lists_in_part(lm: foretell.LM) -> None:
