@@ -18,11 +18,12 @@ with ends, as canvases do.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,17 +38,16 @@ from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
 from foretell.train.amateur import save as save_lora
 from foretell.train.answers import PIECE, read
+from foretell.train.canvases import Batches, Canvases, Examples, padded
 from foretell.train.converting import converted, shorten
 from foretell.train.draft import blocks
 from foretell.train.lists import LONGEST, ROOM, Example, Lists, put_to
 from foretell.train.lm import Run, check_heads
 from foretell.train.masking import (
     MASKS,
-    OUTSIDE,
+    Masked,
     Reader,
     certainty_loss,
-    complements,
-    drawn,
     masked_loss,
     right_at,
 )
@@ -124,12 +124,6 @@ class TrainDLM:
         return max(1, self.examples // self.batch)
 
 
-class Examples(Protocol):
-    """Texts to learn from, each by its number, without end."""
-
-    def __getitem__(self, number: int) -> Example: ...
-
-
 class Answers:
     """Answers with their prompts, of which one in HELD_BACK is left out; each round over the
     others is in another order. An end stands behind each that is not cut, and behind some more; or
@@ -178,17 +172,6 @@ def texts_of(files: Sequence[Path]) -> list[Example]:
     return found
 
 
-def padded(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B, n) and which of them are answers; what is behind a shorter text is OUTSIDE."""
-    width = max(len(text.ids) for text in texts)
-    ids = np.full((len(texts), width), OUTSIDE, np.int64)
-    answers = np.zeros((len(texts), width), bool)
-    for row, text in enumerate(texts):
-        ids[row, : len(text.ids)] = text.ids
-        answers[row, text.given : len(text.ids)] = True
-    return torch.from_numpy(ids), torch.from_numpy(answers)
-
-
 def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int) -> Reader:
     """A random Llama that fills canvases, float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -213,13 +196,16 @@ def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int
 
 
 class DLMRun(Run):
-    """A run folder whose batches are examples."""
+    """A run folder whose batches are examples. `workers`: processes that make them; 0: this one."""
 
     longer = "examples"
     unit = "examples"
 
-    def __init__(self, folder: Path, config: TrainDLM, reader: Reader, data: Examples):
-        self.reader, self.data = reader, data
+    def __init__(
+        self, folder: Path, config: TrainDLM, reader: Reader, data: Examples, workers: int = 0
+    ):
+        self.reader, self.workers = reader, workers
+        self.batches = Batches(config, data, reader.block)
         super().__init__(folder, config, reader.hf, reader.hf.get_decoder().layers)
 
     def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
@@ -235,29 +221,26 @@ class DLMRun(Run):
         adam = torch.optim.AdamW(others, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.0)
         return [(muon, c.matrix_rate), (adam, c.rate)]
 
-    def loss(self, texts: Sequence[Example], numbers: Sequence[int]) -> torch.Tensor:
-        """(B,) of these texts, the examples of these numbers."""
+    @cached_property
+    def coming(self) -> Iterator[list[Canvases]]:
+        """The batches of this step and the next ones."""
+        return self.batches.of(range(self.step, self.config.steps), self.workers)
+
+    def loss(self, canvases: Canvases) -> torch.Tensor:
+        """(B,) of the texts of one forward."""
         c, device = self.config, self.reader.hf.device
-        ids, answers = padded(texts)
-        ids = ids.to(device)
-        seeds = [(c.seed, number) for number in numbers]
+        ids, masks = canvases.ids.to(device), canvases.masks
         with torch.autocast(device.type, torch.bfloat16, enabled=c.precision == "bfloat16"):
-            if c.objective == "certainty":
-                first, second, later = complements(answers, seeds, c.certain)
-                parts = first.to(device), second.to(device), later.to(device)
-                return certainty_loss(self.reader, ids, parts, c.beta)
-            masked = drawn(answers, seeds, c.masks, self.reader.block)
-            return masked_loss(self.reader, ids, masked.to(device))
+            if isinstance(masks, Masked):
+                return masked_loss(self.reader, ids, masks.to(device))
+            first, second, later = (part.to(device) for part in masks)
+            return certainty_loss(self.reader, ids, (first, second, later), c.beta)
 
     def advance_on(self) -> float:
         """One optimiser step; returns the mean loss of its texts."""
-        c = self.config
-        numbers = range(self.step * c.batch, (self.step + 1) * c.batch)
-        texts = [self.data[number] for number in numbers]
         total = 0.0
-        for group in blocks([len(text.ids) for text in texts], c.micro, self.step):
-            chosen = [texts[i] for i in group]
-            loss = self.loss(chosen, [numbers[i] for i in group]).sum() / c.batch
+        for canvases in next(self.coming):
+            loss = self.loss(canvases).sum() / self.config.batch
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.update()
@@ -387,6 +370,7 @@ def train(
     telling: Telling = nullcontext,
     device: str = "cpu",
     lists: int = 0,
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Trains until `config.examples` are seen; writes OUT/model, and adapters also by themselves
     into OUT/lora; returns the report.
@@ -395,7 +379,8 @@ def train(
     answers to learn from, and `lists`: so many lists and puzzles in the tokens of `init`; neither:
     lists and puzzles without end. `own`: so many prompts are answered first by the model itself,
     and it learns from that; kept in OUT, as all that a run begins with. `device`: where a new model
-    is trained; others are trained where they are.
+    is trained; others are trained where they are. `workers`: processes that make batches, which
+    takes as long as a step of a small model does on a GPU; 0: this one.
     """
     check_device(device)
     endless = Lists(config.seed)
@@ -435,7 +420,7 @@ def train(
         if config.precision == "bfloat16":
             for lora in layers.values():
                 lora.base.to(torch.bfloat16)  # once, not before each product
-    run = DLMRun(out, config, reader, data)
+    run = DLMRun(out, config, reader, data, workers)
     run.keep(recipe)
     run.through(run.advance_on, save_every, quiet)
     size = run.size

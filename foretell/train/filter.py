@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
     from foretell.api import LM
     from foretell.core.context import Context
+    from foretell.outputs import Output
 
+AT_ONCE = 16  # canvases that are filled beside each other
 Tell = Callable[[str, int, int | None], None]
 
 
@@ -90,20 +92,34 @@ class Replay(Denoising):
             sheet.commit(found.places[number], token, float(found.p[number, token]))
 
 
+def filled(
+    lm: LM, prompts: Sequence[Any], methods: Sequence[Any], config: TrainFilter
+) -> list[Output]:
+    """An answer a prompt, each by its own method. Raises what one of them raises."""
+    length = config.length
+    answers = lm.generate(list(prompts), methods, max_new_tokens=length, ignore_eos=True)
+    for answer in answers:
+        if answer.error:
+            raise answer.error
+    found: list[Output] = answers
+    return found
+
+
 def collect(
     lm: LM, prompts: Sequence[Any], config: TrainFilter, tell: Tell | None = None
 ) -> list[Example]:
     """The examples of these prompts. Raises what generating raises."""
     examples: list[Example] = []
-    options: dict[str, Any] = {"max_new_tokens": config.length, "ignore_eos": True}
-    for number, prompt in enumerate(prompts):
+    for first in range(0, len(prompts), AT_ONCE):
         if tell is not None:
-            tell("replaying", number, len(prompts))
-        answer = lm.generate(prompt, method=f"confidence:block={config.block}", **options)
-        replay = Replay(block=config.block, answer=tuple(answer.tokens))
-        again = lm.generate(prompt, method=replay, **options)
-        assert again.tokens == answer.tokens, "the oracle ends in the final text"
-        examples += replay.examples
+            tell("replaying", first, len(prompts))
+        some = prompts[first : first + AT_ONCE]
+        answers = filled(lm, some, [f"confidence:block={config.block}"] * len(some), config)
+        replays = [Replay(block=config.block, answer=tuple(one.tokens)) for one in answers]
+        again = filled(lm, some, replays, config)
+        for replay, answer, other in zip(replays, answers, again, strict=True):
+            assert other.tokens == answer.tokens, "the oracle ends in the final text"
+            examples += replay.examples
     return examples
 
 

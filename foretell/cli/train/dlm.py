@@ -57,6 +57,12 @@ def dlm(
         int, typer.Option(min=0, help="Prompts that the model answers first, to learn from that.")
     ] = 0,
     device: Device = "cpu",
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0, max=64, help="Processes that make batches; some for a GPU, which waits for them."
+        ),
+    ] = 0,
     save_every: Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")] = 300.0,
     settings: Settings,
 ) -> int:
@@ -89,6 +95,7 @@ def dlm(
             telling=partial(first_alone, Processes()),
             device=device,
             lists=lists,
+            workers=workers,
         )
     right = ", ".join(f"{share:.3f} at {rate}" for rate, share in report["right"].items())
     emit(
