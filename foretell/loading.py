@@ -7,7 +7,7 @@ folder can be wrong ends in one BadModel line that says what, where and the cure
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -234,7 +234,7 @@ def _loaded(name: str, title: str, options: _Options, revision: str | None = Non
 
 def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, Refusals]:
     """Its adapter, computed by what `options.executor` says, and who refused it."""
-    from foretell.families.canvas import denoiser, fills_canvases
+    from foretell.families.canvas import check_computed, denoiser, fills_canvases
     from foretell.families.decoder import Decoder
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
@@ -246,7 +246,9 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     if hf.config.is_encoder_decoder:
         return EncoderDecoder(hf, name), ()
     if fills_canvases(hf.config):
-        return denoiser(hf, name, options.executor, options.exact_bits), ()
+        check_computed(hf, name, options.executor, options.exact_bits)
+        filler, refusals = _whole(partial(denoiser, hf, name), hf, name, options.executor)
+        return filler or denoiser(hf, name), refusals
     whole = options.executor in ("auto", "torch") and not options.exact_bits
     if whole and reads_pictures(hf):
         return Pictured(hf, name, partial(blocks, ours=True)), ()
@@ -255,16 +257,10 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
         if model is not None:
             return model, ()
     kind = hf.device.type
-    refusals: Refusals = ()
-    for executor, runtime in registry.whole(hf, kind, options.executor):
-        runtime.prepare(hf)
-        model = Decoder(hf, name, partial(blocks, ours=True))
-        try:
-            model.use(runtime.make)
-        except LookupError as error:
-            refusals += _refused(name, executor, error, options.executor)
-        else:
-            return model, refusals
+    build = partial(Decoder, hf, name, partial(blocks, ours=True))
+    decoder, refusals = _whole(build, hf, name, options.executor)
+    if decoder is not None:
+        return decoder, refusals
     if options.exact_bits:
         if options.dtype in WHOLE_NUMBERS:
             return ExactDecoder(hf, name), ()
@@ -274,13 +270,32 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
         for candidate, runtime in registry.candidates(hf, kind, options.executor):
             if runtime.DTYPE is not None and runtime.suits(hf, candidate == options.executor):
                 hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
-    model = Decoder(hf, name, partial(blocks, ours=True))
+    model = build()
     if options.executor != "torch":
         refusals += hand_over(model, options.executor)
     if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
         why = model.blocks_refused or "its layers are of another build than the llama family's"
         refusals += (("fused blocks", why),)
     return model, refusals
+
+
+def _whole(
+    build: Callable[[], Any], hf: PreTrainedModel, name: str, wanted: str
+) -> tuple[Model | None, Refusals]:
+    """A model's adapter that an executor computes all by itself, None where none takes it; and who
+    refused it.
+    """
+    refusals: Refusals = ()
+    for executor, runtime in registry.whole(hf, hf.device.type, wanted):
+        runtime.prepare(hf)
+        model = build()
+        try:
+            model.use(runtime.make)
+        except LookupError as error:
+            refusals += _refused(name, executor, error, wanted)
+        else:
+            return model, refusals
+    return None, refusals
 
 
 def hand_over(model: Decoder, executor: str) -> Refusals:

@@ -33,7 +33,7 @@ def wrap(
     `tokenizers`: theirs, where they are others than the target's.
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
-    from foretell.families.canvas import denoiser, fills_canvases
+    from foretell.families.canvas import check_computed, denoiser, fills_canvases
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
     from foretell.families.own import own_adapter
@@ -46,7 +46,8 @@ def wrap(
             check_plain(title, exact_bits=exact_bits)
             return EncoderDecoder(model, title)
         if fills_canvases(model.config):
-            return denoiser(model, title, "auto", exact_bits)
+            check_computed(model, title, "auto", exact_bits)
+            return denoiser(model, title)
         if reads_pictures(model) and not exact_bits:
             return Pictured(model, title, blocks)
         if exact_bits:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.core.cache import Cache
+from foretell.core.model import Model
 from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.diffusion_gemma import KIND, DiffusionGemma
 from foretell.families.fused import blocks
 from foretell.families.masked import OURS
-from foretell.memory.job import Job
+from foretell.memory.job import Job, Rows
 from foretell.memory.states import NO_STATES
 from foretell.ops.attention import Bias, attend
 from foretell.ops.canvas import MASKED, Look
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from foretell.core.model import Model
     from foretell.core.request import Request
     from foretell.core.types import Ask
-    from foretell.families.decoder import Accelerate
+    from foretell.families.decoder import Accelerate, Make
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +45,42 @@ class CanvasJob(Job):
     length: int = 0  # of the canvas
     block: int = 0  # positions that see each other and those before; 0: all positions do
 
-    def suits(self, layers: bool, segments: bool, watched: bool = False) -> bool:
+    def suits(
+        self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
+    ) -> bool:
+        return canvases and self._sees_all
+
+    @property
+    def watched(self) -> bool:
         return False
+
+    @property
+    def _sees_all(self) -> bool:
+        """Whether each position reads the same rows, those that are computed among them."""
+        read = range(self.length) if self.attended is None else self.attended.tolist()
+        if self.attended is not None and not set(self.positions) <= set(read):
+            return False
+        return not self.block or max(read) // self.block <= min(self.positions) // self.block
+
+    def lay_out(self) -> Rows:
+        """Rows that are read and not computed, in front of those that are."""
+        keys, values = self.cache.keys[0], self.cache.values[0]
+        new = len(self.tokens)
+        if new == self.length:
+            return Rows(0, new, keys, values)
+        read = range(self.length) if self.attended is None else self.attended.tolist()
+        computed = set(self.positions)
+        others = [place for place in read if place not in computed]
+        kept = torch.tensor(others, dtype=torch.long)
+        parts = [_in_front(rows, kept, new) for rows in (keys, values)]
+        return Rows(len(kept), len(kept) + new, *parts)
+
+    def take_back(self, rows: Rows) -> None:
+        if len(self.tokens) == self.length:
+            return
+        places = torch.tensor(self.positions)
+        self.cache.keys[0][:, :, places] = rows.keys[:, :, rows.start :]
+        self.cache.values[0][:, :, places] = rows.values[:, :, rows.start :]
 
     def write(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
@@ -89,6 +123,14 @@ class CanvasJob(Job):
             mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)
             self.masks[key] = mask.repeat(times, 1).to(self.cache.device)
         return self.masks[key]
+
+
+def _in_front(rows: torch.Tensor, kept: torch.Tensor, new: int) -> torch.Tensor:
+    """Those of the rows (layers, KV, n, D) that are kept, and room for new ones behind them."""
+    layers, heads, _, width = rows.shape
+    found = rows.new_empty(layers, heads, len(kept) + new, width)
+    torch.index_select(rows, 2, kept, out=found[:, :, : len(kept)])
+    return found
 
 
 class CanvasCache(Cache):
@@ -176,10 +218,18 @@ class Denoiser(Decoder):
         self.caps = frozenset({"canvas", "masks"})
         self.known_ids = self.vocab
 
+    def use(self, make: Make) -> None:
+        caps, self.caps = self.caps, Model.caps  # it is tested as any decoder
+        try:
+            super().use(make)
+        finally:
+            self.caps = caps
+
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         if "canvas" not in self.caps:  # while its layers are tested, as those of any decoder
             return super().cache(request, beside)
-        cache = CanvasCache(self.layout, self.dtype, self.device)
+        dtype = self.dtype if self.executor is None else self.executor.cache().dtype
+        cache = CanvasCache(self.layout, dtype, self.device)
         cache.mask_id, cache.shift, cache.block = self.mask_id, self.shift, self.block
         return self.prepared(cache, request, beside)
 
@@ -189,16 +239,22 @@ def fills_canvases(config: Any) -> bool:
     return hasattr(config, OURS) or config.model_type == KIND
 
 
-def denoiser(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) -> Model:
-    """The adapter of a loaded model that fills canvases: of masks, whose configuration says what it
-    reads (families/masked.py), or of uniform noise.
+def check_computed(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) -> None:
+    """Raises Unsupported where a model that fills canvases is not computed as it is asked for."""
+    noise = hf.config.model_type == KIND
+    by = ("auto", "torch") if noise else ("auto", "torch", "native")
+    if executor in by and not exact_bits:
+        return
+    asked = "exact_bits=True" if exact_bits else f"executor={executor!r}"
+    who = " and ".join(by[1:])
+    need = f"a model that writes from left to right: canvases are computed by {who}"
+    raise Unsupported.missing(asked, name, need, "leave it out")
 
-    Raises Unsupported for what computes no canvas.
+
+def denoiser(hf: PreTrainedModel, name: str) -> DiffusionGemma | Denoiser:
+    """The adapter of a loaded model that fills canvases: of masks, whose configuration says what it
+    reads (families/masked.py), or of uniform noise. Raises Unsupported for what it cannot compute.
     """
-    if executor not in ("auto", "torch") or exact_bits:
-        asked = "exact_bits=True" if exact_bits else f"executor={executor!r}"
-        need = "a model that writes from left to right: canvases are computed by torch"
-        raise Unsupported.missing(asked, name, need, "leave it out")
     if hf.config.model_type == KIND:
         return DiffusionGemma(hf, name)
     about = getattr(hf.config, OURS)

@@ -53,6 +53,7 @@ PROVEN = frozenset(
 )
 UNLIMITED = 1 << 20  # positions of a model that names no limit
 Accelerate = Callable[[Loop], list[Block] | None]
+Make = Callable[[Loop, Layout, torch.dtype, int], Executor]
 
 
 def _attend(
@@ -305,7 +306,7 @@ class Decoder(Model):
 
     # --- executors
 
-    def use(self, make: Callable[[Loop, Layout, torch.dtype, int], Executor]) -> None:
+    def use(self, make: Make) -> None:
         """Hands ordinary steps to another executor. Raises LookupError, with the reason, where it
         cannot have them.
         """
@@ -385,7 +386,8 @@ class Decoder(Model):
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        takes = executor.takes_layers, executor.takes_segments, executor.takes_watched
+        kinds = ("layers", "segments", "watched", "canvases")
+        takes = [getattr(executor, f"takes_{kind}") for kind in kinds]
         plain = [job for job in jobs if job.suits(*takes)]
         others = [job for job in jobs if job not in plain]
         if not plain:

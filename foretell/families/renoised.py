@@ -27,7 +27,9 @@ class BehindText(Job):
 
     said: torch.Tensor | None = None
 
-    def suits(self, layers: bool, segments: bool, watched: bool = False) -> bool:
+    def suits(
+        self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
+    ) -> bool:
         return False
 
     def read(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

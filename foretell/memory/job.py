@@ -15,6 +15,18 @@ import torch
 from foretell.ops.attention import Attention, Bias, attend, merge, own_part, partial_attention
 
 
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """Where an executor stores new rows, behind `start` others: keys and values (layers, KV, rows,
+    D). Every new node sees the first `common` rows, new ones too.
+    """
+
+    start: int
+    common: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """n new nodes, stored behind `start` cache rows that are there already.
@@ -70,15 +82,24 @@ class Job:
         policy = self.cache.policy
         return policy is not None and policy.watches(self)
 
-    def suits(self, layers: bool, segments: bool, watched: bool = False) -> bool:
-        """The same for who can run a part of the layers or enter with states, reads segments, or
-        leaves attention to policies.
+    def suits(
+        self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
+    ) -> bool:
+        """The same for who can run a part of the layers or enter with states, reads segments,
+        leaves attention to policies, or computes positions of a canvas.
         """
         cache = self.cache
         whole = self.layers is None and self.states is None
         layers = layers and all(isinstance(layer, int) for layer in self.layers or ())
         ordinary = self.features is None and (not self.watched or (watched and not cache.segments))
         return ordinary and (whole or layers) and (segments or not cache.segments)
+
+    def lay_out(self) -> Rows:
+        """For executors, of a cache whose layers have one shape: its own memory, or a copy."""
+        return Rows(self.start, self.cache.base, self.cache.keys[0], self.cache.values[0])
+
+    def take_back(self, rows: Rows) -> None:
+        """Takes new rows over that were stored in a copy. By default there is none."""
 
     def write(
         self, layer: int, k: torch.Tensor, v: torch.Tensor

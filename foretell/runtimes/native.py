@@ -22,7 +22,7 @@ from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, settle
 from foretell.memory.buffers import Layout
-from foretell.memory.job import Job, entering
+from foretell.memory.job import Job, Rows, entering
 from foretell.memory.policy import Segment
 from foretell.native import library
 from foretell.native.packing import FORMATS, GROUP
@@ -85,6 +85,7 @@ class NativeExecutor(Executor):
     takes_layers = True
     takes_segments = True
     takes_watched = True
+    takes_canvases = True
     sizes: tuple[int, ...] = ()
     fallback: Executor | None = None
 
@@ -235,7 +236,8 @@ class NativeExecutor(Executor):
             layers = np.array(jobs[0].layers, np.int32)
         logits = torch.empty(len(rows), self.vocab)
         hidden = torch.empty(len(taps), nodes, self.hidden)
-        described = [self._describe(job) for job in jobs]
+        stored = [job.lay_out() for job in jobs]
+        described = [self._describe(job, to) for job, to in zip(jobs, stored, strict=True)]
         step = library.Step(
             jobs=(library.Job * len(jobs))(*(part for part, _ in described)),
             job_count=len(jobs),
@@ -260,6 +262,8 @@ class NativeExecutor(Executor):
             self._watched(step, jobs, states, dict(zip(taps, hidden, strict=True)), threads)
         elif not self.library.ft_forward(self.model, step, threads):
             raise MemoryError("no memory for a step")
+        for job, to in zip(jobs, stored, strict=True):
+            job.take_back(to)
         self.size = nodes
         # Where a part of the layers ran, others are entered with these, and lose no bit by it.
         if jobs[0].layers is None:
@@ -375,12 +379,11 @@ class NativeExecutor(Executor):
         rows = embed.rows(ids)
         return rows if self.loop.scale == 1 else rows * self.loop.scale
 
-    def _describe(self, job: Job) -> tuple[library.Job, Any]:
+    def _describe(self, job: Job, to: Rows) -> tuple[library.Job, Any]:
         """The library's structure of a job, and what it points to."""
         cache = job.cache
-        keys, values = cache.keys[0], cache.values[0]
         numbers = job.positions
-        windowed = 0 < self.least_window <= max(numbers)
+        windowed = 0 < self.least_window <= max(numbers) and to.common <= to.start
         if windowed:
             numbers = [*numbers, *cache.row_positions(), *job.scratch_positions]
         held = np.array(numbers, np.int32)
@@ -389,15 +392,15 @@ class NativeExecutor(Executor):
         segments = (library.Segment * len(cache.segments))(*map(self._segment, cache.segments))
         part = library.Job(
             nodes=new,
-            start=job.start,
-            base=cache.base,
+            start=to.start,
+            base=to.common,
             positions=held.ctypes.data,
             seen=library.address(seen),
             row_positions=held[new:].ctypes.data if windowed else None,
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
-            layer_stride=keys.stride(0),
-            head_stride=keys.stride(1),
+            keys=to.keys.data_ptr(),
+            values=to.values.data_ptr(),
+            layer_stride=to.keys.stride(0),
+            head_stride=to.keys.stride(1),
             segments=len(segments),
             segment=segments,
         )

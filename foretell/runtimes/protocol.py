@@ -24,8 +24,8 @@ class Executor(Protocol):
     padding included. `exact_bits`: whether a row's result depends on no other row, to the last bit.
     `takes_layers`: whether it also computes parts of the layers, and given states;
     `takes_segments`: and texts whose first rows are shared. `takes_watched`: and jobs whose
-    attention a cache policy computes. `sizes`: the numbers of nodes that
-    forwards are padded to, () if any number is computed as it is.
+    attention a cache policy computes. `takes_canvases`: and positions of canvases. `sizes`: the
+    numbers of nodes that forwards are padded to, () if any number is computed as it is.
     `fallback`: the executor of what this one leaves, None: torch.
     """
 
@@ -35,6 +35,7 @@ class Executor(Protocol):
     takes_layers: bool = False
     takes_segments: bool = False
     takes_watched: bool = False
+    takes_canvases: bool = False
     sizes: tuple[int, ...]
     fallback: Executor | None
 

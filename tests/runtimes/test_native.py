@@ -17,14 +17,17 @@ from foretell.core.cache import Cache
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
+from foretell.families.canvas import Denoiser
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.families.packed import PackedLinear, pack
 from foretell.measure.bits import compare
 from foretell.native import library
 from foretell.native.packing import unpack
+from foretell.ops.canvas import MASKED, look
 from foretell.runtimes import native
 from foretell.runtimes.native import NativeExecutor
+from tests.diffusion.worlds import filled
 from tests.families import families
 from tests.families.families import WINDOW
 from tests.families.test_families import PROMPTS, TREE, answer
@@ -377,3 +380,101 @@ def test_watched_steps_are_those_of_torch(kv: str, format: str) -> None:
         assert agree(a.logits, b.logits, NEAR[format])
         for tap in (0, 1, 2):
             assert agree(a.hidden[tap], b.hidden[tap], NEAR[format])
+
+
+# --- canvases
+
+
+@cache
+def filler(format: str, block: int = 0) -> Denoiser:
+    model = Denoiser(small("llama", format), "llama", 399, block=block, accelerate=blocks)
+    model.use(NativeExecutor)
+    return model
+
+
+def on_torch(model: Denoiser) -> Denoiser:
+    """The same model, whose layers torch computes, in float32."""
+    return Denoiser(slow("llama", format_of(model)).hf, "llama", 399, block=model.block)
+
+
+def format_of(model: Denoiser) -> str:
+    return model.matrices or "bfloat16"
+
+
+def looked(model: Denoiser, cache: Cache, canvas: Sequence[int], **parts: Any) -> Any:
+    """Rows of all masked positions among the computed ones."""
+    computed = parts.get("computed") or range(len(canvas))
+    wanted = [place for place in computed if canvas[place] == MASKED]
+    job, _ = cache.prepare(look(canvas[0], canvas, wanted, **parts), canvas[:1], len(canvas))
+    return model.forward([job])[0]
+
+
+CANVAS = [5, 9, 31, MASKED, 77, MASKED, MASKED, 3, 12, MASKED, 200, MASKED, 8, 8, MASKED, 1, 40]
+# Positions that are computed, and those that are read; None: all.
+PARTS: list[tuple[list[int] | None, list[int] | None]] = [
+    (None, None),
+    ([3, 5, 6], None),
+    ([9, 11, 14], [0, 1, 2, 9, 10, 11, 14, 16]),
+    ([14, 15], list(range(4, 17))),
+    ([3], [3]),
+]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@torch.inference_mode()
+def test_canvases_are_those_of_torch_up_to_rounding(format: str) -> None:
+    """All positions, then some of them beside rows that were computed before."""
+    ours = filler(format)
+    theirs = on_torch(ours)
+    one, two = ours.cache(), theirs.cache()
+    for computed, attended in PARTS:
+        parts = {"computed": computed, "attended": attended}
+        a, b = looked(ours, one, CANVAS, **parts), looked(theirs, two, CANVAS, **parts)
+        assert a.computed_by == "native"
+        assert agree(a.logits, b.logits, NEAR[format])
+    for mine, its in zip([*one.k, *one.v], [*two.k, *two.v], strict=True):
+        far = (mine[:, :17].float() - its[:, :17]).norm() / its[:, :17].norm()
+        assert far < NEAR[format]
+
+
+@torch.inference_mode()
+def test_positions_of_a_canvas_depend_on_no_other_request() -> None:
+    model = filler("int8")
+    other, again = [7, MASKED, 6, 5, MASKED], [*CANVAS[:3], *[MASKED] * 40]
+    texts = [CANVAS, other, again]
+    alone = [looked(model, model.cache(), canvas).logits for canvas in texts]
+    jobs = []
+    for canvas in texts:
+        wanted = [place for place, token in enumerate(canvas) if token == MASKED]
+        jobs.append(model.cache().prepare(look(canvas[0], canvas, wanted), canvas[:1], 99)[0])
+    for threads in (1, 3):
+        model.threads_wanted = threads
+        together = model.forward(jobs)
+        assert all(torch.equal(a, b.logits) for a, b in zip(alone, together, strict=True))
+    model.threads_wanted = None
+
+
+@torch.inference_mode()
+def test_blocks_that_hide_some_are_left_to_torch() -> None:
+    """A block behind others that are cached is the library's; several at once are not."""
+    ours = filler("bfloat16", block=6)
+    theirs = on_torch(ours)
+    one, two = ours.cache(), theirs.cache()
+    by = []
+    for computed, attended in ((None, None), (range(6, 12), range(12)), ([2, 4], range(6))):
+        parts = {"computed": computed, "attended": attended}
+        a, b = looked(ours, one, CANVAS, **parts), looked(theirs, two, CANVAS, **parts)
+        by.append(a.computed_by)
+        assert agree(a.logits, b.logits, NEAR["bfloat16"])
+    assert by == ["torch", "native", "native"]
+    unread = looked(ours, one, CANVAS, computed=[6, 9], attended=[0, 1, 6])
+    assert unread.computed_by == "torch"
+
+
+def test_a_denoiser_fills_the_same_canvas() -> None:
+    model = filler("int8")
+    for kv in (None, "prefix", "dual", "dkv", "window:active=3,window=6"):
+        blocked = "0" if kv and kv.startswith("window") else "4"
+        method = f"confidence:block={blocked}"
+        live = filled(model, method, (5, 6, 7), max_new_tokens=12, kv=kv)[0]
+        assert len(live.ctx.output) == 12 and live.error is None

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 11
+#define FT_VERSION 12
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -61,9 +61,11 @@ typedef struct {
 } ft_segment;
 
 typedef struct {
-    int32_t nodes, start, base;    /* new nodes; rows before them; rows that are committed */
+    int32_t nodes, start, base;    /* new nodes; rows before them; rows that every node sees: the
+                                      committed ones, or of a canvas all, the new ones included */
     const int32_t *positions;      /* (nodes,) in the text */
-    const uint8_t *seen;           /* (nodes, start - base + nodes) or NULL: a chain */
+    const uint8_t *seen;           /* (nodes, start - base + nodes) or NULL: a chain, or a
+                                      canvas, whose base is start + nodes */
     const int32_t *row_positions;  /* (start + nodes,) or NULL: where no layer has a window */
     uint16_t *keys, *values;
     int64_t layer_stride, head_stride;

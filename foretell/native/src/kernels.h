@@ -595,7 +595,8 @@ static int32_t begin_of(const ft_heads *heads, const ft_job *job, int32_t node, 
 
 /* Own rows that every node of a part sees, windows aside. */
 static int32_t common_rows(const ft_part *part) {
-    return part->job->seen ? part->job->base : part->job->start + part->first + 1;
+    const ft_job *job = part->job;
+    return job->seen || job->base > job->start ? job->base : job->start + part->first + 1;
 }
 
 /* Sets a call up: where its rows lie, its queries, and where each node's list begins. */
@@ -616,7 +617,9 @@ static void set_up(ft_attention *call, int64_t query_stride, float *memory) {
         const ft_part *part = call->parts + p;
         const ft_job *job = part->job;
         int64_t place = heads->layer * job->layer_stride + heads->kv_head * job->head_stride;
-        int32_t rows = job->start + part->first + part->nodes, end = call->before + rows;
+        int32_t rows = job->start + part->first + part->nodes, common = common_rows(part);
+        rows = rows > common ? rows : common;
+        int32_t end = call->before + rows;
         call->own[p] = (ft_span){job->keys + place, job->values + place, rows, call->before};
         call->end = end > call->end ? end : call->end;
         call->nodes += part->nodes;
