@@ -537,9 +537,46 @@ static void check_growing(const network *net, int form, int32_t beside, int32_t 
     drop_grower(&head);
 }
 
+/* Every position of a canvas sees all others: the last ones, computed again beside rows that stand,
+   are those of the whole. */
+static ft_job canvas_of(const network *net, cache *own, int32_t from) {
+    ft_job job = job_of(net, own, from, TEXT, TEXT - from, places + from, NULL);
+    job.row_positions = NULL;
+    return job;
+}
+
+static void find_canvas(const network *net, float *wanted) {
+    cache own = make_cache(net, TEXT);
+    ft_job job = canvas_of(net, &own, 0);
+    forward(net, &job, 1, text, (wish){.logits = wanted, .threads = 1});
+    drop_cache(&own);
+}
+
+static void check_canvas(const network *net, const float *wanted, int32_t threads) {
+    static const int32_t lasts[] = {1, 7, 25};
+    float logits[2 * TEXT * VOCAB];
+    int32_t both[2 * TEXT];
+    memcpy(both, text, TEXT * 4);
+    memcpy(both + TEXT, text, TEXT * 4);
+    cache own = make_cache(net, TEXT), chain = make_cache(net, TEXT);
+    ft_job jobs[] = {canvas_of(net, &own, 0), job_of(net, &chain, 0, 0, TEXT, places, NULL)};
+    forward(net, jobs, 2, both, (wish){.logits = logits, .threads = threads});
+    compare(logits, wanted, TEXT, "a canvas beside a text");
+    if (!memcmp(logits + TEXT * VOCAB, wanted, TEXT * VOCAB * 4))
+        fail("a text has a canvas's logits", "a text beside a canvas");
+    for (int i = 0; i < COUNT(lasts); i++) {
+        int32_t from = TEXT - lasts[i];
+        ft_job job = canvas_of(net, &own, from);
+        forward(net, &job, 1, text + from, (wish){.logits = logits, .threads = threads});
+        compare(logits, wanted + from * VOCAB, lasts[i], "the end of a canvas");
+    }
+    drop_cache(&own);
+    drop_cache(&chain);
+}
+
 /* What a model's nodes are to be, by the kernels chosen. */
 typedef struct {
-    float wanted[TEXT * VOCAB];
+    float wanted[TEXT * VOCAB], canvas[TEXT * VOCAB];
     tree branches;
 } answers;
 
@@ -548,6 +585,7 @@ static void find_answers(const network *net, answers *found) {
     alone(net, &own, text, 0, TEXT, found->wanted);
     make_tree(net, &own, &found->branches);
     drop_cache(&own);
+    find_canvas(net, found->canvas);
     for (int32_t i = 0; i < TEXT * VOCAB; i++)
         if (!isfinite(found->wanted[i]))
             fail("a logit is no number", "token by token");
@@ -577,6 +615,7 @@ static void check_model(const shape *of, int form) {
         for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++) {
             check_pieces(&net, right.wanted, threads);
             check_trees(&net, &right.branches, right.wanted, threads);
+            check_canvas(&net, right.canvas, threads);
         }
         check_segments(&net, &right.branches, right.wanted, 2);
         check_layers(&net, 2);
