@@ -22,7 +22,7 @@ from foretell.families.decoder import Decoder
 from foretell.families.diffusion_gemma import KIND, DiffusionGemma
 from foretell.families.fused import blocks
 from foretell.families.masked import OURS
-from foretell.memory.job import Job, Rows
+from foretell.memory.job import Job, RowMemory
 from foretell.memory.states import NO_STATES
 from foretell.ops.attention import Bias, attend
 from foretell.ops.canvas import MASKED, Look
@@ -52,7 +52,7 @@ class CanvasJob(Job):
 
     @property
     def watched(self) -> bool:
-        return False
+        return False  # policies of canvases say what is computed, not how
 
     @property
     def _sees_all(self) -> bool:
@@ -62,20 +62,20 @@ class CanvasJob(Job):
             return False
         return not self.block or max(read) // self.block <= min(self.positions) // self.block
 
-    def lay_out(self) -> Rows:
+    def lay_out(self) -> RowMemory:
         """Rows that are read and not computed, in front of those that are."""
         keys, values = self.cache.keys[0], self.cache.values[0]
         new = len(self.tokens)
         if new == self.length:
-            return Rows(0, new, keys, values)
+            return RowMemory(0, new, keys, values)
         read = range(self.length) if self.attended is None else self.attended.tolist()
         computed = set(self.positions)
         others = [place for place in read if place not in computed]
         kept = torch.tensor(others, dtype=torch.long)
         parts = [_in_front(rows, kept, new) for rows in (keys, values)]
-        return Rows(len(kept), len(kept) + new, *parts)
+        return RowMemory(len(kept), len(kept) + new, *parts)
 
-    def take_back(self, rows: Rows) -> None:
+    def take_back(self, rows: RowMemory) -> None:
         if len(self.tokens) == self.length:
             return
         places = torch.tensor(self.positions)

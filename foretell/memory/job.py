@@ -16,7 +16,7 @@ from foretell.ops.attention import Attention, Bias, attend, merge, own_part, par
 
 
 @dataclass(slots=True, frozen=True)
-class Rows:
+class RowMemory:
     """Where an executor stores new rows, behind `start` others: keys and values (layers, KV, rows,
     D). Every new node sees the first `common` rows, new ones too.
     """
@@ -94,11 +94,11 @@ class Job:
         ordinary = self.features is None and (not self.watched or (watched and not cache.segments))
         return ordinary and (whole or layers) and (segments or not cache.segments)
 
-    def lay_out(self) -> Rows:
+    def lay_out(self) -> RowMemory:
         """For executors, of a cache whose layers have one shape: its own memory, or a copy."""
-        return Rows(self.start, self.cache.base, self.cache.keys[0], self.cache.values[0])
+        return RowMemory(self.start, self.cache.base, self.cache.keys[0], self.cache.values[0])
 
-    def take_back(self, rows: Rows) -> None:
+    def take_back(self, rows: RowMemory) -> None:
         """Takes new rows over that were stored in a copy. By default there is none."""
 
     def write(

@@ -22,7 +22,7 @@ from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, settle
 from foretell.memory.buffers import Layout
-from foretell.memory.job import Job, Rows, entering
+from foretell.memory.job import Job, RowMemory, entering
 from foretell.memory.policy import Segment
 from foretell.native import library
 from foretell.native.packing import FORMATS, GROUP
@@ -379,7 +379,7 @@ class NativeExecutor(Executor):
         rows = embed.rows(ids)
         return rows if self.loop.scale == 1 else rows * self.loop.scale
 
-    def _describe(self, job: Job, to: Rows) -> tuple[library.Job, Any]:
+    def _describe(self, job: Job, to: RowMemory) -> tuple[library.Job, Any]:
         """The library's structure of a job, and what it points to."""
         cache = job.cache
         numbers = job.positions
