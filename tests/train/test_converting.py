@@ -46,8 +46,8 @@ def test_a_token_that_is_called_a_mask_already_becomes_it() -> None:
 def test_what_adapters_have_learnt_can_be_added_again(block: int, cut: int, tmp_path: Path) -> None:
     """OUT/lora with the model that they were trained on gives OUT/model."""
     base = tiny.save(tiny.llama(num_hidden_layers=3), tmp_path / "base")
-    settings = {"block": block, "cut": cut, "rate": 0.01, "examples": 16, "batch": 8}
-    config = TrainDLM(rank=2, matrix_rate=0.0, **settings)  # type: ignore[arg-type]
+    run = {"block": block, "cut": cut, "rate": 0.01, "examples": 16, "batch": 8}
+    config = TrainDLM(rank=2, matrix_rate=0.0, **run)  # type: ignore[arg-type]
     lm = foretell.load(base, dtype="float32", executor="torch")
     train(tmp_path / "run", config, lm, lists=40, quiet=True)
     made = tmp_path / "made"
@@ -62,6 +62,14 @@ def test_what_adapters_have_learnt_can_be_added_again(block: int, cut: int, tmp_
     assert len(modes) == 1, "all files can be read by whoever can read one"
     model: Any = foretell.load(made).models["target"]
     assert model.mask_id == model.vocab - 1
+
+    told = tmp_path / "run" / "lora" / "adapter_config.json"
+    settings = json.loads(told.read_text())
+    settings["canvas"]["longest"] = 24
+    told.write_text(json.dumps(settings))
+    assert main([str(base), str(told.parent), str(made)]) == 0
+    model = foretell.load(made).models["target"]
+    assert model.longest_canvas == 24
 
 
 def test_weights_without_a_canvas_are_added_too(tmp_path: Path) -> None:
