@@ -7,7 +7,7 @@ folder can be wrong ends in one BadModel line that says what, where and the cure
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,20 +28,18 @@ from foretell.ops.devices import check_device
 from foretell.ops.memory import trim
 from foretell.ops.remote import recipe
 from foretell.runtimes import registry
+from foretell.runtimes.choosing import Refusals, hand_over, refused, whole_by
 from foretell.wrapping import ends, named_models, pair, trim_draft
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from foretell.families.decoder import Decoder
-
 ASSETS = Path(__file__).parent / "assets"
 DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 OWN_VOCAB = "draft_vocab.json"
 LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
-Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
 
 
 @dataclass
@@ -236,6 +234,7 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     """Its adapter, computed by what `options.executor` says, and who refused it."""
     from foretell.families.canvas import check_computed, denoiser, fills_canvases
     from foretell.families.decoder import Decoder
+    from foretell.families.diffusion_gemma import KIND, DiffusionGemma
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
     from foretell.families.own import own_adapter
@@ -247,7 +246,9 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
         return EncoderDecoder(hf, name), ()
     if fills_canvases(hf.config):
         check_computed(hf, name, options.executor, options.exact_bits)
-        filler, refusals = _whole(partial(denoiser, hf, name), hf, name, options.executor)
+        if hf.config.model_type == KIND:
+            return DiffusionGemma(hf, name), ()
+        filler, refusals = whole_by(partial(denoiser, hf, name), hf, name, options.executor)
         return filler or denoiser(hf, name), refusals
     whole = options.executor in ("auto", "torch") and not options.exact_bits
     if whole and reads_pictures(hf):
@@ -258,7 +259,7 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
             return model, ()
     kind = hf.device.type
     build = partial(Decoder, hf, name, partial(blocks, ours=True))
-    decoder, refusals = _whole(build, hf, name, options.executor)
+    decoder, refusals = whole_by(build, hf, name, options.executor)
     if decoder is not None:
         return decoder, refusals
     if options.exact_bits:
@@ -279,51 +280,6 @@ def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, 
     return model, refusals
 
 
-def _whole(
-    build: Callable[[], Any], hf: PreTrainedModel, name: str, wanted: str
-) -> tuple[Model | None, Refusals]:
-    """A model's adapter that an executor computes all by itself, None where none takes it; and who
-    refused it.
-    """
-    refusals: Refusals = ()
-    for executor, runtime in registry.whole(hf, hf.device.type, wanted):
-        runtime.prepare(hf)
-        model = build()
-        try:
-            model.use(runtime.make)
-        except LookupError as error:
-            refusals += _refused(name, executor, error, wanted)
-        else:
-            return model, refusals
-    return None, refusals
-
-
-def hand_over(model: Decoder, executor: str) -> Refusals:
-    """Lets executors compute its steps, each the next one's fallback.
-
-    Where they do not take it torch does, and the reasons are returned. Raises Unsupported where the
-    one that the user named does not take it.
-    """
-    refusals: Refusals = ()
-    for name, runtime in registry.candidates(model.hf, model.device.type, executor):
-        try:
-            model.use(partial(runtime.make, fallback=model.executor))
-        except LookupError as error:
-            refusals += _refused(model.name, name, error, executor)
-    if model.executor is not None and model.executor.fallback is not None:
-        model.executor.fallback.release()  # of what only the probe asked it for
-    return refusals
-
-
-def _refused(model: str, executor: str, error: LookupError, wanted: str) -> Refusals:
-    """Notes that an executor does not take a model. Raises Unsupported where it is `wanted`."""
-    if executor == wanted:
-        need = f"what it takes ({error})"
-        cure = "use another executor, or leave it out"
-        raise Unsupported.missing(f"executor={executor!r}", model, need, cure) from error
-    return ((executor, str(error)),)
-
-
 def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
@@ -339,7 +295,7 @@ def _gguf(name: str, executor: str = "auto", exact_bits: bool = False) -> _Loade
         try:
             return _native_gguf(name, path)
         except LookupError as error:
-            refusals = _refused(name, "native", error, executor)
+            refusals = refused(name, "native", error, executor)
     if exact_bits:
         need = "batch-invariant kernels, which llama.cpp's are not"
         cure = "leave it out, or name an executor (torch, openvino) and dtype='int8'"

@@ -34,6 +34,7 @@ def wrap(
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
     from foretell.families.canvas import check_computed, denoiser, fills_canvases
+    from foretell.families.diffusion_gemma import KIND, DiffusionGemma
     from foretell.families.exact import ExactDecoder
     from foretell.families.fused import blocks
     from foretell.families.own import own_adapter
@@ -47,7 +48,8 @@ def wrap(
             return EncoderDecoder(model, title)
         if fills_canvases(model.config):
             check_computed(model, title, "auto", exact_bits)
-            return denoiser(model, title)
+            noise = model.config.model_type == KIND
+            return DiffusionGemma(model, title) if noise else denoiser(model, title)
         if reads_pictures(model) and not exact_bits:
             return Pictured(model, title, blocks)
         if exact_bits:

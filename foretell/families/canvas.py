@@ -19,7 +19,7 @@ from foretell.core.cache import Cache
 from foretell.core.model import Model
 from foretell.errors import Unsupported
 from foretell.families.decoder import Decoder
-from foretell.families.diffusion_gemma import KIND, DiffusionGemma
+from foretell.families.diffusion_gemma import KIND
 from foretell.families.fused import blocks
 from foretell.families.masked import OURS
 from foretell.memory.job import Job, RowMemory
@@ -251,12 +251,10 @@ def check_computed(hf: PreTrainedModel, name: str, executor: str, exact_bits: bo
     raise Unsupported.missing(asked, name, need, "leave it out")
 
 
-def denoiser(hf: PreTrainedModel, name: str) -> DiffusionGemma | Denoiser:
-    """The adapter of a loaded model that fills canvases: of masks, whose configuration says what it
-    reads (families/masked.py), or of uniform noise. Raises Unsupported for what it cannot compute.
+def denoiser(hf: PreTrainedModel, name: str) -> Denoiser:
+    """The adapter of a loaded model that fills masks, whose configuration says what it reads
+    (families/masked.py). Raises Unsupported for what it cannot compute.
     """
-    if hf.config.model_type == KIND:
-        return DiffusionGemma(hf, name)
     about = getattr(hf.config, OURS)
     own = about["mask_id"], about["shift"], about["block"], about.get("longest", 0)
     return Denoiser(hf, name, *own, accelerate=partial(blocks, ours=True))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from foretell.train.draft import blocks
 from foretell.train.lists import Example
-from foretell.train.masking import OUTSIDE, Masked, complements, drawn
+from foretell.train.masking import OUTSIDE, Masked
 
-if TYPE_CHECKING:
-    from foretell.train.dlm import TrainDLM
+Masks = Masked | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# (which positions are answers (B, n), a seed a text) -> what is masked
+Mask = Callable[[torch.Tensor, Sequence[Any]], Masks]
 
 
 class Examples(Protocol):
@@ -41,27 +42,26 @@ class Canvases:
     """Of one forward: ids (B, n), and what is masked of them, or for certainty the parts."""
 
     ids: torch.Tensor
-    masks: Masked | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    masks: Masks
 
 
 class Batches(Dataset[list[Canvases]]):
-    """The examples of every step by its number, in its forwards, with their masks."""
+    """The examples of every step by its number, with their masks: `batch` of them, in forwards of
+    about `micro` tokens.
+    """
 
-    def __init__(self, config: TrainDLM, data: Examples, block: int):
-        self.config, self.data, self.block = config, data, block
+    def __init__(self, data: Examples, mask: Mask, batch: int, micro: int, seed: int):
+        self.data, self.mask, self.seed = data, mask, seed
+        self.batch, self.micro = batch, micro
 
     def __getitem__(self, step: int) -> list[Canvases]:
-        c = self.config
-        numbers = range(step * c.batch, (step + 1) * c.batch)
+        numbers = range(step * self.batch, (step + 1) * self.batch)
         texts = [self.data[number] for number in numbers]
         found = []
-        for group in blocks([len(text.ids) for text in texts], c.micro, step):
+        for group in blocks([len(text.ids) for text in texts], self.micro, step):
             ids, answers = padded([texts[i] for i in group])
-            seeds = [(c.seed, numbers[i]) for i in group]
-            if c.objective == "certainty":
-                found.append(Canvases(ids, complements(answers, seeds, c.certain)))
-            else:
-                found.append(Canvases(ids, drawn(answers, seeds, c.masks, self.block)))
+            seeds = [(self.seed, numbers[i]) for i in group]
+            found.append(Canvases(ids, self.mask(answers, seeds)))
         return found
 
     def of(self, steps: range, workers: int) -> Iterator[list[Canvases]]:

@@ -21,7 +21,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ from foretell.train.masking import (
     Masked,
     Reader,
     certainty_loss,
+    complements,
+    drawn,
     masked_loss,
     right_at,
 )
@@ -205,7 +207,10 @@ class DLMRun(Run):
         self, folder: Path, config: TrainDLM, reader: Reader, data: Examples, workers: int = 0
     ):
         self.reader, self.workers = reader, workers
-        self.batches = Batches(config, data, reader.block)
+        mask: Any = partial(drawn, masks=config.masks, block=reader.block)
+        if config.objective == "certainty":
+            mask = partial(complements, block=config.certain)
+        self.batches = Batches(data, mask, config.batch, config.micro, config.seed)
         super().__init__(folder, config, reader.hf, reader.hf.get_decoder().layers)
 
     def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:

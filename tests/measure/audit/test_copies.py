@@ -34,6 +34,7 @@ class Plain:
     takes_layers = False
     takes_segments = False
     takes_watched = False
+    takes_canvases = False
 
     def __init__(
         self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None
