@@ -57,10 +57,15 @@ class CanvasJob(Job):
     @property
     def _sees_all(self) -> bool:
         """Whether each position reads the same rows, those that are computed among them."""
-        read = range(self.length) if self.attended is None else self.attended.tolist()
+        read = self._read
         if self.attended is not None and not set(self.positions) <= set(read):
             return False
         return not self.block or max(read) // self.block <= min(self.positions) // self.block
+
+    @property
+    def _read(self) -> Sequence[int]:
+        """The positions whose rows are read."""
+        return range(self.length) if self.attended is None else self.attended.tolist()
 
     def lay_out(self) -> RowMemory:
         """Rows that are read and not computed, in front of those that are."""
@@ -68,9 +73,8 @@ class CanvasJob(Job):
         new = len(self.tokens)
         if new == self.length:
             return RowMemory(0, new, keys, values)
-        read = range(self.length) if self.attended is None else self.attended.tolist()
         computed = set(self.positions)
-        others = [place for place in read if place not in computed]
+        others = [place for place in self._read if place not in computed]
         kept = torch.tensor(others, dtype=torch.long)
         parts = [_in_front(rows, kept, new) for rows in (keys, values)]
         return RowMemory(len(kept), len(kept) + new, *parts)
@@ -117,7 +121,7 @@ class CanvasJob(Job):
             return None
         key = (None, times)
         if key not in self.masks:
-            rows = torch.arange(self.length) if self.attended is None else self.attended.cpu()
+            rows = torch.tensor(self._read)
             here = torch.tensor(self.positions) // self.block
             hidden = rows[None, :] // self.block > here[:, None]
             mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)

@@ -471,10 +471,23 @@ def test_blocks_that_hide_some_are_left_to_torch() -> None:
     assert unread.computed_by == "torch"
 
 
-def test_a_denoiser_fills_the_same_canvas() -> None:
+def test_rows_that_are_kept_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches of canvases never fall back to torch, and switched off they change nothing."""
     model = filler("int8")
-    for kv in (None, "prefix", "dual", "dkv", "window:active=3,window=6"):
-        blocked = "0" if kv and kv.startswith("window") else "4"
-        method = f"confidence:block={blocked}"
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("torch computed a canvas")
+
+    monkeypatch.setattr(model, "_by_torch", never)
+
+    def text(method: str, kv: str | None) -> list[int]:
         live = filled(model, method, (5, 6, 7), max_new_tokens=12, kv=kv)[0]
-        assert len(live.ctx.output) == 12 and live.error is None
+        assert live.error is None and len(live.ctx.output) == 12
+        return list(live.ctx.output)
+
+    whole, blocked = "confidence:block=0", "confidence:block=4"
+    assert text(blocked, "dkv:every=1") == text(blocked, None)
+    assert text(whole, "window:refresh=1") == text(whole, None)
+    for kv in ("prefix", "dual", "dkv"):
+        text(blocked, kv)
+    text(whole, "window:active=3,window=6")
