@@ -18,7 +18,7 @@ with ends, as canvases do.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -163,15 +163,18 @@ def with_end(text: Example, end: int, count: int = 1) -> Example:
     return Example(np.append(text.ids, [end] * count).astype(np.int64), text.given)
 
 
-def texts_of(files: Sequence[Path]) -> list[Example]:
-    """The answers in files that `foretell train draft` and `foretell train head` write, or the
-    pieces of plain texts, whose first token alone is given.
+def texts_of(files: Sequence[Path], ends: Collection[int]) -> list[Example]:
+    """The answers in files that `foretell train draft` and `foretell train head` write, without
+    their end (one of `ends`), or cut where they have none; or the pieces of plain texts, whose
+    first token alone is given.
     """
     found = []
     for text in (text for file in files for text in read(file)):
-        cut = text.prompt == 1 and len(text.tokens) == PIECE
-        found.append(Example(text.tokens, text.prompt, cut))
-    return found
+        tokens = text.tokens
+        ended = bool(tokens[-1] in ends)
+        cut = len(tokens) == PIECE if text.prompt == 1 else not ended
+        found.append(Example(tokens[:-1] if ended else tokens, text.prompt, cut))
+    return [text for text in found if len(text.ids) > text.given]
 
 
 def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int) -> Reader:
@@ -404,7 +407,8 @@ def train(
     data: Examples = endless
     held_back = [Lists(config.seed + 1_000_003)[i] for i in range(256)]
     if files or own or lists:
-        texts = texts_of(files)
+        ends = (end,) if init is None else (end, *init.engine.eos)
+        texts = texts_of(files, ends)
         if lists:
             assert init is not None
             texts += put_to(init, lists, config.seed)

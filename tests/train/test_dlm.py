@@ -281,10 +281,28 @@ def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> N
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"text": "ab " * 700}))
     files = write_texts(tiny.lm(draft=False).encode, [str(path)], tmp_path / "text", 10_000, 0)
-    texts = texts_of(files)
+    texts = texts_of(files, {0})
     assert {text.given for text in texts} == {1} and len(texts) > 1
     assert [text.cut for text in texts] == [len(text.ids) == PIECE for text in texts]
     assert any(text.cut for text in texts) and not all(text.cut for text in texts)
+
+
+def test_answers_in_files_that_came_to_no_end_are_cut(tmp_path: Path) -> None:
+    """Whoever learns from them puts one end behind each of the others."""
+    end = 9
+    texts = []
+    for tokens in ([1, 2, 3, 4, end], [1, 2, 3, 4, 5], [1, 2, end]):
+        none = np.zeros((len(tokens) - 2, 1))
+        texts.append(Text(np.array(tokens), 2, none.astype(np.int64), none))
+    save(tmp_path / "0.safetensors", texts)
+    found = texts_of([tmp_path / "0.safetensors"], {end})
+    assert [(text.ids.tolist(), text.cut) for text in found] == [
+        ([1, 2, 3, 4], False),
+        ([1, 2, 3, 4, 5], True),
+    ]
+    data = Answers([found[0]] * 40, end, 5, 0)
+    assert data.held_back[0].ids.tolist() == [1, 2, 3, 4, end]
+    assert Answers([found[1]] * 40, end, 5, 0).held_back[0].ids.tolist() == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
