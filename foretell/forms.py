@@ -131,7 +131,8 @@ class Grammars:
         except Exception as error:  # a tokenizer that is not a fast one, or an unusual one
             raise BadModel(
                 f"json_schema, regex and grammar cannot read this model's tokenizer "
-                f"({first_line(error)}); save it as tokenizer.json"
+                f"({first_line(error)}); leave them out, or load a model whose tokenizer.json "
+                "has a byte-level decoder"
             ) from error
 
     def _endings(self, matcher: LLMatcher) -> Endings:
