@@ -1,17 +1,21 @@
 """Prints the size of every file of the package and fails where a budget is broken.
 
-The heart, `core/`, is what a reader must hold in mind, so it has a budget as a whole and one a
-file; a method has one a file, and so has everything else. `python scripts/size.py`
+The heart is what a reader of one method must hold in mind: all that the drafter `ngram` imports,
+directly or not. It has a budget as a whole; every file has one by its folder.
+`python scripts/size.py`
 """
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEART = "core"
-HEART_LIMIT = 2500  # lines together; 2,200 were aimed at
+METHOD = "drafters/ngram.py"  # whose imports are the heart
+REACH_LIMIT = 5600  # lines that METHOD imports, directly or not; 4,500 are aimed at
 METHODS = (
     "drafters",
     "strategies",
@@ -32,14 +36,52 @@ def lines(path: Path) -> int:
     return len(path.read_text("utf-8").splitlines())
 
 
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether it is `if TYPE_CHECKING:`, whose imports do not run."""
+    test = getattr(node, "test", None)
+    return isinstance(node, ast.If) and isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+def imported_names(node: ast.AST) -> Iterator[str]:
+    """The dotted names that the code below a node imports, `a.b.c` for `from a.b import c`."""
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, ast.ImportFrom):
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        yield from imported_names(child)
+
+
+def reach(path: Path, root: Path = ROOT) -> set[Path]:
+    """The files of the package that a file imports, directly or not, and the file itself."""
+    found, waiting = {path}, [path]
+    while waiting:
+        for name in imported_names(ast.parse(waiting.pop().read_text("utf-8"))):
+            parts = name.split(".")
+            module, parent = root.joinpath(*parts), root.joinpath(*parts[:-1])
+            places = [place.with_suffix(".py") for place in (module, parent)]
+            places += [place / "__init__.py" for place in (module, parent)]
+            known = [place for place in places if parts[0] == "foretell" and place.is_file()]
+            if known and known[0] not in found:
+                found.add(known[0])
+                waiting.append(known[0])
+    return found
+
+
+def heart(root: Path = ROOT) -> int:
+    """Lines of all that METHOD reaches."""
+    return sum(lines(path) for path in reach(root / "foretell" / METHOD, root))
+
+
 def over(root: Path = ROOT) -> list[str]:
     """One sentence for every broken budget."""
     package = root / "foretell"
     found = []
-    heart = sum(lines(path) for path in (package / HEART).glob("*.py"))
-    if heart > HEART_LIMIT:
-        excess = heart - HEART_LIMIT
-        found.append(f"the heart has {heart} lines, {excess} over its budget of {HEART_LIMIT}")
+    if (size := heart(root)) > REACH_LIMIT:
+        excess = size - REACH_LIMIT
+        found.append(f"{METHOD} reaches {size} lines, {excess} over the budget of {REACH_LIMIT}")
     for path in sorted(package.rglob("*.py")):
         limit = FILE_LIMITS.get(path.relative_to(package).parts[0], FILE_LIMIT)
         if (size := lines(path)) > limit:
@@ -60,13 +102,13 @@ def main() -> int:
     total = 0
     for folder in sorted(folders, key=lambda name: (name != HEART, name)):
         sizes = {path: lines(path) for path in folders[folder]}
-        budget = f", budget {HEART_LIMIT}" if folder == HEART else ""
         limit = FILE_LIMITS.get(folder, FILE_LIMIT)
-        print(f"{folder or 'foretell'}/  {sum(sizes.values())} lines{budget}, {limit} a file")
+        print(f"{folder or 'foretell'}/  {sum(sizes.values())} lines, {limit} a file")
         for path in sorted(sizes, key=lambda path: (-sizes[path], path.name)):
             print(f"  {sizes[path]:5}  {path.relative_to(package)}")
         total += sum(sizes.values())
     print(f"{total:7}  in all")
+    print(f"{heart():7}  reached by {METHOD}, budget {REACH_LIMIT}")
     problems = over()
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -256,14 +256,16 @@ def test_the_heart_and_every_method_keep_their_budgets() -> None:
 
 
 def test_a_broken_budget_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "foretell" / "core").mkdir(parents=True)
-    for name in "abcdefghi":
-        (tmp_path / "foretell" / "core" / f"{name}.py").write_text("x = 1\n" * 279)
+    (tmp_path / "foretell" / "ops").mkdir(parents=True)
     (tmp_path / "foretell" / "drafters").mkdir()
+    (tmp_path / "foretell" / "drafters" / "ngram.py").write_text("from foretell.ops import a0\n")
+    for i in range(12):
+        following = f"from foretell.ops import a{i + 1}\n" if i < 11 else ""
+        (tmp_path / "foretell" / "ops" / f"a{i}.py").write_text(following + "x = 1\n" * 470)
     (tmp_path / "foretell" / "drafters" / "long.py").write_text("x = 1\n" * 221)
     (tmp_path / "foretell" / "wide.py").write_text("#" * 101)
     heart, method, wide = size.over(tmp_path)
-    assert "the heart has 2511 lines, 11 over" in heart
+    assert "drafters/ngram.py reaches 5652 lines, 52 over" in heart
     assert "long.py has 221 lines" in method
     assert "wide.py:1 is wider than 100 columns" in wide
 
@@ -271,7 +273,7 @@ def test_a_broken_budget_is_noticed(tmp_path: Path) -> None:
 def test_the_budgets_are_written_down_as_they_are_checked() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     files = [size.FILE_LIMITS[size.HEART], size.FILE_LIMITS["drafters"], size.FILE_LIMIT]
-    for number in (size.HEART_LIMIT, *files, size.COLUMNS):
+    for number in (size.REACH_LIMIT, *files, size.COLUMNS):
         assert re.search(rf"\b{number:,}\b", page), f"CONTRIBUTING.md lacks the budget {number:,}"
 
 
