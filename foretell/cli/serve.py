@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import math
 import socket
 import sys
@@ -264,15 +263,13 @@ def _listen(door: DoorOptions) -> socket.socket:
 def _run(served: Served, settings: Settings, listening: socket.socket) -> int:
     """Serves until a signal ends it."""
     from foretell.serve.app import build
-    from foretell.serve.lifecycle import Server, configured
+    from foretell.serve.connections import Config
+    from foretell.serve.lifecycle import Server
+    from foretell.serve.logs import begin
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    for chatty in ("uvicorn", "httpx", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    begin(sys.stderr)
     app = build(served, settings)
-    server = Server(configured(app), app.state.service.gate, settings.drain)
+    server = Server(Config(app, settings.patience), app.state.service.gate, settings.drain)
     listening.listen()  # from here on clients wait rather than fail
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

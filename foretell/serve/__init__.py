@@ -11,6 +11,7 @@
     keys         who may ask; limits: how much, and how many may wait
     metrics      numbers for Prometheus
     lifecycle    checks while idle, and an end that lets requests finish
+    connections  how long a request may take to come; logs: what is written of it
     settings     what a server allows
 
 Its libraries are those of the extra `serve`; nothing else of foretell needs them.

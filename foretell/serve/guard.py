@@ -32,6 +32,7 @@ HEADERS = {
     ),
 }
 PROTECTED = ("/v1/", "/foretell/", "/metrics")  # what needs a key
+LONGEST = 200  # characters of a path in the log, as it came
 LEFT = 499  # nginx's status for a client that did not wait, for the log alone
 
 
@@ -63,7 +64,11 @@ class Guard:
 
         try:
             self._check_host(scope)
-            scope.setdefault("state", {})["key"] = self._key(scope)
+            key = self._key(scope)
+            state = scope.setdefault("state", {})
+            state["key"], state["arrived"] = key, asyncio.get_running_loop().time()
+            peer = scope.get("client") or ("",)
+            state["client"] = str(peer[0]) if key is None else key.name
             await self.app(scope, self._measured(scope, receive), passed_on)
         except Gone:
             pass
@@ -83,7 +88,8 @@ class Guard:
         finally:
             self.told(status)
             spent = 1000 * (time.perf_counter() - began)
-            log.info("%s %s %d %.0f ms", scope["method"], scope["path"], status, spent)
+            path = scope.get("raw_path", b"")[:LONGEST].decode("ascii", "replace")
+            log.info("%s %s %d %.0f ms", scope["method"], path, status, spent)
 
     def _check_host(self, scope: Any) -> None:
         """A page of another site must not reach a local server by a name that it made up."""
@@ -116,23 +122,35 @@ class Guard:
         return key
 
     def _measured(self, scope: Any, receive: Any) -> Any:
-        """`receive` that refuses a body once it is too long, and one that does not come."""
+        """`receive` that refuses a body once it is too long, and one that does not come: its
+        client's time counts in all, not that in which we do not read.
+        """
         limit = self.settings.body
-        told = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        told = headers.get("content-length", "")
         if told.isascii() and told.isdecimal() and int(told[:20]) > limit:
             raise self._too_long()
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(
+                "the body is compressed: send it as it is, without Content-Encoding",
+                status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            )
         size = 0
         whole = False
+        left = self.settings.patience
+        loop = asyncio.get_running_loop()
 
         async def measured() -> Any:
-            nonlocal size, whole
+            nonlocal size, whole, left
             if whole:  # what follows is that the client leaves
                 return await receive()
+            began = loop.time()
             try:
-                async with asyncio.timeout(self.settings.patience):
+                async with asyncio.timeout(left):
                     message = await receive()
             except TimeoutError:
                 raise ApiError("the body did not come", status=HTTPStatus.REQUEST_TIMEOUT) from None
+            left -= loop.time() - began
             size += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if size > limit:

@@ -8,9 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretell.ops.memory import trim
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from foretell.serve.limits import Gate
 
 log = logging.getLogger("foretell.serve")
-HEADER_SECONDS = 15.0  # that the first line and headers of a request may take
 
 
 class Health:
@@ -107,59 +104,3 @@ class Server(uvicorn.Server):
                 log.warning("%d requests did not end in time", self.gate.requests)
             self.should_exit = True
         return await super().on_tick(counter)
-
-
-class Protocol(H11Protocol):
-    """HTTP that closes a connection whose request does not come."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            super().data_received(data)
-        except h11.LocalProtocolError:  # nonsense came, and no answer to it can be sent any more
-            self.transport.close()
-            return
-        if self.conn.their_state is h11.IDLE:
-            self._wait()
-        else:
-            self._stop()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self._close)
-
-    def _stop(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _close(self) -> None:
-        self._deadline = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()
-
-
-def configured(app: Any, **options: Any) -> uvicorn.Config:
-    """Uvicorn's configuration for an application: its own words are few."""
-    return uvicorn.Config(
-        app,
-        http=Protocol,
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=2,
-        **options,
-    )

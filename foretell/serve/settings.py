@@ -24,7 +24,7 @@ class Settings:
     waiting: int = 128  # answers that may wait; more are told to come back
     share_between_keys: bool = False  # what drafters learn, and prefixes that are known
     body: int = 8 * MEGABYTE  # bytes of a request
-    patience: float = 30.0  # for the next part of a body, and for a reader to take the next chunk
+    patience: float = 30.0  # for a body to come, and for a reader to take the next chunk
     drain: float = 30.0  # for requests in flight, once the server is to end
     check_every: float = 60.0  # between two checks of what is kept
     origins: tuple[str, ...] = ()  # other sites whose pages may ask

@@ -13,7 +13,8 @@ import httpx
 
 from foretell.api import LM
 from foretell.serve.app import build
-from foretell.serve.lifecycle import Server, configured
+from foretell.serve.connections import Config
+from foretell.serve.lifecycle import Server
 from foretell.serve.served import Served
 from foretell.serve.service import Service
 from foretell.serve.settings import Settings
@@ -46,7 +47,7 @@ def running(lm: LM | None = None, settings: Settings | None = None) -> Iterator[
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        server = Server(configured(app), service.gate, settings.drain)
+        server = Server(Config(app, settings.patience), service.gate, settings.drain)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.serve import lifecycle
+from foretell.serve import connections, lifecycle
 from foretell.serve.settings import Settings
 from foretell.serve.translate import Bounds
 from tests import tiny
@@ -249,7 +249,7 @@ def test_freed_memory_is_given_back_while_nothing_runs(monkeypatch: pytest.Monke
 def test_a_request_that_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(lifecycle, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
     with (
         running() as live,
         socket.create_connection(("127.0.0.1", int(live.url.rpartition(":")[2]))) as raw,

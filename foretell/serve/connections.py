@@ -1,0 +1,185 @@
+"""Connections: how long a request may take to come, and how many there may be.
+
+A connection waits for the head of a request, then for its body; what still comes of a body behind
+its answer is thrown away for a moment. Each has a time in all, however often a byte comes. Where
+there are more connections than the process has descriptors for, or one peer has more unfinished
+requests than its share, the one goes that has waited longest: who sends slowly keeps nobody out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_SECONDS = 15.0  # that the first line and headers of a request may take
+LINGER_SECONDS = 2.0  # that the rest of a body may take behind an answer that did not need it
+MOST = 1024  # connections
+SPARE = 16  # descriptors left for everything else
+PARTS = 1024  # of a body that may be tiny
+SMALLEST = 64  # bytes that its other parts have on average: each costs the loop the same time
+
+
+def room() -> tuple[int, int]:
+    """Connections that there may be, and of these, those that may be taken in at once: a loop takes
+    in all that wait before it looks at any.
+    """
+    free = 2 * MOST
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY:
+            free = min(free, limit - len(os.listdir("/proc/self/fd")) - SPARE)
+    except (ImportError, OSError):  # no such numbers on this system
+        pass
+    at_once = max(8, min(512, free // 3))
+    return max(8, min(MOST, free - at_once)), at_once
+
+
+class Config(uvicorn.Config):
+    """Uvicorn's configuration: its own words are few. `patience`: seconds that a body may take."""
+
+    def __init__(self, app: Any, patience: float = 30.0, **options: Any):
+        self.patience = patience
+        self.most, at_once = room()
+        fixed: dict[str, Any] = {
+            "http": Protocol,
+            "ws": "none",
+            "lifespan": "on",
+            "access_log": False,
+            "log_config": None,
+            "server_header": False,
+            "proxy_headers": False,
+            "timeout_keep_alive": 30,
+            "timeout_graceful_shutdown": 2,
+            "backlog": at_once,
+        }
+        super().__init__(app, **(fixed | options))
+
+
+class Parts(h11.Connection):
+    """Refuses a body that comes in very many tiny parts."""
+
+    parts = size = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.parts = self.size = 0
+        elif isinstance(event, h11.Data):
+            self.parts += 1
+            self.size += len(event.data)
+            if self.parts > PARTS + self.size // SMALLEST:
+                raise h11.RemoteProtocolError("the body comes in too many parts")
+        return event
+
+
+class Protocol(H11Protocol):
+    """HTTP that closes a connection whose request does not come."""
+
+    config: Config
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.conn = Parts(h11.SERVER)
+        self.since = self.loop.time()  # when it began to wait for this request
+        self.stage = ""  # what it waits for: head, body or rest; "": the answer, or nothing
+        self._timer: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._follow()
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:  # nonsense came, and no answer to it can be sent any more
+            self.transport.close()
+            return
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.since = self.loop.time()
+        self._follow()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    # --- time
+
+    @property
+    def peer(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its client, for more of a request or for the next one."""
+        return bool(self.stage) or self.conn.their_state is h11.IDLE
+
+    def _stage(self) -> str:
+        theirs = self.conn.their_state
+        if theirs is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+            return "head"
+        if theirs is h11.SEND_BODY and self.cycle is not None:
+            return "rest" if self.cycle.response_complete else "body"
+        return ""  # between two requests uvicorn looks at the time
+
+    def _follow(self) -> None:
+        """The time of a stage begins with it, whatever comes meanwhile."""
+        stage = "" if self.transport.is_closing() else self._stage()
+        if stage != self.stage:
+            self._stop()
+            self.stage = stage
+            self._start()
+
+    def _start(self) -> None:
+        seconds = {
+            "head": HEADER_SECONDS,
+            "body": self.config.patience + LINGER_SECONDS,  # the application tells the client first
+            "rest": LINGER_SECONDS,
+        }
+        if self.stage:
+            self._timer = self.loop.call_later(seconds[self.stage], self._late)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        if self.stage == "body" and self.flow.read_paused:  # it is we who do not read
+            self._start()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._stop()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    # --- how many there are
+
+    def _make_room(self) -> None:
+        """Ends who has waited longest where there are too many."""
+        waiting: dict[str, list[Protocol]] = defaultdict(list)
+        for other in self.connections:
+            if isinstance(other, Protocol) and other.waits:
+                waiting[other.peer].append(other)
+        mine = [other for other in waiting[self.peer] if other.stage]
+        if len(mine) > max(4, self.config.most // 2):
+            _longest(mine)._end()
+        elif len(self.connections) > self.config.most:
+            most = max(waiting.values(), key=len) or [self]
+            _longest(most)._end()
+
+
+def _longest(waiting: list[Protocol]) -> Protocol:
+    return min(waiting, key=lambda one: one.since)
