@@ -10,7 +10,6 @@ from foretell.core.live import Live
 from foretell.core.request import Event
 from foretell.errors import ForetellError
 from foretell.stats import Stats
-from foretell.text import Detokenizer
 from foretell.tracing import Steps, TraceStep
 
 Decode = Callable[[Sequence[int]], str]
@@ -78,7 +77,7 @@ class Stream:
     def __init__(self, live: Live, prompt: int, decode: Decode):
         self.live = live
         self.prompt = prompt
-        self.detokenizer = Detokenizer(decode, live.ctx.request.sampling.stop)
+        self.detokenizer = live.ctx.sampler.detokenizer(decode)
         self.told = 0  # tokens that pieces have carried
 
     def piece(self, event: Event) -> Piece:
@@ -144,8 +143,7 @@ def spoken(live: Live, tokens: Sequence[int]) -> list[int]:
 
 
 def _text(live: Live, tokens: Sequence[int], decode: Decode) -> str:
-    detokenizer = Detokenizer(decode, live.ctx.request.sampling.stop)
-    return detokenizer.push(spoken(live, tokens), final=True)
+    return live.ctx.sampler.detokenizer(decode).push(spoken(live, tokens), final=True)
 
 
 def _logprobs(live: Live, tokens: Sequence[int], start: int = 0) -> list[dict[str, Any]] | None:

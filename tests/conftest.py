@@ -1,7 +1,7 @@
 """What all tests share.
 
 One thread, random numbers and property tests that are the same every time, a cache folder of their
-own, and a list of methods whose tests take too long.
+own, a law of counts, and a list of methods whose tests take too long.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from foretell.ops.files import cache_folder
+from foretell.stats import Stats
 from tests.durations import Durations
 
 torch.set_num_threads(1)
@@ -36,6 +37,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("fixed")
+
+_ended = Stats.ended
+
+
+def ended(stats: Stats, tokens: int, elapsed: float) -> None:
+    """The law of counts, for every request of every test: what was accepted had been drafted."""
+    assert stats.accepted <= stats.drafted, f"{stats.accepted} of {stats.drafted} accepted"
+    assert sum(accepted for _, accepted in stats.by_depth) <= stats.drafted
+    assert all(accepted <= tested for tested, accepted in stats.by_depth)
+    _ended(stats, tokens, elapsed)
+
+
+Stats.ended = ended  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)

@@ -262,10 +262,13 @@ def ended(output: Sequence[int], setting: Setting) -> bool:
     stops = (*(() if s.ignore_eos else setting.eos), *s.stop_token_ids)
     if not output or output[-1] in stops:
         return bool(output)
-    complete = bool(setting.form) and not setting.follows(output, setting.vocab)
-    return (
-        complete or len(output) >= s.max_new_tokens or any(stop in spell(output) for stop in s.stop)
-    )
+    if len(output) >= s.max_new_tokens:
+        return True
+    if setting.form and not setting.follows(output, setting.vocab):
+        return True
+    text = spell(output)  # a letter a token
+    ends = range(s.min_new_tokens + 1, len(text) + 1)
+    return any(text[:end].endswith(stop) for end in ends for stop in s.stop)
 
 
 def reference(
@@ -764,6 +767,7 @@ def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
             max_new_tokens=8,
             stop=("bd",),
             stop_token_ids=(0,),
+            min_new_tokens=0 if seed % 3 else 4,
             logits_processors=(refusing,) if seed % 3 else (),
         )
         setting = Setting(sampling, eos)

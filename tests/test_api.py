@@ -260,6 +260,44 @@ def test_a_least_number_of_tokens_holds_the_end_back() -> None:
         assert 0 not in one(method=method, **biased, ignore_eos=True, bad_words=[[0]]).tokens
 
 
+class Dictated:
+    """A processor that leaves one token possible at each place: a text's, and then its end."""
+
+    def __init__(self, text: str):
+        self.tokens = [*SHARED.encode(text), 0]
+        self.start = len(SHARED.encode(CODE))
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        place = min(ids.shape[1] - self.start, len(self.tokens) - 1)
+        return torch.full_like(scores, -math.inf).index_fill(
+            1, torch.tensor([self.tokens[place]]), 1.0
+        )
+
+
+@pytest.mark.parametrize("method", [*METHODS, "beam:width=2", "best-of:n=2"])
+def test_a_least_number_of_tokens_holds_stop_strings_back(method: str) -> None:
+    """A stop string ends the text where a later token completes it, wherever it began."""
+    said = Dictated("a \U0001f98a b, a \U0001f98a b, a \U0001f98a b.")
+    tokens = said.tokens[:-1]
+    stop = "\U0001f98a b"
+    options: dict[str, Any] = {"logits_processors": [said], "stop": stop, "max_new_tokens": 40}
+    options |= {"temperature": 1.0, "reward": "length:target=9"} if "best" in method else {}
+    cuts = set()
+    for least in (*range(0, len(tokens), 1 if method == "plain" else 4), len(tokens)):
+        early = len(SHARED.decode(tokens[:least]).rstrip("\ufffd"))
+        whole = SHARED.decode(tokens)
+        cut = whole.find(stop, max(0, early + 1 - len(stop)))
+        expected = whole if cut < 0 else whole[:cut]
+        out = one(method=method, min_new_tokens=least, **options)
+        assert out.text == expected, least
+        parts = SHARED.stream(CODE, method, min_new_tokens=least, **options)
+        assert "".join(part.text for part in parts) == expected
+        cuts.add(cut)
+    assert len(cuts) == 4
+    batch = SHARED.generate([CODE] * 2, method, min_new_tokens=[0, len(tokens)], **options)
+    assert [out.text for out in batch] == ["a ", whole]
+
+
 # --- streaming
 
 

@@ -21,7 +21,7 @@ from foretell.errors import BadConfig, BadModel
 from foretell.ops.filters import TopP
 from foretell.ops.rows import Ids, firsts
 from foretell.policy.constraint import form_of, guide_of
-from foretell.text import stopped
+from foretell.text import Detokenizer, stopped
 
 Text = Callable[[Sequence[int]], str]
 
@@ -80,9 +80,14 @@ class Sampler:
 
     def ended(self, output: Sequence[int]) -> bool:
         """Whether the last of these output tokens ends the text."""
-        if output[-1] in self.stops or stopped(self.text, self.sampling.stop, output):
+        s = self.sampling
+        if output[-1] in self.stops or stopped(self.text, s.stop, output, s.min_new_tokens):
             return True
         return self.guide is not None and self.guide.complete(output)
+
+    def detokenizer(self, decode: Text) -> Detokenizer:
+        """Makes texts of outputs as a user gets them, cut before the stop string that ends them."""
+        return Detokenizer(decode, self.sampling.stop, self.sampling.min_new_tokens)
 
     def ends(self, tree: TokenTree, node: int, output: Sequence[int]) -> bool:
         """Whether the text ends with this node of a tree below `output`.

@@ -121,7 +121,10 @@ def one_by_one(ctx: Context) -> Steps:
 def settle(
     ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk, source: str = "target"
 ) -> Generator[Message, Any, tuple[Outcome, Kept]]:
-    """Verifies `tree` by the rows of all its nodes, which are `source`'s; commits what it kept."""
+    """Verifies `tree` by the rows of all its nodes, which are `source`'s; commits what it kept.
+
+    A token that is not the target's own word counts as drafted, the last one too.
+    """
     target = Target(reply.logits, ctx.sampler, ctx.output, tree)
     target.reply = reply
     outcome: Outcome = rule(tree, target, ctx.rng, len(ctx.output))
@@ -131,10 +134,12 @@ def settle(
         tokens.append(outcome.token)
         sources.append(source)
     tested = [(tree.depths[node], accepted) for node, accepted in outcome.tested]
+    drafted = sum(one != "target" for one in tree.sources[1:])
+    drafted += outcome.token is not None and source != "target"
     rows = reply.logits
     if ctx.sampler.sampling.logprobs is not None:
         rows = rows[[0, *outcome.path][: len(tokens)]]
-    kept: Kept = yield Commit(tokens, rows, ctx.branch, sources, len(tree) - 1, tested)
+    kept: Kept = yield Commit(tokens, rows, ctx.branch, sources, drafted, tested)
     if ctx.request.trace is not None:
         position = len(ctx.tokens) - len(kept.tokens)
         step = trace_step(position, tree, reply, outcome, kept.tokens, sources)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,6 @@ from foretell.core.types import Ask, Message, Reply
 from foretell.errors import BadConfig
 from foretell.ops.beaming import log_law
 from foretell.policy.spending import Spent
-from foretell.text import Detokenizer
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -62,18 +62,17 @@ class Condition:
         self,
         text: Text,
         ends: Collection[int],
-        decode: Callable[[Sequence[int]], str] | None,
-        stop: Sequence[str] = (),
+        write: Callable[[Sequence[int]], str] | None,
     ) -> bool:
         """Whether a text meets it that has ended; all but its last token are known to leave it
-        open. `ends` and `stop`: tokens and texts that end it; without `decode` tokens decide.
+        open. `ends`: tokens that end it; `write`: its characters, without which tokens decide.
         """
         own = text[:-1] if text[-1] in ends else text
         if len(own) < self.least or not self.open(own):
             return False
-        if decode is None or not (self.least or self.pattern):
+        if write is None or not (self.least or self.pattern):
             return True
-        written = Detokenizer(decode, stop).push(own, final=True)
+        written = write(own)
         if self.least and not written.strip():
             return False
         return not self.pattern or re.fullmatch(self.pattern, written, re.DOTALL) is not None
@@ -88,8 +87,11 @@ class Condition:
 
 def met(ctx: Context, condition: Condition, text: Text) -> bool:
     """Whether an output that has ended meets a condition; its beginnings left it open."""
-    sampler, request = ctx.sampler, ctx.request
-    return condition.met(text, sampler.stops, request.text, sampler.sampling.stop)
+    sampler, decode = ctx.sampler, ctx.request.text
+    if decode is None:
+        return condition.met(text, sampler.stops, None)
+    write = partial(sampler.detokenizer(decode).push, final=True)
+    return condition.met(text, sampler.stops, write)
 
 
 def reason_of(ctx: Context) -> ReasonOf:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.types import Call, Message
 from foretell.errors import BadConfig, Unsupported
 from foretell.registry import load
-from foretell.text import Detokenizer
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -48,9 +47,7 @@ def scored(
     decode = ctx.request.text
     assert decode is not None, "refused before by `needs_text`"
     prompt = decode(list(ctx.request.prompt))
-    stops = ctx.request.sampling.stop
-    # As a user gets them: cut before what ended them.
-    texts = [Detokenizer(decode, stops).push(list(output), final=True) for output in outputs]
+    texts = [ctx.sampler.detokenizer(decode).push(output, final=True) for output in outputs]
     found = yield from reward.steps(ctx, prompt, texts)
     if len(found) != len(texts):
         name = type(reward).__name__.lower()

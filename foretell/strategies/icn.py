@@ -45,7 +45,6 @@ from foretell.ops.rewards import needs_text
 from foretell.ops.words import Words, words_of
 from foretell.policy.checks import refuse_options, refuse_policy, refuse_source
 from foretell.policy.spending import Spent
-from foretell.text import Detokenizer
 
 DRAWN = "answers are continued greedily, nothing is drawn"
 REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), DRAWN)
@@ -142,7 +141,7 @@ class Listing:
     def __init__(self, ctx: Context, words: Words):
         assert ctx.request.text is not None, "refused before by `needs_text`"
         self.decode, self.words = ctx.request.text, words
-        self.ends, self.stop = ctx.sampler.stops, tuple(ctx.sampler.sampling.stop)
+        self.sampler, self.stop = ctx.sampler, tuple(ctx.sampler.sampling.stop)
         tokens = list(ctx.request.prompt)
         self.line = self.decode(tokens).rpartition("\n")[2]
         count = 0  # tokens that hold the last line
@@ -166,8 +165,8 @@ class Listing:
 
     def written(self, tokens: Sequence[int]) -> tuple[str, str]:
         """An answer's text, and the stop text that closes it or may."""
-        own = [token for token in tokens if token not in self.ends]
-        answer = Detokenizer(self.decode, self.stop).push(own, final=True)
+        own = [token for token in tokens if token not in self.sampler.stops]
+        answer = self.sampler.detokenizer(self.decode).push(own, final=True)
         rest = self.decode(own)[len(answer) :]
         close = next((stop for stop in self.stop if rest.startswith(stop)), None)
         return answer, close if close is not None else "".join(self.stop[:1])

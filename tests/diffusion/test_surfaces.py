@@ -229,6 +229,10 @@ def test_samples_and_stops_are_honoured() -> None:
     stop = answer.text[2:4]
     cut = lm().generate("The", seed=4, stop=stop, **options)
     assert cut.text == answer.text[: answer.text.index(stop)] and cut.finish_reason == "stop"
+    least = len(cut.tokens)
+    later = lm().generate("The", seed=4, stop=stop, min_new_tokens=least, **options)
+    assert later.tokens[:least] == cut.tokens and len(later.tokens) > least
+    assert later.text.startswith(answer.text[:4])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

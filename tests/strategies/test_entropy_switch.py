@@ -70,7 +70,9 @@ def run(
     live = engine.add(Request(PROMPT, config, sampling))
     sources = [source for event in engine.run() for source in event.sources]
     assert live.error is None, live.error
-    return live.ctx.output, sources, live.ctx.stats.calls
+    stats = live.ctx.stats
+    assert stats.drafted == stats.accepted == sources.count("draft")
+    return live.ctx.output, sources, stats.calls
 
 
 @pytest.mark.parametrize("setting", ["plain", "top-p", "penalties", "end"])

@@ -81,6 +81,7 @@ def test_what_is_said_is_that_of_whole_forwards(k: int, tmp_path: Path) -> None:
     head = strategy.bring({"target": target()})["head"].head  # type: ignore[attr-defined]
     output, stats = tokens_of(strategy)
     assert output == by_loops(head, k, 24) and stats.calls["target"] == 24 // k
+    assert stats.drafted == stats.accepted == 24, "no token is the model's own word"
     assert output != tokens_of(strategy, seed=SEED + 1)[0]  # it hears its noise
 
 

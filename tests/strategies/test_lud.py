@@ -88,6 +88,7 @@ def test_what_is_said_is_that_of_whole_forwards(k: int, beta: float, tmp_path: P
     wanted, steps = by_loops(pad, k, beta, 24)
     output, stats = tokens_of(strategy)
     assert output == wanted and stats.calls["target"] == steps < 24
+    assert stats.drafted == stats.accepted == 24 - steps, "each forward's first is the model's own"
     assert output != tokens_of(Plain())[0]
 
 
