@@ -215,10 +215,10 @@ def _checked(
 def _loaded(name: str, title: str, options: _Options, revision: str | None = None) -> _Loaded:
     """A transformers model with its tokenizer; `name` may be a .gguf file to be unpacked."""
     if _is_gguf(name):
-        words: Any = load_tokenizer(name)
-        hf, path = _model(name, options, revision)
+        words = load_tokenizer(name)
+        hf, file = _unpacked(name, options)
         model, refusals = _decoder(hf, title, options)
-        return _Loaded(model, path, words, words.ends or ends(hf), refusals)
+        return _Loaded(model, file, words, ends(hf), refusals)
     hf, path = _model(name, options, revision)
     tokenizer = _tokenizer(path or name, revision, options.trust_remote_code)
     model, refusals = _decoder(hf, title, options)
@@ -300,7 +300,11 @@ def _gguf(name: str, executor: str = "auto", exact_bits: bool = False) -> _Loade
         need = "batch-invariant kernels, which llama.cpp's are not"
         cure = "leave it out, or name an executor (torch, openvino) and dtype='int8'"
         raise Unsupported.missing("exact_bits=True", name, need, cure)
-    model: Any = llama_cpp.GGUF(path)
+    try:
+        model: Any = llama_cpp.GGUF(path)
+    except Unsupported as error:
+        whys = "".join(f"; {executor} does not take it: {why}" for executor, why in refusals)
+        raise Unsupported(f"{error}{whys}") from error
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
@@ -343,9 +347,7 @@ def load_tokenizer(
     """
     name = resolve(str(source))
     if _is_gguf(name):
-        from foretell.runtimes.vocabulary import load_vocabulary
-
-        return load_vocabulary(Path(name).expanduser())
+        return _words(Path(name).expanduser())
     from transformers import AutoTokenizer
 
     place = place_of(name, revision)
@@ -359,6 +361,22 @@ def load_tokenizer(
             "give `demo`, a folder with tokenizer.json or a hub id"
         ) from error
     return tokenizer  # type: ignore[no-any-return]
+
+
+def _words(path: Path) -> Any:
+    """The tokenizer of a .gguf file: transformers', else llama.cpp's own of rules unknown here."""
+    from foretell.runtimes.llama_library import check
+    from foretell.runtimes.vocabulary import load_vocabulary
+    from foretell.unpacking import read_tokenizer
+
+    check(path)
+    try:
+        return read_tokenizer(path)
+    except BadModel as error:
+        try:
+            return load_vocabulary(path)
+        except Unsupported:  # llama.cpp is not there
+            raise error from None
 
 
 def _folder(name: str) -> Path | None:
@@ -396,42 +414,25 @@ def _model(
     name: str, options: _Options, revision: str | None
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
-    from transformers import GgufConfig
-
     # Of transformers' models, as that.
     from foretell.families.classes import check_keys, class_of
     from foretell.families.seq2seq import check_plain
-    from foretell.families.smoothing import narrow
 
-    dtype: Any = DTYPES.get(options.dtype, "auto")
-    if options.dtype in WHOLE_NUMBERS:  # bfloat16: what is not a linear layer's weights
-        dtype = torch.bfloat16
     arguments: dict[str, Any] = {
-        "dtype": dtype,
+        "dtype": _dtype(options) or "auto",
         "use_safetensors": True,
         "trust_remote_code": options.trust_remote_code,
     }
     place: str | Path = name
-    if _is_gguf(name):
-        path: Path | None = Path(name).expanduser()
-        assert path is not None
-        place = path.parent
-        arguments = {
-            "dtype": torch.bfloat16 if options.dtype == "auto" else dtype,
-            "gguf_file": path.name,
-            "quantization_config": GgufConfig(dequantize=True),
-        }
-        cure = "leave executor out, and llama.cpp runs it"
+    path = _folder(name)
+    if path is not None:
+        check_files(path)
+        place = path
+        cure = "check the folder's files"
     else:
-        path = _folder(name)
-        if path is not None:
-            check_files(path)
-            place = path
-            cure = "check the folder's files"
-        else:
-            ask_hub(name, revision)
-            arguments["revision"] = revision
-            cure = "check the id and the connection, or give a local folder"
+        ask_hub(name, revision)
+        arguments["revision"] = revision
+        cure = "check the id and the connection, or give a local folder"
     try:
         kind = class_of(place, arguments)
         hf, report = kind.from_pretrained(place, output_loading_info=True, **arguments)
@@ -442,10 +443,37 @@ def _model(
     check_keys(name, report)
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.executor, options.dtype)
+    return _placed(hf, name, options), path
+
+
+def _unpacked(name: str, options: _Options) -> tuple[PreTrainedModel, Path]:
+    """The model in a .gguf file, its matrices unpacked, on its device."""
+    from foretell.families.gguf import unpacked
+
+    path = Path(name).expanduser()
+    try:
+        hf = unpacked(path, _dtype(options) or torch.bfloat16)
+    except LookupError as error:
+        cure = "leave executor out, and llama.cpp runs it"
+        raise BadModel(f"{name}: cannot be unpacked ({error}); {cure}") from error
+    return _placed(hf, name, options), path
+
+
+def _dtype(options: _Options) -> torch.dtype | None:
+    """That a model is loaded in; None: as it is stored."""
+    if options.dtype in WHOLE_NUMBERS:  # what is not a linear layer's weights
+        return torch.bfloat16
+    return DTYPES.get(options.dtype)
+
+
+def _placed(hf: PreTrainedModel, name: str, options: _Options) -> PreTrainedModel:
+    """The model in its number format, on its device."""
+    from foretell.families.smoothing import narrow
+
     if options.dtype in WHOLE_NUMBERS and not narrow(hf, options.dtype):
         what = f"dtype={options.dtype!r}"
         raise Unsupported.missing(what, name, "torch's linear layers", "use bfloat16")
-    return hf.to(options.device).eval(), path
+    return hf.to(options.device).eval()  # type: ignore[arg-type]
 
 
 def _tokenizer(

@@ -26,17 +26,13 @@ def unpack(file: Path, folder: Path) -> None:
     cannot be written.
     """
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+
+    from foretell.families.gguf import unpacked
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-        )
-    except Exception as error:  # transformers raises nearly anything here
-        raise BadModel(f"{file}: cannot be unpacked ({first_line(error)}); {CURE}") from error
+        model = unpacked(file, torch.bfloat16)
+    except LookupError as error:
+        raise BadModel(f"{file}: cannot be unpacked ({error}); {CURE}") from error
     tokenizer = read_tokenizer(file)
     try:
         tokenizer.save_pretrained(folder)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -118,17 +119,29 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
+def key_types(value: Any) -> tuple[Any, ...]:
+    """The type of a value in a header; of a list that of its parts besides."""
+    import gguf as lib
+
+    found = lib.GGUFValueType.get_type(value)
+    return (found, key_types(value[0])[0]) if isinstance(value, list) else (found,)
+
+
 def gguf(
     model: PreTrainedModel,
     path: Path,
     template: str | None = None,
     words: str = "gpt-2",
     kind: str = "F32",
+    keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    without: Sequence[str] = (),
 ) -> Path:
     """The same weights and this tokenizer in a .gguf file. Llama, Qwen2 or Qwen3.
 
     `words`: the rule by which the file says that texts are split before the merges. `kind`: the
-    format of its matrices.
+    format of its matrices. `keys`: of its header, in place of the usual ones or beside them, None:
+    it lacks that one. `tensors`: more of them. `without`: ends of the names of those it lacks.
     """
     import gguf as lib
 
@@ -177,12 +190,20 @@ def gguf(
             )
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found, name
+        if found.endswith(tuple(without)):
+            continue
         data = np.ascontiguousarray(data)
         if data.ndim > 1 and kind != "F32":
             form = lib.GGMLQuantizationType[kind]
             writer.add_tensor(found, lib.quantize(data, form), raw_dtype=form)
         else:
             writer.add_tensor(found, data)
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor)
+    for key, value in (keys or {}).items():
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            writer.add_key_value(key, value, *key_types(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

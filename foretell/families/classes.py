@@ -31,8 +31,6 @@ def class_of(place: str | Path, arguments: dict[str, Any]) -> Any:
     """The class to call `from_pretrained(place, **arguments)` of, whose arguments may lose some;
     raises what that does.
     """
-    if "gguf_file" in arguments:
-        return AutoModelForCausalLM
     raw, _ = PreTrainedConfig.get_config_dict(place, revision=arguments.get("revision"))
     if is_masked(raw):
         return Masked(raw)

@@ -1,0 +1,387 @@
+"""The header of a .gguf file, read whole: each key changes numbers and is read, or changes none, or
+is refused by name. What is unknown here could change numbers, and is refused.
+
+`docs/gguf.md` has the lists for readers; a test goes through the constants of the package `gguf`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Keys of an architecture, without its name, that a configuration states in these fields of its own,
+# the first of them that it has.
+STATED: dict[str, tuple[str, ...]] = {
+    "vocab_size": ("vocab_size",),
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "logit_scale": ("logit_scale",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "use_parallel_residual": ("use_parallel_residual",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("v_head_dim", "head_dim"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.scale": ("attention_multiplier",),
+    "attention.sliding_window": ("sliding_window",),
+    "shortconv.l_cache": ("conv_L_cache",),
+}
+# Keys of the rotation, which `rotation` reads as one, and of a part of a head that it turns.
+ROTATION = frozenset(
+    f"rope.{name}"
+    for name in (
+        "dimension_count freq_base scale_linear scaling.type scaling.factor scaling.attn_factor "
+        "scaling.original_context_length scaling.yarn_ext_factor scaling.yarn_attn_factor "
+        "scaling.yarn_beta_fast scaling.yarn_beta_slow scaling.yarn_log_multiplier"
+    ).split()
+)
+# Keys that change no number: how the file was made, and what is asked for states alone.
+SILENT = frozenset({"tensor_data_layout", "pooling_type", "rope.scaling.finetuned"})
+# Keys that change numbers in ways that nobody here reads, unless they have one of these values.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            "embedding_length_out features_length expert_chunk_feed_forward_length "
+            "moe_every_n_layers moe_latent_size experts_per_group decoder_start_token_id "
+            "decoder_block_count rescale_every_n_layers time_mix_extra_dim time_decay_extra_dim "
+            "token_shift_count interleave_moe_layer_step full_attention_interval "
+            "activation_sparsity_scale altup.active_idx altup.num_inputs "
+            "embedding_length_per_layer_input swiglu_clamp_exp swiglu_clamp_shexp "
+            "{dense}_feat_in {dense}_feat_out attention.group_norm_epsilon "
+            "attention.group_norm_groups attention.q_lora_rank attention.kv_lora_rank "
+            "attention.decay_lora_rank attention.iclr_lora_rank attention.gate_lora_rank "
+            "attention.value_residual_mix_lora_rank attention.relative_buckets_count "
+            "attention.output_scale attention.temperature_length attention.temperature_scale "
+            "attention.key_length_mla attention.value_length_mla attention.key_length_swa "
+            "attention.value_length_swa attention.indexer.head_count attention.indexer.key_length "
+            "attention.indexer.top_k rope.dimension_count_swa rope.freq_base_swa "
+            "rope.scaling.alpha ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank "
+            "ssm.group_count ssm.dt_b_c_rms kda.head_dim wkv.head_size posnet.embedding_length "
+            "posnet.block_count convnext.embedding_length convnext.block_count "
+            "classifier.output_labels expert_gating_func"
+        ).split(),
+        (),
+    ),
+    **dict.fromkeys(
+        (
+            "leading_dense_block_count expert_shared_count expert_group_count "
+            "expert_group_used_count expert_group_scale nextn_predict_layers n_deepstack_layers "
+            "router_logit_softcapping attention.max_alibi_bias attention.clamp_kqv "
+            "attention.shared_kv_layers swin_norm"
+        ).split(),
+        (0, False),
+    ),
+    "expert_weights_scale": (0, 1),
+    "attention.causal": (True,),
+    "attention.sliding_window_pattern": (),
+    "rope.dimension_sections": (),
+}
+# Of the keys in STATED, what says nothing where a configuration has no such field.
+NOTHING: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("expert_count", "expert_used_count", "use_parallel_residual"), (0, False)),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), (0, 1)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
+    **dict.fromkeys(("attention.sliding_window", "attention.scale"), (0,)),
+}
+# Keys of no architecture. These begin what is said of a file and of how it was made.
+SILENT_BEGINNINGS = ("general.", "quantize.", "mradermacher.")
+SPLIT = ("split.no", "split.count", "split.tensors.count")
+REFUSED_BEGINNINGS = ("adapter.", "imatrix.", "clip.", "diffusion.", "xielu.")
+# Keys of the tokenizer, without their beginning; those that are read, see unpacking.py.
+TOKENS_READ = frozenset(
+    (
+        "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges "
+        "ggml.bos_token_id ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id "
+        "ggml.unknown_token_id ggml.padding_token_id ggml.add_bos_token ggml.add_eos_token "
+        "ggml.add_space_prefix chat_template"
+    ).split()
+)
+TOKENS_SILENT = frozenset(
+    (
+        "ggml.token_type_count ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
+        "huggingface.json chat_templates ggml.fim_pre_token_id ggml.fim_suf_token_id "
+        "ggml.fim_mid_token_id ggml.fim_pad_token_id ggml.fim_rep_token_id ggml.fim_sep_token_id "
+        "ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id"
+    ).split()
+)
+TOKENS_REFUSED: dict[str, tuple[Any, ...]] = {
+    "ggml.add_sep_token": (False,),
+    "ggml.remove_extra_whitespaces": (False,),
+    "ggml.precompiled_charsmap": (),
+    "rwkv.world": (),
+}
+ENDS = ("eos", "eot", "eom")  # keys that name a token which ends a text
+# Texts of control tokens that end a turn or a text: many files name one of several by key.
+END_TEXTS = frozenset(
+    (
+        "<|endoftext|> <|end_of_text|> <|im_end|> <|end|> <|eot_id|> <|eom_id|> <end_of_turn> "
+        "<|return|> <|call|> <EOT> [EOT] <end_of_utterance>"
+    ).split()
+)
+CONTROL = 3  # the type of a token that is no text
+
+
+@dataclass
+class Header:
+    """What stands before the numbers of a .gguf file: values by key, tensors by name."""
+
+    path: Path
+    values: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.values.get("general.architecture", ""))
+
+    def get(self, key: str, usual: Any = None) -> Any:
+        """Of a key of its architecture; a list of equal values counts as one."""
+        value = self.values.get(f"{self.architecture}.{key}", usual)
+        if isinstance(value, list) and value and all(part == value[0] for part in value):
+            return value[0]
+        return value
+
+    def need(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise LookupError(f"its header lacks {self.architecture}.{key}")
+        return value
+
+
+class _Values(Mapping[str, Any]):
+    """The fields of a reader, each read when it is asked for: lists of tokens are long."""
+
+    def __init__(self, fields: Mapping[str, Any]):
+        self.fields = fields
+
+    def __getitem__(self, key: str) -> Any:
+        return self.fields[key].contents()
+
+    def __iter__(self) -> Any:
+        return (key for key in self.fields if not key.startswith("GGUF."))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def read_header(path: Path) -> Header:
+    """Raises what the package `gguf` does for a file that it cannot read."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    return Header(path, _Values(reader.fields), {part.name: part for part in reader.tensors})
+
+
+def check_keys(header: Header) -> None:
+    """Raises LookupError with the first key that nobody here reads."""
+    kind = header.values.get("general.type", "model")
+    if kind != "model":
+        raise LookupError(f"its header has general.type={kind!r}, and it takes a model")
+    for key in header.values:
+        _check_key(header, key)
+
+
+def _check_key(header: Header, key: str) -> None:
+    beginning = f"{header.architecture}."
+    if key.startswith(SILENT_BEGINNINGS):
+        return
+    if key in SPLIT:
+        if key == "split.count" and header.values[key] > 1:
+            raise LookupError("its header has split.count: it is a part, and it takes a whole file")
+        return
+    if key.startswith("tokenizer."):
+        name = key.removeprefix("tokenizer.")
+        if name in TOKENS_READ | TOKENS_SILENT or name.startswith("chat_template."):
+            return
+        refused = TOKENS_REFUSED
+    elif key.startswith(beginning):
+        name = key.removeprefix(beginning)
+        if name in SILENT or name in ROTATION or name in STATED:
+            return
+        refused = REFUSED
+    else:
+        raise LookupError(f"its header has {key}, which is unknown here")
+    if name not in refused:
+        raise LookupError(f"its header has {key}, which is unknown here")
+    value = header.values[key]
+    if value not in refused[name]:
+        raise LookupError(f"its header has {key}={_short(value)}, which is not computed here")
+
+
+def check_stated(header: Header, config: Any) -> None:
+    """Raises LookupError with the first key that a configuration does not state as the file does,
+    and where a whole head is not turned.
+    """
+    for key in header.values:
+        name = key.removeprefix(f"{header.architecture}.")
+        if name == key or name not in STATED:
+            continue
+        value = header.get(name)
+        if value in NOTHING.get(name, ()):
+            continue
+        field = next((field for field in STATED[name] if hasattr(config, field)), None)
+        stated = None if field is None else getattr(config, field)
+        if not _same(value, stated):
+            raise LookupError(
+                f"its header has {key}={_short(value)}, and what computes it {_short(stated)}"
+            )
+
+
+def _same(value: Any, stated: Any) -> bool:
+    """Whether two values are one, up to the rounding of a float32."""
+    if isinstance(value, (int, float)) and isinstance(stated, (int, float)):
+        return math.isclose(value, stated, rel_tol=1e-6)
+    return bool(value == stated)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def rotation(header: Header, width: int) -> dict[str, Any]:
+    """The `rope_parameters` of transformers for heads of `width` that are turned whole.
+
+    Raises LookupError for what they cannot say.
+    """
+    architecture = header.architecture
+    turned = header.get("rope.dimension_count", width)
+    if turned != width:
+        raise LookupError(
+            f"its header has {architecture}.rope.dimension_count={turned}, and heads are {width} "
+            "wide: parts of heads are not computed here"
+        )
+    kind, factor = header.get("rope.scaling.type", "linear"), _factor(header)
+    base = {"rope_type": "default", "rope_theta": float(header.get("rope.freq_base", 10000.0))}
+    if kind not in KINDS:
+        raise LookupError(
+            f"its header has {architecture}.rope.scaling.type={kind!r}, "
+            f"and it takes {', '.join(KINDS)}"
+        )
+    for name, usual in YARN_USUAL.items():
+        value = header.get(name, usual[0])
+        if value not in usual:
+            raise LookupError(
+                f"its header has {architecture}.{name}={_short(value)}, which is not computed here"
+            )
+    return base | KINDS[kind](header, factor, width)
+
+
+# Keys of yarn's that have one meaning only with these values.
+YARN_USUAL: dict[str, tuple[float, ...]] = {
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+
+
+def _factor(header: Header) -> float:
+    factor = float(header.get("rope.scaling.factor", header.get("rope.scale_linear", 0.0)))
+    return factor or 1.0
+
+
+def _unscaled(header: Header, factor: float, width: int) -> dict[str, Any]:
+    return _linear(header, 1.0, width)
+
+
+def _linear(header: Header, factor: float, width: int) -> dict[str, Any]:
+    own = _numbers(header, "rope_freqs.weight", width)
+    attended = _attended(header)
+    if own is None and attended == 1:
+        return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
+    parts = np.ones(width // 2, np.float32) if own is None else own
+    return _by_part(header, parts * factor, parts * factor, header.need("context_length"))
+
+
+def _yarn(header: Header, factor: float, width: int) -> dict[str, Any]:
+    if "rope_freqs.weight" in header.tensors:
+        raise LookupError("it has rope_freqs.weight beside rope.scaling.type='yarn'")
+    usual = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": _original(header),
+        "attention_factor": usual * _attended(header),
+        "beta_fast": float(header.get("rope.scaling.yarn_beta_fast", 32.0)),
+        "beta_slow": float(header.get("rope.scaling.yarn_beta_slow", 1.0)),
+    }
+
+
+def _longrope(header: Header, factor: float, width: int) -> dict[str, Any]:
+    long = _numbers(header, "rope_factors_long.weight", width)
+    short = _numbers(header, "rope_factors_short.weight", width)
+    if long is None or short is None:
+        raise LookupError("it has rope.scaling.type='longrope' and lacks rope_factors_*.weight")
+    return _by_part(header, short * factor, long * factor, _original(header))
+
+
+KINDS: dict[str, Callable[[Header, float, int], dict[str, Any]]] = {
+    "none": _unscaled,
+    "linear": _linear,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def _by_part(header: Header, short: np.ndarray, long: np.ndarray, original: int) -> dict[str, Any]:
+    """Each part of a head turns slower by a factor of its own."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+        "original_max_position_embeddings": original,
+        "factor": 1.0,
+        "attention_factor": _attended(header),
+    }
+
+
+def _attended(header: Header) -> float:
+    return float(header.get("rope.scaling.attn_factor", 1.0))
+
+
+def _original(header: Header) -> int:
+    found = header.get("rope.scaling.original_context_length")
+    return int(found or header.need("context_length"))
+
+
+def _numbers(header: Header, name: str, width: int) -> np.ndarray | None:
+    """A tensor of a number for each pair that is turned; None: the file has none."""
+    from gguf import dequantize
+
+    tensor = header.tensors.get(name)
+    if tensor is None:
+        return None
+    numbers = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+    if numbers.shape != (width // 2,):
+        raise LookupError(f"{name} has the shape {numbers.shape}, and heads are {width} wide")
+    return numbers
+
+
+def ends(header: Header) -> list[int]:
+    """The ids that end a text: those that the file names, and control tokens of known texts."""
+    values = header.values
+    named = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+    found = dict.fromkeys(int(token) for token in named if token is not None)
+    texts = values.get("tokenizer.ggml.tokens", [])
+    kinds = values.get("tokenizer.ggml.token_type", [])
+    for token, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
+        if kind == CONTROL and text in END_TEXTS:
+            found.setdefault(token)
+    return list(found)
