@@ -116,16 +116,10 @@ def load(
         raise BadConfig(f"draft_vocab={str(draft_vocab)!r}: there is no draft model; give draft=")
     if revision is not None and (_is_gguf(name) or found != name):
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
-    as_it_is = _is_gguf(name) and (
-        executor in ("auto", LLAMA_CPP) or (executor == "native" and dtype == "auto")
-    )
-    if as_it_is:
-        _check_gguf(name, device, dtype)
-        device = "cpu"  # of those of the other models that are no .gguf files
+    options = check_options(name, dtype, executor, device, exact_bits, trust_remote_code)
+    if _runs_as_file(name, dtype, executor):
         target = _gguf(name, executor, exact_bits)
-        executor = "auto"
-    options = _checked(name, device, dtype, exact_bits, executor, trust_remote_code)
-    if not as_it_is:
+    else:
         target = _loaded(found, name, options, revision)
     if target.trouble:
         warnings.warn(
@@ -165,15 +159,26 @@ def _own_vocab(draft: _Loaded | None) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _checked(
+def _runs_as_file(name: str, dtype: str, executor: str) -> bool:
+    """Whether a .gguf file is run in its own formats."""
+    native = executor == "native" and dtype == "auto"
+    return _is_gguf(name) and (executor in ("auto", LLAMA_CPP) or native)
+
+
+def check_options(
     name: str,
-    device: str | None,
-    dtype: str,
-    exact_bits: bool,
-    executor: str,
-    trust_remote_code: bool,
+    dtype: str = "auto",
+    executor: str = "auto",
+    device: str | None = None,
+    exact_bits: bool = False,
+    trust_remote_code: bool = False,
 ) -> _Options:
-    """The options with what they stand for. Raises BadConfig or Unsupported for wrong ones."""
+    """The options of `load` with what they stand for, those of the other models where the target is
+    a .gguf file; nothing is loaded. Raises BadConfig or Unsupported for wrong ones.
+    """
+    if _runs_as_file(name, dtype, executor):
+        _check_gguf(name, device, dtype)
+        device, executor = "cpu", "auto"
     dtypes = ("auto", *WHOLE_NUMBERS, *DTYPES)
     if dtype not in dtypes:
         raise BadConfig.field("dtype", dtype, f"one of {', '.join(dtypes)}")

@@ -15,7 +15,8 @@ from torch import nn
 
 from foretell.heads.base import HeadConfig
 from foretell.heads.layers import Attend, Layer, LayerShape, Norm
-from foretell.heads.recurrent import Recurrent, take_layer, take_norm
+from foretell.heads.recurrent import Recurrent
+from foretell.heads.taking import take_layer, take_norm
 
 NEAR = 0.01  # how far random weights are from the identity, or from nothing
 
@@ -87,8 +88,8 @@ class Clover(Recurrent):
         for layer in self.augment:
             assert isinstance(layer, Layer)
             take_layer(layer, target.loop.layers[-1])
-        take_norm(self.augment_norm, target)
-        take_norm(self.norm, target)
+        take_norm(self.augment_norm, target.loop.norm)
+        take_norm(self.norm, target.loop.norm)
 
     def vectors(
         self,

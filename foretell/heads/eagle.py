@@ -15,18 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.errors import BadConfig
-from foretell.families.packed import PackedLinear
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.layers import Attend, Layer, Norm, Rotation, widened
+from foretell.heads.taking import take_layer, take_norm
 
 LITTLE = 0.2  # what random weights are multiplied with beside weights of the target
-
-
-def weight_of(linear: Any) -> torch.Tensor:
-    """The weight (out, in) of a layer of the target, packed or not, in float32."""
-    plain = linear.plain() if isinstance(linear, PackedLinear) else linear
-    weight: torch.Tensor = plain.weight.detach().float()
-    return weight
 
 
 class TextAttention:
@@ -112,7 +105,7 @@ class OneLayer(Head):
     def begin(self, target: Any) -> None:
         """The last norm, by which the output matrix is scaled."""
         if self.norm is not None:
-            self.norm.weight.copy_(target.loop.norm.weight)
+            take_norm(self.norm, target.loop.norm)
 
     def exact(self, features: torch.Tensor) -> torch.Tensor:
         """The state (..., E) that the target's own (..., F) stand for."""
@@ -248,17 +241,10 @@ class Eagle3(OneLayer):
         """The target's last layer over the highest tap, with little of the tokens."""
         super().begin(target)
         last, width = target.loop.layers[-1], self.config.target.hidden
-        own = self.layer.self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
-            weight = getattr(own, name).weight
-            weight *= LITTLE
-            weight[:, width:] = weight_of(getattr(last.self_attn, name))
-        own.o_proj.weight.copy_(weight_of(last.self_attn.o_proj))
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            getattr(self.layer.mlp, name).weight.copy_(weight_of(getattr(last.mlp, name)))
-        assert self.state_norm is not None
-        self.state_norm.weight.copy_(last.input_layernorm.weight)
-        self.layer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+        take_layer(self.layer, last, LITTLE)
+        first = getattr(last, "input_layernorm", None)
+        if self.state_norm is not None and first is not None:
+            take_norm(self.state_norm, first)
         self.fc.weight *= LITTLE
         self.fc.weight[:, 2 * width :] += torch.eye(width).to(self.fc.weight)
 

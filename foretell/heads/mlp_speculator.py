@@ -15,7 +15,8 @@ from torch import nn
 
 from foretell.heads.base import MOST_ROWS, HeadConfig
 from foretell.heads.layers import Attend, Norm
-from foretell.heads.recurrent import Recurrent, take_norm
+from foretell.heads.recurrent import Recurrent
+from foretell.heads.taking import take_norm
 
 STEPS = 3  # over which the text's part of a state falls to a half
 EPS = 1e-6  # of norms in published heads
@@ -110,7 +111,7 @@ class MlpSpeculator(Recurrent):
     @torch.no_grad()
     def begin(self, target: Any) -> None:
         if self.stages is None:
-            take_norm(self.norm, target)
+            take_norm(self.norm, target.loop.norm)
 
     def vectors(
         self,

@@ -8,14 +8,12 @@ it attends to nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
-from foretell.heads.eagle import weight_of
-from foretell.heads.layers import Attend, Layer, Norm, Rotation
+from foretell.heads.layers import Attend, Rotation
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -105,21 +103,3 @@ class Recurrent(Head):
 
     def depths_of(self, nodes: Nodes) -> torch.Tensor:
         return torch.where(nodes.drafted, nodes.features[:, -1].round().long(), 0)
-
-
-@torch.no_grad()
-def take_layer(layer: Layer, source: Any) -> None:
-    """Gives a layer the weights of a decoder layer of the target."""
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        getattr(layer.self_attn, name).weight.copy_(weight_of(getattr(source.self_attn, name)))
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        getattr(layer.mlp, name).weight.copy_(weight_of(getattr(source.mlp, name)))
-    if layer.input_layernorm is not None:
-        layer.input_layernorm.weight.copy_(source.input_layernorm.weight)
-    layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
-
-
-@torch.no_grad()
-def take_norm(norm: Norm, target: Any) -> None:
-    """Gives a norm in front of the output matrix the weights of the target's."""
-    norm.weight.copy_(target.loop.norm.weight)

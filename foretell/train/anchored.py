@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.loop import StockBlock, attending
 from foretell.families.packed import PackedLinear
 from foretell.heads.anchored import Anchored
-from foretell.heads.base import TargetShape
 from foretell.heads.folder import build, kinds, load, save, target_shape
 from foretell.heads.output import Output
 from foretell.ops.attention import attend
@@ -55,15 +54,23 @@ def runs_through_target(kind: str) -> bool:
     return kind in kinds() and issubclass(kinds()[kind], Anchored)
 
 
-def build_rows(config: TrainHead, target: TargetShape) -> Anchored:
-    """The head that is to be trained. Raises BadConfig."""
+def beginning(target: Any, config: TrainHead, init: Path | None = None) -> Anchored:
+    """The head that a run begins with. `init`: folder of one of the same kind and options. Raises
+    BadConfig, BadModel, Unsupported.
+    """
     options: dict[str, Any] = {}
     if config.depths:
         options["rows"] = config.depths
     if config.entry >= 0:
         options["entry"] = config.entry
-    made: Any = build(config.kind, target, options)
-    return made
+    head: Any = build(config.kind, target_shape(target, "train head"), options)
+    head.begin(target)
+    if init is not None:
+        known, _ = load(init, target, config.kind)
+        if known.config != head.config:
+            raise BadConfig(f"{init}: has options {known.config.options}; give the same ones")
+        head.load_state_dict(known.state_dict())
+    return cast(Anchored, head)
 
 
 @dataclass
@@ -369,13 +376,7 @@ def train(
     through = Through(target)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, None, config.window)
-    head = build_rows(config, target_shape(target))
-    head.begin(target)
-    if init is not None:
-        known, _ = load(init, target, config.kind)
-        if known.config != head.config:
-            raise BadConfig(f"{init}: has options {known.config.options}; give the same ones")
-        head.load_state_dict(known.state_dict())
+    head = beginning(target, config, init)
     head.to(through.device)
     run = AnchoredRun(out, config, head)
     run.keep(recipe)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from foretell.errors import BadConfig
 from foretell.heads.base import Drafted, Head, TargetShape, Texts
 from foretell.heads.folder import build, kinds, load, save, target_shape
+from foretell.heads.output import Output
 from foretell.ops.files import write_text
 from foretell.policy.costs import Costs
 from foretell.train import recipes
@@ -181,6 +182,43 @@ def head_before(folder: Path, target: Any, kind: str) -> tuple[Head, torch.Tenso
     return head, torch.arange(target.vocab) if kept is None else kept
 
 
+@dataclass
+class Beginning:
+    """What a run begins with: the head; the tokens that it drafts, None: the commonest of the
+    answers; and the head beside which it learns, if any.
+    """
+
+    head: Head
+    kept: torch.Tensor | None = None
+    reference: Head | None = None
+
+
+def beginning(
+    target: Any, config: TrainHead, init: Path | None = None, reference: Path | None = None
+) -> Beginning:
+    """Makes or reads all of it, before anything takes hours. `init`, `reference`: folders of heads
+    of the same kind. Raises BadConfig, BadModel, Unsupported.
+    """
+    torch.manual_seed(config.seed)
+    head = build(config.kind, target_shape(target, "train head"))
+    if config.depths > head.deepest:
+        raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
+    head.begin(target)
+    Output(target, torch.arange(1)).weight()  # its output matrix can be cut down
+    made = Beginning(head)
+    if init is not None:
+        known, made.kept = head_before(init, target, config.kind)
+        head.load_state_dict(known.state_dict())
+    if reference is not None:
+        made.reference, kept = head_before(reference, target, config.kind)
+        if made.kept is not None and not torch.equal(made.kept, kept):
+            raise BadConfig(f"{init} and {reference} draft other tokens; train both from one")
+        refuse_itself(head, made.reference, reference)
+        made.kept = kept
+        made.reference.eval()
+    return made
+
+
 def refuse_itself(head: Head, reference: Head, folder: Path) -> None:
     """Raises BadConfig where a head would be its own reference: every token would be as far on."""
     theirs = reference.state_dict()
@@ -248,23 +286,13 @@ def train(
     processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, states, config.window)
-    torch.manual_seed(config.seed)
-    head = build(config.kind, target_shape(target)).to(processes.device)
-    if config.depths > head.deepest:
-        raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
-    head.begin(target)
-    kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
-    if init is not None:
-        known, kept = head_before(init, target, config.kind)
-        head.load_state_dict(known.state_dict())
-    beside: Head | None = None
-    if reference is not None:
-        beside, known_kept = head_before(reference, target, config.kind)
-        if init is not None and not torch.equal(kept, known_kept):
-            raise BadConfig(f"{init} and {reference} draft other tokens; train both from one")
-        refuse_itself(head, beside, reference)
-        kept = known_kept
-        beside.to(processes.device).eval()
+    made = beginning(target, config, init, reference)
+    head, beside = made.head.to(processes.device), made.reference
+    kept = made.kept
+    if kept is None:
+        kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
+    if beside is not None:
+        beside.to(processes.device)
     missing = {*head.taps, head.config.target.layers} - {*taps}
     if missing:
         raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")

@@ -26,7 +26,7 @@ from foretell.train.anchored import (
     AnchoredRun,
     Through,
     anchors_of,
-    build_rows,
+    beginning,
     hits_of,
     loss_of,
     plan,
@@ -72,7 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def fresh(**settings: Any) -> Anchored:
-    head = build_rows(dataclasses.replace(SETTINGS, **settings), target_shape(target()))
+    head = beginning(target(), dataclasses.replace(SETTINGS, **settings))
     head.begin(target())
     return head
 
@@ -221,11 +221,11 @@ def test_it_goes_on_from_another_of_the_same_options(files: list[Path], tmp_path
 
 def test_settings_become_options() -> None:
     shape = target_shape(target())
-    assert build_rows(dataclasses.replace(SETTINGS, depths=2), shape).deepest == 2
-    maps = build_rows(TrainHead(kind="hidden-transfer", entry=2), shape)
-    assert maps.entry == 2 and build_rows(TrainHead(kind="hidden-transfer"), shape).entry == 1
+    assert beginning(target(), dataclasses.replace(SETTINGS, depths=2)).deepest == 2
+    maps = beginning(target(), TrainHead(kind="hidden-transfer", entry=2))
+    assert maps.entry == 2 and beginning(target(), TrainHead(kind="hidden-transfer")).entry == 1
     with pytest.raises(BadConfig, match="ppd: has no option 'entry'"):
-        build_rows(dataclasses.replace(SETTINGS, entry=1), shape)
+        beginning(target(), dataclasses.replace(SETTINGS, entry=1))
     for field, value in (("anchors", 0), ("rate", -1.0)):
         with pytest.raises(BadConfig, match=f"{field}={value}"):
             dataclasses.replace(SETTINGS, **{field: value})

@@ -16,13 +16,21 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.families.decoder import Decoder
+from foretell.heads.anchored import Anchored
 from foretell.heads.base import Drafted, Head, Texts
 from foretell.heads.falcon import Falcon
-from foretell.heads.folder import build, load, save, target_shape
+from foretell.heads.folder import build, kinds, load, save, target_shape
 from foretell.ops.fingerprint import fingerprint
-from foretell.train import answers, states
-from foretell.train.head import TrainHead, head_before, loss_of, taps_of, train
-from foretell.train.head_data import Corpus, Teacher, places
+from foretell.train import anchored, answers, states
+from foretell.train.head import (
+    TrainHead,
+    beginning,
+    head_before,
+    loss_of,
+    taps_of,
+    train,
+)
+from foretell.train.head_data import Corpus, Known, Teacher, places
 from foretell.train.head_report import hits, overlaps
 from tests.families.families import tiny
 
@@ -364,3 +372,79 @@ def test_a_head_of_another_build_is_not_trained_on(tmp_path: Path) -> None:
     save(build("medusa", shape, {"own_matrix": 97}), None, tmp_path / "theirs", target(), {})
     with pytest.raises(BadConfig, match="theirs: has own_matrix of its own"):
         head_before(tmp_path / "theirs", target(), "medusa")
+
+
+# Families whose last layer is built otherwise than llama's, wholly or in part.
+OTHERWISE = (
+    "phi3",
+    "olmo2",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "gpt_neox",
+    "starcoder2",
+    "cohere2",
+    "glm4",
+    "deepseek_v3",
+)
+
+
+@cache
+def family(name: str) -> Decoder:
+    model = Decoder(tiny(name), name)
+    model.tokenizer = None
+    return model
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_every_kind_begins_and_learns_on_every_family(name: str) -> None:
+    model = family(name)
+    draw = torch.Generator().manual_seed(0)
+    taps = range(len(model.layout) + 1)
+    tokens = torch.randint(90, (12,), generator=draw).numpy().astype(np.int32)
+    text = answers.Text(tokens, PROMPT, tokens[PROMPT:, None], np.zeros((8, 1), np.float16))
+    (read,) = states.states_of(model, [text], list(taps))
+    known = Known(text.tokens, PROMPT, text.best[:, 0], read)
+    for kind, made in kinds().items():
+        if made.bound:
+            continue
+        config = dataclasses.replace(SETTINGS, kind=kind, depths=0)
+        if issubclass(made, Anchored):
+            anchored.beginning(model, config)
+            continue
+        head = beginning(model, config).head
+        teacher = Teacher(model, list(taps), head, torch.arange(60))
+        batch, marks = teacher.texts([known], 0.0, 0)
+        loss = loss_of(head, batch, marks, teacher, config)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert loss.isfinite()
+
+
+def test_a_head_begins_with_what_its_target_has_of_its_build() -> None:
+    joined = build("eagle3", target_shape(family("phi3")))
+    joined.begin(family("phi3"))
+    last = family("phi3").loop.layers[-1]
+    q, k, v = (getattr(joined.layer.self_attn, f"{name}_proj").weight for name in "qkv")
+    whole = torch.cat([part[:, 32:] for part in (q, k, v)])
+    assert torch.equal(whole, last.self_attn.qkv_proj.weight)
+    mlp = joined.layer.mlp
+    both = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    assert torch.equal(both, last.mlp.gate_up_proj.weight)
+    # Experts are no feed-forward block: that begins at random, attention as the target's.
+    sparse = build("clover", target_shape(family("mixtral")))
+    before = sparse.augment[0].mlp.up_proj.weight.clone()
+    sparse.begin(family("mixtral"))
+    assert torch.equal(sparse.augment[0].mlp.up_proj.weight, before)
+    attention = family("mixtral").loop.layers[-1].self_attn
+    assert torch.equal(sparse.augment[0].self_attn.o_proj.weight, attention.o_proj.weight)
+
+
+def test_a_norm_that_is_kept_less_one_begins_as_what_it_multiplies_with() -> None:
+    head = build("eagle3", target_shape(family("gemma2")))
+    head.begin(family("gemma2"))
+    kept = family("gemma2").loop.norm.weight
+    assert torch.allclose(head.norm.weight, 1 + kept, atol=1e-5)
+    # With a bias it is the factor alone.
+    other = build("clover", target_shape(family("starcoder2")))
+    other.begin(family("starcoder2"))
+    assert torch.allclose(other.norm.weight, family("starcoder2").loop.norm.weight, atol=1e-5)

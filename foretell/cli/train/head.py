@@ -64,12 +64,14 @@ def head(
     Answers and states are made once, and serve every head of this target.
     """
     import foretell
+    from foretell.families.packed import WHOLE_NUMBERS
     from foretell.fetching import resolve
-    from foretell.heads.folder import build, target_shape
+    from foretell.heads.folder import target_shape
+    from foretell.loading import check_options
     from foretell.ops.fingerprint import fingerprint
     from foretell.train import anchored
     from foretell.train.answers import write_all
-    from foretell.train.head import TrainHead, head_before, plan, taps_of, train
+    from foretell.train.head import TrainHead, beginning, plan, taps_of, train
     from foretell.train.processes import Processes
     from foretell.train.states import write_states
 
@@ -80,32 +82,36 @@ def head(
         raise BadConfig(f"{config.kind} learns from hidden states: give a folder, --states FOLDER")
     if reference is not None and through:
         raise BadConfig(f"{config.kind} takes no --reference: its rows learn from all tokens")
+    if through and states_dtype in WHOLE_NUMBERS:
+        what = "its rows learn through the target's layers; give bfloat16 or float32"
+        raise BadConfig(f"{config.kind} takes no --states-dtype {states_dtype}: {what}")
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     resolve(target)
+    # Gradients pass through torch's own layers alone.
+    executor, where = ("torch", device or None) if through else ("auto", None)
+    check_options(target, states_dtype, executor, where)
     with quiet(), refusals(f"--out {out}, --answers {answers}, --states {states}"):
         lm = foretell.load(target, dtype=dtype)
         model = lm.models["target"]
         shape = target_shape(model, "train head")
         # Whatever is wrong is told before anything takes hours.
-        made = anchored.build_rows(config, shape) if through else build(config.kind, shape)
-        for before in (init, reference):
-            if before is not None:
-                head_before(before, model, config.kind)
+        if through:
+            deepest = anchored.beginning(model, config, init).deepest
+        else:
+            beginning(model, config, init, reference)
         taps = () if through else taps_of(config.kind, shape)
         if processes.first:
             lm.measure()
             costs = lm.engine.costs_of(model)
             count = len(questions) + own
             if through:
-                message(anchored.plan(count, answer_tokens, config, made.deepest, costs))
+                message(anchored.plan(count, answer_tokens, config, deepest, costs))
             else:
                 message(plan(count, answer_tokens, shape, taps, config, costs))
         with first_alone(processes) as tell:
             files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
             if through or states_dtype != dtype:
-                # Gradients pass through torch's own layers alone.
-                executor, where = ("torch", device or None) if through else ("auto", None)
                 lm = foretell.load(target, dtype=states_dtype, executor=executor, device=where)
                 model = lm.models["target"]
             if states is not None and not through:
