@@ -9,7 +9,7 @@ Paper: Ankner et al., arXiv:2402.05109
 Guarantee: exact
 Cost: target 1, head depth
 Needs: hidden states of the target; a head made for it
-Trains: `foretell train head --kind hydra`
+Trains: `foretell train head --kind hydra`, Hydra++ with `--kind hydra:prefix=yes,blocks=4`
 Try: --model MODEL --method hydra:head=FOLDER --compare
 Differs:
 - the tree grows by the heads' own chances; the paper's has a fixed shape, searched for on a corpus

@@ -137,6 +137,7 @@ class Head(nn.Module):
 
     kind: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}  # names and defaults of what `config.options` may hold
+    trained: ClassVar[tuple[str, ...]] = ()  # those that training builds; published heads have all
     layers = 1  # that keep cache rows
     lag = 1  # how far before its own token the one is whose state a row reads
     cache: type[Cache] = Cache  # of its rows

@@ -58,6 +58,7 @@ class Chimera(Head):
         "words": 3,  # last tokens that are read side by side
         "attention": True,  # whether there is a layer over all states
     }
+    trained = ("heads", "words", "attention")
     cache = KnownTokens
     by_depth = True
     depths = 4

@@ -59,6 +59,7 @@ class Dflash(Head):
         "layer": {},  # where it differs from the target's, by the fields of `LayerShape`
         "head_norms": False,  # whether queries and keys are normed, as in qwen3
     }
+    trained = ("block", "layers", "head_norms")
     decay = math.exp(-1 / 4)
     lag = 0
     cache = UnknownStates

@@ -61,6 +61,7 @@ class Falcon(Head):
 
     kind = "falcon"
     options: ClassVar[dict[str, Any]] = {"block": 2}  # tokens of a pass
+    trained = ("block",)
     cache = KnownTokens
     by_depth = True
     remembers = True

@@ -67,6 +67,7 @@ class Fspad(Eagle):
     agreement = 0.5
     by_library = False
     options: ClassVar[dict[str, Any]] = {**Eagle.options, "times": 2, "adapter": True}
+    trained = ("times", "adapter")
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)

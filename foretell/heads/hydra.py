@@ -65,6 +65,7 @@ class Hydra(Recurrent):
         "sees_first": True,  # whether that layer sees the row of the first token
         "own_matrix": 0,  # rows of the heads' own output matrices, with biases; 0: the target's
     }
+    trained = ("heads", "blocks", "prefix", "prefix_norm")
     decay = 1.0
     reads_normed = True
 

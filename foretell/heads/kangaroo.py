@@ -27,6 +27,7 @@ class Kangaroo(Head):
 
     kind = "kangaroo"
     options: ClassVar[dict[str, Any]] = {"layers": 2}  # of the target that run before it
+    trained = ("layers",)
     depths = 1
     lag = 0
     cache = KnownStates

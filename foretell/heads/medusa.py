@@ -54,6 +54,7 @@ class Medusa(Head):
         "layers": 1,  # of each block
         "own_matrix": 0,  # rows of the blocks' own output matrices; 0: the target's
     }
+    trained = ("blocks", "layers")
     layers = 0
     laws = 4
     depths = 4

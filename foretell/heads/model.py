@@ -173,7 +173,7 @@ class HeadModel(Model):
         if self.head.reads_normed and not all(drafted):
             # Each tap apart: the norm is of one state.
             parts = features.chunk(len(self.feeds), -1)
-            normed = torch.cat([self.output.norm(part).to(features) for part in parts], -1)
+            normed = torch.cat([self.output.normed(part) for part in parts], -1)
             features = torch.where(marks[:, None], features, normed)
         embedded = self.target.embedded(ids.clamp(min=0)).to(self.stream)
         if self.head.blank is not None:

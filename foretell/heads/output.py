@@ -4,6 +4,7 @@ may draft, or matrices of the head's own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.packed import PackedLinear
+from foretell.heads.layers import widened
 
 
 class Output:
@@ -31,7 +33,10 @@ class Output:
             )
             raise BadConfig(f"kept tokens: {what}")
         self.kept = kept
-        self.norm: nn.Module = loop.norm
+        # In 32 bits: states may have more than the target's weights, and some norms take no other.
+        own_norm: nn.Module = loop.norm
+        wide = next(own_norm.parameters()).dtype == torch.float64
+        self._norm = own_norm if wide else copy.deepcopy(own_norm).float()
         if own is not None:
             several = isinstance(own, nn.ModuleList)
             self.matrices: tuple[Any, ...] = tuple(own.children()) if several else (own,)
@@ -55,6 +60,11 @@ class Output:
     def tokens(self) -> Sequence[int]:
         """These, in the order of its logits."""
         return range(self.size) if self.kept is None else self.kept.tolist()
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """States (..., E) through the target's last norm, in the format that they have."""
+        out: torch.Tensor = self._norm(widened(states))
+        return out.to(states.dtype)
 
     def weight(self) -> torch.Tensor:
         """(Vd, E) in float32, scaled, for training."""

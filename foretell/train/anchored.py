@@ -63,10 +63,10 @@ def beginning(target: Any, config: TrainHead, init: Path | None = None) -> Ancho
         options["rows"] = config.depths
     if config.entry >= 0:
         options["entry"] = config.entry
-    head: Any = build(config.kind, target_shape(target, "train head"), options)
+    head: Any = build(config.name, target_shape(target, "train head"), options)
     head.begin(target)
     if init is not None:
-        known, _ = load(init, target, config.kind)
+        known, _ = load(init, target, config.name)
         if known.config != head.config:
             raise BadConfig(f"{init}: has options {known.config.options}; give the same ones")
         head.load_state_dict(known.state_dict())

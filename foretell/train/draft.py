@@ -1,9 +1,12 @@
 """Distils a small draft model for a target on the target's own answers: `foretell train draft`.
 
 The draft model is a small Llama with the target's tokens. Its embeddings begin as the target's,
-projected on their main directions. It learns the target's laws at every token of the answers: the
-divergence of its law from the target's over the likeliest tokens and all others together, which is
-what decides how many of its tokens are accepted. The answers are those of `answers.py`.
+projected on their main directions. It learns the target's laws at every token of the answers, over
+the likeliest tokens and all others together: how far its own are from them, by an objective. The
+answers are those of `answers.py`.
+
+Beside a reference, another draft model that has learnt already, it learns at those tokens alone
+where it is furthest behind that one.
 
 With `exits` it learns them behind several of its layers at once, by the mean of the exits' losses,
 each read by the same last norm and head: a draft model for `s2d`.
@@ -15,6 +18,7 @@ such a model.
 Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge Distillation"
 (arXiv 2310.08461), section 3, forward divergence on the target's own texts. Exits: Valipour et al.,
 "SortedNet" (arXiv 2309.00255), with the mean of all losses in a step in place of one drawn exit's.
+References: Hu et al., "AdaSPEC" (arXiv 2510.19779), section 3.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from foretell.ops.exit_table import FIELD, checked
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.answers import Text, read
-from foretell.train.lm import Run, begin_with, check_heads
+from foretell.train.lm import Run, begin_with, check_heads, read_model
+from foretell.train.objectives import Objective, divergence, furthest_behind, objective
 from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
@@ -66,13 +71,16 @@ class TrainDraft:
     warmup: int = 20  # steps over which the rate rises
     decay: float = 0.6  # share of the run over which the rate falls to 0
     seed: int = 0  # of the weights and of the order of texts
+    objective: str = "kl"  # kl, ce, tv, tvd++ or certainty
+    keep: float = 0.4  # share of the tokens that is learnt from beside a reference
     exits: str = ""  # layers behind which it learns as well, as in 2,4: a model for s2d
 
     def __post_init__(self) -> None:
         sizes = ("hidden", "layers", "heads", "kv_heads", "intermediate", "context", "common")
         rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
         ranges = {**recipes.OF_RUNS, **dict.fromkeys(sizes, recipes.SIZE), **rates}
-        recipes.check(self, {**ranges, "sampled": (0, 1 << 40)})
+        recipes.check(self, {**ranges, "sampled": (0, 1 << 40), "keep": (REST, 1)})
+        objective(self.objective)
         check_heads(self.hidden, self.heads, self.kv_heads)
         self.exit_layers  # noqa: B018
         recipes.check_batches(self)
@@ -162,16 +170,22 @@ class Texts:
 class Batch:
     """Texts of about the same length in one block: ids (n, L), and of every answer's token the
     place of the state it is predicted from, (m,), the target's best tokens and probabilities there
-    (m, K).
+    (m, K), and which of them the token is, (m,), -1: none.
     """
 
     ids: torch.Tensor
     places: torch.Tensor
     best: torch.Tensor
     chances: torch.Tensor
+    labels: torch.Tensor
+
+    @property
+    def laws(self) -> torch.Tensor:
+        """(m, K + 1): the target's, of its best tokens and of all others together."""
+        return torch.cat([self.chances, rest(self.chances)[:, None]], 1)
 
     def to(self, device: torch.device) -> Batch:
-        parts = (self.ids, self.places, self.best, self.chances)
+        parts = (self.ids, self.places, self.best, self.chances, self.labels)
         return Batch(*(part.to(device) for part in parts))
 
 
@@ -184,7 +198,15 @@ def block(texts: Sequence[Text]) -> Batch:
         places.append(row * length + np.arange(text.prompt - 1, len(text.tokens) - 1))
     best = np.concatenate([text.best for text in texts]).astype(np.int64)
     chances = np.exp(np.concatenate([text.logprobs for text in texts]).astype(np.float32))
-    return Batch(*map(torch.from_numpy, (ids, np.concatenate(places), best, chances)))
+    places_of = np.concatenate(places)
+    same = best == ids.ravel()[places_of + 1][:, None]
+    labels = np.where(same.any(1), same.argmax(1), -1)
+    return Batch(*map(torch.from_numpy, (ids, places_of, best, chances, labels)))
+
+
+def rest(chances: torch.Tensor) -> torch.Tensor:
+    """(m, K) -> (m,): what is left for the other tokens."""
+    return (1 - chances.sum(-1)).clamp_min(REST)
 
 
 def blocks(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
@@ -218,51 +240,83 @@ def states_at(
     ]
 
 
-def loss_of(
-    model: LlamaForCausalLM,
-    batch: Batch,
-    common: torch.Tensor,
-    sampled: int,
-    seed: int,
-    exits: Sequence[int] = (),
-) -> torch.Tensor:
-    """Mean divergence of the model's laws from the target's, over its likeliest tokens and the
-    rest, in nats above the target's entropy; with `exits` the mean over their laws.
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens that a step looks at: `known` ones, and `drawn` ones that stand for all others, each
+    for so many that its logit counts `scale` more.
     """
-    weight = model.get_input_embeddings().weight
-    vocab = len(weight)
-    needed = torch.zeros(vocab, dtype=torch.bool)
+
+    known: torch.Tensor  # (k,), ascending
+    drawn: torch.Tensor  # (s,)
+    scale: float
+
+
+def vocabulary(
+    batch: Batch, common: torch.Tensor, sampled: int, seed: int, size: int
+) -> Vocabulary:
+    """The commonest tokens, those of a batch's laws, and `sampled` of the others, by `seed`."""
+    needed = torch.zeros(size, dtype=torch.bool)
     needed[common] = True
     needed[batch.best.flatten()] = True
-    rest = (~needed).nonzero()[:, 0]
+    others = (~needed).nonzero()[:, 0]
     draw = torch.Generator().manual_seed(seed)
-    chosen = rest[torch.randperm(len(rest), generator=draw)[:sampled]]
-    to = weight.device
-    known, chosen, batch = needed.nonzero()[:, 0].to(to), chosen.to(to), batch.to(to)
+    chosen = others[torch.randperm(len(others), generator=draw)[:sampled]]
+    scale = float(np.log(len(others) / len(chosen))) if len(chosen) else 0.0
+    return Vocabulary(needed.nonzero()[:, 0], chosen, scale)
+
+
+def logs_of(
+    model: LlamaForCausalLM, batch: Batch, tokens: Vocabulary, exits: Sequence[int] = ()
+) -> list[torch.Tensor]:
+    """Of each exit the logarithms (m, K + 1) of its law, over what the target's `laws` are of."""
+    weight = model.get_input_embeddings().weight
+    known, drawn = tokens.known.to(weight.device), tokens.drawn.to(weight.device)
     where = torch.searchsorted(known, batch.best)
-    scale = float(np.log(len(rest) / len(chosen))) if len(chosen) else 0.0
-    losses = []
-    with torch.autocast(to.type, dtype=torch.bfloat16):
+    found = []
+    with torch.autocast(weight.device.type, dtype=torch.bfloat16):
         left = [states.flatten(0, 1)[batch.places] for states in states_at(model, batch.ids, exits)]
-        read, also_read = weight[known].T, weight[chosen].T
+        read, also_read = weight[known].T, weight[drawn].T
         for states in left:
             logits = (states @ read).float()
             total = logits.logsumexp(-1)
-            if len(chosen):
+            if len(drawn):
                 others = (states @ also_read).float()
-                total = torch.logaddexp(total, others.logsumexp(-1) + scale)
-            losses.append(_divergence(logits.gather(1, where) - total[:, None], batch.chances))
-    return torch.stack(losses).mean()
+                total = torch.logaddexp(total, others.logsumexp(-1) + tokens.scale)
+            own = logits.gather(1, where) - total[:, None]
+            found.append(torch.cat([own, rest(own.exp()).log()[:, None]], 1))
+    return found
 
 
-def _divergence(own: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """Mean divergence from laws that give the best tokens these `chances` (m, K), where `own`
-    (m, K) are the log-probabilities that the model gives them.
+def loss_of(
+    model: LlamaForCausalLM,
+    batch: Batch,
+    tokens: Vocabulary,
+    exits: Sequence[int] = (),
+    loss_by: Objective = divergence,
+    reference: LlamaForCausalLM | None = None,
+    keep: float = 1.0,
+) -> torch.Tensor:
+    """Mean loss of the model's laws beside the target's, over its likeliest tokens and the rest, in
+    nats; with `exits` the mean over theirs.
+
+    With a reference it is the mean over the share `keep` of the tokens at which the model's law is
+    further from the target's than the reference's is.
     """
-    left = (1 - chances.sum(-1)).clamp_min(REST)
-    own_left = (1 - own.exp().sum(-1)).clamp_min(REST)
-    target = torch.where(chances > 0, chances * (chances.clamp_min(REST).log() - own), 0.0)
-    return (target.sum(-1) + left * (left.log() - own_left.log())).mean()
+    batch = batch.to(model.get_input_embeddings().weight.device)
+    laws, labels = batch.laws, batch.labels
+    found = logs_of(model, batch, tokens, exits)
+    chosen: list[Any] = [slice(None)] * len(found)
+    if reference is not None:
+        with torch.no_grad():
+            (theirs,) = logs_of(reference, batch, tokens)
+            known = divergence(theirs, laws, labels)
+            lags = [divergence(own.detach(), laws, labels) - known for own in found]
+        chosen = [furthest_behind(lag, keep) for lag in lags]
+    parts = [
+        loss_by(own[rows], laws[rows], labels[rows]).mean()
+        for own, rows in zip(found, chosen, strict=True)
+    ]
+    return torch.stack(parts).mean()
 
 
 @torch.inference_mode()
@@ -333,20 +387,50 @@ class DraftRun(TextRun):
         config: TrainDraft,
         model: LlamaForCausalLM,
         processes: Processes | None = None,
+        reference: LlamaForCausalLM | None = None,
     ):
         super().__init__(folder, config, model, model.model.layers, processes)
+        self.reference = reference
 
     def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
-        """One optimiser step; returns its mean divergence."""
+        """One optimiser step; returns its mean loss."""
         config: Any = self.config
+        loss_by = objective(config.objective)
 
         def loss(group: list[int], number: int) -> torch.Tensor:
             seed = config.seed * 1_000_003 + number
             batch = block([texts.train[index] for index in group])
             exits = config.exit_layers
-            return loss_of(self.model, batch, common, config.sampled, seed, exits)
+            tokens = vocabulary(batch, common, config.sampled, seed, self.model.config.vocab_size)
+            return loss_of(self.model, batch, tokens, exits, loss_by, self.reference, config.keep)
 
         return self.step_on([len(text.tokens) for text in texts.train], loss)
+
+
+def beginning(
+    lm: LM, config: TrainDraft, init: str | None = None, reference: str | None = None
+) -> tuple[LlamaForCausalLM, LlamaForCausalLM | None]:
+    """The model that a run begins with, and the one beside which it learns, if any. `init`,
+    `reference`: their folders. Raises BadConfig, BadModel.
+    """
+    target: Any = lm.models["target"]
+    with torch.inference_mode():
+        embeddings = target.embed(range(target.vocab)).float().cpu()
+    model = build(config, embeddings.clone(), lm.engine.eos)
+    if init is not None:
+        begin_with(model, init)
+    if reference is None:
+        return model, None
+    known = read_model(reference, "reference")
+    if not isinstance(known, LlamaForCausalLM) or known.config.vocab_size != target.vocab:
+        raise BadConfig(f"reference={reference}: is no draft model of this target's; train one")
+    ours, theirs = model.state_dict(), known.state_dict()
+    if ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours):
+        raise BadConfig(
+            f"reference={reference}: is the model that training begins with; give one that is "
+            "trained already"
+        )
+    return model, known.requires_grad_(False).eval()
 
 
 def train(
@@ -359,24 +443,24 @@ def train(
     init: str | None = None,
     processes: Processes | None = None,
     recipe: Mapping[str, Any] | None = None,
+    reference: str | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.tokens` are seen; returns and writes the report. The model is in
     OUT/model, with the target's tokenizer. `init`: folder of a model of the same shape to begin
     with. `processes`: those that share the work; None: there is one. `recipe`: all that the run was
-    started with, which is kept in its folder.
+    started with, which is kept in its folder. `reference`: folder of a draft model that is trained
+    already, beside which the tokens to learn from are chosen.
     """
     target: Any = lm.models["target"]
     processes = processes or Processes()
     processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     texts = Texts(files, config.window)
-    with torch.inference_mode():
-        embeddings = target.embed(range(target.vocab)).float().cpu()
-    model = build(config, embeddings.clone(), lm.engine.eos)
     common = texts.commonest(config.common, target.vocab)
-    if init is not None:
-        begin_with(model, init)
-    run = DraftRun(out, config, model.to(processes.device), processes)
+    model, known = beginning(lm, config, init, reference)
+    if known is not None:
+        known.to(processes.device)
+    run = DraftRun(out, config, model.to(processes.device), processes, known)
     run.keep(recipe)
     run.through(lambda: run.advance_on(texts, common), save_every, quiet)
     exits = config.exit_layers

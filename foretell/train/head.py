@@ -23,6 +23,7 @@ from foretell.heads.folder import build, kinds, load, save, target_shape
 from foretell.heads.output import Output
 from foretell.ops.files import write_text
 from foretell.policy.costs import Costs
+from foretell.spec import NO, YES, given
 from foretell.train import recipes
 from foretell.train.answers import AT_ONCE
 from foretell.train.draft import TextRun
@@ -47,7 +48,7 @@ PIECE = 128  # tokens of a forward by which the time of reading texts is told
 class TrainHead:
     """Settings of the run. Lengths are in tokens."""
 
-    kind: str = "eagle3"  # of the head
+    kind: str = "eagle3"  # of the head, with its fields: hydra:prefix=yes,blocks=4
     depths: int = 0  # that it learns to draft; 0: as many as its paper trains
     objective: str = "kl"  # kl, ce, tv, tvd++ or certainty
     keep: float = 0.4  # share of the tokens that is learnt from beside a reference
@@ -69,11 +70,12 @@ class TrainHead:
         rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
         recipes.check(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
         made = {kind for kind, head in kinds().items() if not head.bound}
-        if self.kind in kinds().keys() - made:
-            allowed = f"one that leaves its target as it is; `train {self.kind}` makes this one"
+        if self.name in kinds().keys() - made:
+            allowed = f"one that leaves its target as it is; `train {self.name}` makes this one"
             raise BadConfig.field("kind", self.kind, allowed)
-        if self.kind not in made:
+        if self.name not in made:
             raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(made))}")
+        _ = self.options
         if self.objective not in OBJECTIVES:
             raise BadConfig.field("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
         if not 0 < self.keep <= 1:
@@ -90,11 +92,38 @@ class TrainHead:
     def steps(self) -> int:
         return max(1, self.tokens // self.batch)
 
+    @property
+    def name(self) -> str:
+        """The kind without its fields."""
+        return self.kind.partition(":")[0]
 
-def taps_of(kind: str, target: TargetShape) -> tuple[int, ...]:
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of the kind. Raises BadConfig for one that training does not make."""
+        head = kinds()[self.name]
+        found: dict[str, Any] = {}
+        for _, field, text in given(self.kind):
+            if field not in head.trained:
+                known = f"its fields are {', '.join(head.trained)}" if head.trained else "has none"
+                which = "is of published heads and" if field in head.options else "is"
+                raise BadConfig(f"kind={self.kind!r}: {field} {which} not trained; {known}")
+            flag = type(head.options[field]) is bool
+            if flag and text.lower() in YES + NO:
+                found[field] = text.lower() in YES
+            elif not flag and text.isdigit():
+                found[field] = int(text)
+            else:
+                allowed = "yes or no" if flag else "a whole number"
+                raise BadConfig.field(f"{self.name}:{field}", text, allowed)
+        return found
+
+
+def taps_of(
+    kind: str, target: TargetShape, options: dict[str, Any] | None = None
+) -> tuple[int, ...]:
     """What states are kept for: the usual taps of all heads, and those of this kind."""
     usual = (2, target.layers // 2, target.layers - 3, target.layers)
-    return tuple(sorted({*usual, *build(kind, target).taps}))
+    return tuple(sorted({*usual, *build(kind, target, options).taps}))
 
 
 def plan(
@@ -171,13 +200,19 @@ def loss_of(
     return total
 
 
-def head_before(folder: Path, target: Any, kind: str) -> tuple[Head, torch.Tensor]:
+def head_before(
+    folder: Path, target: Any, kind: str, options: dict[str, Any] | None = None
+) -> tuple[Head, torch.Tensor]:
     """A head that is there already, and the tokens that it drafts. Raises BadConfig for one of
-    another build than training makes, as published heads are.
+    another build than training makes, as published heads are, or than these options say.
     """
     head, kept = load(folder, target, kind)
-    if head.config.options:
-        what = f"has {', '.join(sorted(head.config.options))} of its own"
+    if options is not None and head.config.options != options:
+        told = " ".join(f"{name}={value}" for name, value in head.config.options.items())
+        raise BadConfig(f"{folder}: is built with {told or 'no fields'}; give --kind the same")
+    published = sorted(head.config.options.keys() - {*head.trained})
+    if published:
+        what = f"has {', '.join(published)} of its own"
         raise BadConfig(f"{folder}: {what}; begin with a head of `foretell train head`")
     return head, torch.arange(target.vocab) if kept is None else kept
 
@@ -200,17 +235,18 @@ def beginning(
     of the same kind. Raises BadConfig, BadModel, Unsupported.
     """
     torch.manual_seed(config.seed)
-    head = build(config.kind, target_shape(target, "train head"))
+    options = config.options
+    head = build(config.name, target_shape(target, "train head"), options)
     if config.depths > head.deepest:
         raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
     head.begin(target)
     Output(target, torch.arange(1)).weight()  # its output matrix can be cut down
     made = Beginning(head)
     if init is not None:
-        known, made.kept = head_before(init, target, config.kind)
+        known, made.kept = head_before(init, target, config.name, options)
         head.load_state_dict(known.state_dict())
     if reference is not None:
-        made.reference, kept = head_before(reference, target, config.kind)
+        made.reference, kept = head_before(reference, target, config.name, options)
         if made.kept is not None and not torch.equal(made.kept, kept):
             raise BadConfig(f"{init} and {reference} draft other tokens; train both from one")
         refuse_itself(head, made.reference, reference)

@@ -123,9 +123,7 @@ class Teacher:
         return Texts(*(part.to(self.device) for part in made)), answers
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        norm: Any = self.output.norm
-        out: torch.Tensor = norm(states.to(self.target.device).float())
-        return out.to(torch.bfloat16)
+        return self.output.normed(states.to(self.target.device).float()).to(torch.bfloat16)
 
     @torch.no_grad()
     def laws(self, finals: torch.Tensor) -> torch.Tensor:

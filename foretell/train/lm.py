@@ -36,7 +36,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, first_line
 from foretell.loading import place_of
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
@@ -398,16 +398,24 @@ def interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+def read_model(given: str, what: str) -> Any:
+    """The model of a folder or a known name in float32. Raises BadModel, and BadConfig, which
+    names `what` it is for.
+    """
+    place = place_of(given)
+    try:
+        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise BadConfig(f"{what}={given}: cannot be read ({first_line(error)})") from error
+
+
 def begin_with(model: LlamaForCausalLM, init: str) -> None:
     """Takes a model's weights. Raises BadModel, and BadConfig for one of another shape."""
-    place = place_of(init)
+    other = read_model(init, "init")
     try:
-        other = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
         model.load_state_dict(other.state_dict())
-    except (RuntimeError, OSError, ValueError) as error:
-        raise BadConfig(
-            f"init={init}: cannot begin with it ({str(error).splitlines()[0]})"
-        ) from error
+    except RuntimeError as error:
+        raise BadConfig(f"init={init}: cannot begin with it ({first_line(error)})") from error
 
 
 def train(

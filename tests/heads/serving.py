@@ -105,7 +105,7 @@ def worth(head: Head, text: list[int], tree: TokenTree, node: int) -> float:
     states = target.forward([job])[0].hidden[last]
     output = Output(target, None)
     if head.reads_normed:
-        states = output.norm(states)
+        states = output.normed(states)
     # Row i reads the state of token i - 1; rows of the path have none.
     features = torch.zeros(len(text) + len(path), states.shape[1])
     features[1 : len(text)] = states[:-1]

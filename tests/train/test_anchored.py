@@ -18,7 +18,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.families.decoder import Decoder
 from foretell.families.packed import pack
 from foretell.heads.anchored import Anchored
-from foretell.heads.folder import load, target_shape
+from foretell.heads.folder import load
 from foretell.policy.costs import Costs
 from foretell.train import answers
 from foretell.train.anchored import (
@@ -220,7 +220,6 @@ def test_it_goes_on_from_another_of_the_same_options(files: list[Path], tmp_path
 
 
 def test_settings_become_options() -> None:
-    shape = target_shape(target())
     assert beginning(target(), dataclasses.replace(SETTINGS, depths=2)).deepest == 2
     maps = beginning(target(), TrainHead(kind="hidden-transfer", entry=2))
     assert maps.entry == 2 and beginning(target(), TrainHead(kind="hidden-transfer")).entry == 1

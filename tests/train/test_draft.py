@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from foretell.ops.exit_table import trained
 from foretell.train import answers, draft
 from foretell.train.answers import Text
 from foretell.train.draft import TrainDraft
+from foretell.train.objectives import OBJECTIVES, divergence
 from tests import tiny
 
 VOCAB = 24
@@ -56,11 +58,24 @@ def model(seed: int = 0) -> draft.LlamaForCausalLM:
     return draft.build(config, torch.randn(VOCAB, 20, generator=draw), [0]).eval()
 
 
+def loss(
+    student: Any,
+    batch: draft.Batch,
+    common: torch.Tensor,
+    sampled: int = 0,
+    seed: int = 0,
+    **more: Any,
+) -> torch.Tensor:
+    """Of a step that looks at these tokens and so many others."""
+    tokens = draft.vocabulary(batch, common, sampled, seed, VOCAB)
+    return draft.loss_of(student, batch, tokens, **more)
+
+
 @torch.no_grad()
 def test_the_loss_is_the_divergence_over_the_best_tokens_and_the_rest() -> None:
     student, given = model(), texts()
     batch = draft.block(given)
-    found = draft.loss_of(student, batch, torch.arange(VOCAB), 0, 0)
+    found = loss(student, batch, torch.arange(VOCAB))
     total, count = 0.0, 0
     for text in given:
         ids = torch.from_numpy(text.tokens.astype(np.int64))[None]
@@ -79,11 +94,59 @@ def test_the_loss_is_the_divergence_over_the_best_tokens_and_the_rest() -> None:
 def test_sampled_tokens_stand_for_all_others() -> None:
     """Over many samples the sum they stand for is the whole one's, so the loss is near it."""
     student, batch = model(), draft.block(texts())
-    whole = float(draft.loss_of(student, batch, torch.arange(VOCAB), 0, 0))
+    whole = float(loss(student, batch, torch.arange(VOCAB)))
     few = torch.tensor([], dtype=torch.long)
-    sampled = [float(draft.loss_of(student, batch, few, 3, seed)) for seed in range(60)]
+    sampled = [float(loss(student, batch, few, 3, seed)) for seed in range(60)]
     assert np.mean(sampled) == pytest.approx(whole, rel=0.05)
-    assert float(draft.loss_of(student, batch, few, VOCAB, 0)) == pytest.approx(whole, rel=1e-3)
+    assert float(loss(student, batch, few, VOCAB)) == pytest.approx(whole, rel=1e-3)
+
+
+@torch.no_grad()
+def test_an_objective_is_that_of_the_text_and_of_the_laws() -> None:
+    student, batch = model(), draft.block(texts())
+    every = torch.arange(VOCAB)
+    (logs,) = draft.logs_of(student, batch, draft.vocabulary(batch, every, 0, 0, VOCAB))
+    following = batch.ids.flatten()[batch.places + 1]
+    shown = (batch.best == following[:, None]).any(1)
+    assert 0 < int(shown.sum()) < len(shown)
+    assert (batch.labels >= 0).tolist() == shown.tolist()
+    wanted = -logs[shown][torch.arange(int(shown.sum())), batch.labels[shown]].sum() / len(shown)
+    assert float(loss(student, batch, every, loss_by=OBJECTIVES["ce"])) == pytest.approx(
+        float(wanted), rel=1e-4
+    )
+    distance = (logs.exp() - batch.laws).abs().sum(-1).mean() / 2
+    assert float(loss(student, batch, every, loss_by=OBJECTIVES["tv"])) == pytest.approx(
+        float(distance), rel=1e-3
+    )
+
+
+@torch.no_grad()
+def test_beside_a_reference_it_learns_where_it_is_furthest_behind() -> None:
+    student, reference, batch = model(), model(seed=1), draft.block(texts())
+    tokens = draft.vocabulary(batch, torch.arange(VOCAB), 0, 0, VOCAB)
+    (own,), (known,) = (draft.logs_of(one, batch, tokens) for one in (student, reference))
+    ours, theirs = (divergence(logs, batch.laws, batch.labels) for logs in (own, known))
+    count = round(0.3 * len(ours))
+    furthest = (ours - theirs).argsort(descending=True)[:count]
+    found = draft.loss_of(student, batch, tokens, reference=reference, keep=0.3)
+    assert float(found) == pytest.approx(float(ours[furthest].mean()), rel=1e-4)
+
+
+def test_a_reference_is_another_draft_model_of_this_target(
+    files: list[Path], tmp_path: Path
+) -> None:
+    report = draft.train(tiny.lm(), files, tmp_path / "one", TINY, quiet=True)
+    one = str(tmp_path / "one" / "model")
+    config = replace(TINY, objective="tv", keep=0.5, tokens=4 * 128, seed=1)
+    beside = draft.train(tiny.lm(), files, tmp_path / "two", config, quiet=True, reference=one)
+    assert beside["settings"]["objective"] == "tv" and report["settings"]["objective"] == "kl"
+    with pytest.raises(BadConfig, match="is the model that training begins with"):
+        draft.beginning(tiny.lm(), TINY, init=one, reference=one)
+    with pytest.raises(BadConfig, match="cannot begin with it"):
+        draft.beginning(tiny.lm(), replace(TINY, hidden=12), init=one)
+    other = tiny.save(tiny.llama(vocab_size=40), tmp_path / "other")
+    with pytest.raises(BadConfig, match="no draft model of this target"):
+        draft.beginning(tiny.lm(), TINY, reference=str(other))
 
 
 @pytest.mark.parametrize("told", ["two", "0,2", "2,1", "4", "1.5"])
@@ -132,11 +195,11 @@ def test_with_exits_the_loss_is_the_mean_of_theirs() -> None:
     for weight in student.model.layers.parameters():
         weight *= 10  # or what they add to the embeddings is small
     batch, every = draft.block(texts()), torch.arange(VOCAB)
-    found = float(draft.loss_of(student, batch, every, 0, 0, config.exit_layers))
+    found = float(loss(student, batch, every, exits=config.exit_layers))
     layers, alone = list(student.model.layers), []
     for count in config.exit_layers:
         student.model.layers = torch.nn.ModuleList(layers[:count])
-        alone.append(float(draft.loss_of(student, batch, every, 0, 0)))
+        alone.append(float(loss(student, batch, every)))
     assert found == pytest.approx(np.mean(alone), rel=0.01)  # in bfloat16
     assert max(alone) - min(alone) > 1e-2
 

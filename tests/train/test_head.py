@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from foretell.heads.anchored import Anchored
 from foretell.heads.base import Drafted, Head, Texts
 from foretell.heads.falcon import Falcon
 from foretell.heads.folder import build, kinds, load, save, target_shape
+from foretell.heads.output import Output
 from foretell.ops.fingerprint import fingerprint
 from foretell.train import anchored, answers, states
 from foretell.train.head import (
@@ -420,6 +422,16 @@ def test_every_kind_begins_and_learns_on_every_family(name: str) -> None:
         assert loss.isfinite()
 
 
+def test_states_go_through_the_last_norm_in_32_bits_whatever_it_is() -> None:
+    for name in ("starcoder2", "llama", "gemma2"):
+        narrow = Decoder(tiny(name, dtype=torch.bfloat16), name)
+        states = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+        found = Output(narrow, None).normed(states)
+        wide = copy.deepcopy(narrow.loop.norm).float()
+        assert found.dtype == torch.float32 and torch.equal(found, wide(states))
+        assert Output(narrow, None).normed(states.bfloat16()).dtype == torch.bfloat16
+
+
 def test_a_head_begins_with_what_its_target_has_of_its_build() -> None:
     joined = build("eagle3", target_shape(family("phi3")))
     joined.begin(family("phi3"))
@@ -448,3 +460,50 @@ def test_a_norm_that_is_kept_less_one_begins_as_what_it_multiplies_with() -> Non
     other = build("clover", target_shape(family("starcoder2")))
     other.begin(family("starcoder2"))
     assert torch.allclose(other.norm.weight, family("starcoder2").loop.norm.weight, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "hydra:prefix=yes,blocks=4,prefix_norm=yes,heads=2",
+        "medusa:blocks=2,layers=2",
+        "chimera:heads=2,words=2,attention=no",
+        "falcon:block=3",
+        "fspad:times=1,adapter=no",
+        "kangaroo:layers=1",
+        "dflash:block=4,layers=1,head_norms=yes",
+    ],
+)
+def test_a_kind_with_fields_is_trained_and_read(kind: str, files: Any, tmp_path: Path) -> None:
+    config = dataclasses.replace(SETTINGS, kind=kind, depths=0)
+    every = list(range(target_shape(target()).layers + 1))
+    told = fingerprint(target())
+    beside = states.write_states(target(), files[0], tmp_path / "states", every, told)
+    lm = SimpleNamespace(models={"target": target()})
+    train(lm, files[0], beside, every, tmp_path, config, quiet=True)  # type: ignore[arg-type]
+    name = kind.partition(":")[0]
+    made, _ = load(tmp_path / "head", target(), name)
+    assert made.config.options == config.options and len(made.config.options) >= 1
+    begun = beginning(target(), config, init=tmp_path / "head").head
+    assert all(
+        torch.equal(a, b) for a, b in zip(begun.parameters(), made.parameters(), strict=True)
+    )
+    with pytest.raises(BadConfig, match="give --kind the same"):
+        beginning(target(), dataclasses.replace(config, kind=name), init=tmp_path / "head")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("medusa:own_matrix=97", "own_matrix is of published heads and not trained"),
+        ("hydra:own_matrix=97", "own_matrix is of published heads and not trained"),
+        ("eagle3:taps=1", "taps is of published heads and not trained; has none"),
+        ("mlp-speculator:tied=no", "not trained"),
+        ("hydra:wings=2", "wings is not trained; its fields are heads, blocks, prefix"),
+        ("hydra:prefix=2", "must be yes or no"),
+        ("hydra:blocks=many", "must be a whole number"),
+    ],
+)
+def test_a_field_that_training_does_not_make_is_refused_by_name(kind: str, words: str) -> None:
+    with pytest.raises(BadConfig, match=words):
+        TrainHead(kind=kind)

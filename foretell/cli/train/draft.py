@@ -51,6 +51,13 @@ def draft(
     init: Annotated[
         str | None, typer.Option(help="A model of the same shape to begin with.")
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="A trained draft model: learn from the answers where most is to be gained "
+            "(AdaSPEC)."
+        ),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(help="Where the model is trained; cpu, but under `accelerate launch` GPUs."),
@@ -63,7 +70,7 @@ def draft(
     from foretell.fetching import resolve
     from foretell.loading import place_of
     from foretell.train.answers import write_all, write_texts
-    from foretell.train.draft import TrainDraft, train
+    from foretell.train.draft import TrainDraft, beginning, train
     from foretell.train.exits import calibrate
     from foretell.train.processes import Processes
 
@@ -71,10 +78,11 @@ def draft(
     questions = asked(prompts, own, answers)
     processes = Processes(device)
     processes.check(config.batch, config.micro)
-    init = init and str(place_of(init))
+    init, reference = (name and str(place_of(name)) for name in (init, reference))
     resolve(target)
     with quiet(), refusals(f"--out {out}, --answers {answers}"):
         lm = foretell.load(target, dtype=dtype)
+        beginning(lm, config, init, reference)  # whatever is wrong is told before the answers
         with first_alone(processes) as tell:
             files = write_all(lm, questions, own, answers, answer_tokens, config.seed, tell)
             if text:
@@ -82,7 +90,7 @@ def draft(
                 place = answers / "text"
                 plain = write_texts(lm.encode, text, place, text_tokens, config.seed)
         if text:
-            first = dataclasses.replace(config, tokens=text_tokens)
+            first = dataclasses.replace(config, tokens=text_tokens, objective="kl")
             train(lm, plain, out / "text", first, save_every, init=init, processes=processes)
             init = str(out / "text" / "model")
         report = train(
@@ -94,6 +102,7 @@ def draft(
             init=init,
             processes=processes,
             recipe=in_use(invocation),
+            reference=reference,
         )
         if config.exits and processes.first:
             model = out / "model"

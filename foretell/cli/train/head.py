@@ -77,7 +77,7 @@ def head(
 
     config = TrainHead(**dataclasses.asdict(settings))
     questions = asked(prompts, own, answers)
-    through = anchored.runs_through_target(config.kind)
+    through = anchored.runs_through_target(config.name)
     if states is None and not through:
         raise BadConfig(f"{config.kind} learns from hidden states: give a folder, --states FOLDER")
     if reference is not None and through:
@@ -100,7 +100,7 @@ def head(
             deepest = anchored.beginning(model, config, init).deepest
         else:
             beginning(model, config, init, reference)
-        taps = () if through else taps_of(config.kind, shape)
+        taps = () if through else taps_of(config.name, shape, config.options)
         if processes.first:
             lm.measure()
             costs = lm.engine.costs_of(model)

@@ -100,8 +100,7 @@ def hits(head: Head, kept: torch.Tensor | None, target: Any, tokens: Sequence[in
     output = Output(target, kept, head.matrix)
     parts = [reply.hidden[tap] for tap in head.taps]
     if head.reads_normed:
-        norm: Any = output.norm
-        parts = [norm(part) for part in parts]
+        parts = [output.normed(part) for part in parts]
     features = torch.cat([part.float() for part in parts], -1)
     before = len(features) - head.lag
     features = torch.cat([torch.zeros_like(features[: head.lag]), features[:before]])
