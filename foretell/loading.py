@@ -117,10 +117,8 @@ def load(
     if revision is not None and (_is_gguf(name) or found != name):
         raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
     options = check_options(name, dtype, executor, device, exact_bits, trust_remote_code)
-    if _runs_as_file(name, dtype, executor):
-        target = _gguf(name, executor, exact_bits)
-    else:
-        target = _loaded(found, name, options, revision)
+    own = _runs_as_file(name, dtype, executor)
+    target = _gguf(name, executor, exact_bits) if own else _loaded(found, name, options, revision)
     if target.trouble:
         warnings.warn(
             f"{target.path or name}: no usable tokenizer ({target.trouble}); "
