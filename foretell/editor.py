@@ -194,7 +194,7 @@ class Editor:
         cache = target.cache()
         if self._taps:
             cache.states = TappedStates(self._taps)
-        if prefix is not None and (target.reads_segments or self._taps):
+        if prefix is not None and target.reads_segments:
             cache.adopt(prefix)
         elif prefix is not None:
             cache.take([prefix])

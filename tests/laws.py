@@ -45,11 +45,14 @@ from foretell.families.toy_layers import ToyLayers
 from foretell.families.toy_learning import ToyLearning
 from foretell.forms import Grammars
 from foretell.measure.outcomes import Enumerator
+from foretell.memory.prefixes import PrefixTree
 from foretell.memory.states import TappedStates
 from foretell.ops.canvas import MASKED, look
 from foretell.ops.tenants import Stores
 from foretell.ops.viewed import Viewed
+from foretell.policy.reuse import WORTH, Reuse
 from foretell.spec import pieces, resolve
+from foretell.status import troubles
 from foretell.strategies.plain import Plain
 
 EXACT = 1e-9
@@ -578,6 +581,39 @@ def check_batch(strategies: Sequence[Strategy], vocab: int = 8, tenants: bool = 
     finish(engine, *lives)
     for i, (live, want) in enumerate(zip(lives, alone, strict=True)):
         assert live.ctx.output == want, f"request {i}: {live.ctx.output} in the batch, {want} alone"
+
+
+@torch.inference_mode()
+def check_prefixes(strategy: Strategy, sampled: bool = True, vocab: int = 8) -> None:
+    """A text finds the rows of its beginning, and what its method reads beside them, whoever
+    computed them, and its tokens stay its own: behind plain decoding, behind itself, beside others,
+    and after it gave up its rows.
+    """
+    models = world(strategy, vocab, copy=1.5)
+    beginning = [(5 * i + i * i) % vocab for i in range(2 * WORTH)]
+    engine = Engine(models)
+    engine.reuse = Reuse(engine, PrefixTree(1 << 30))
+    finish(engine, engine.add(Request([*beginning, 0], Plain(), Sampling(max_new_tokens=3))))
+    for number, temperature in enumerate([0.0, 0.8] if sampled else [0.0]):
+        sampling = Sampling(max_new_tokens=9, temperature=temperature, seed=number)
+        texts = ([*beginning, number, 1], [*beginning, 5], [*beginning, 5, number, 7])
+        requests = [Request(text, strategy, sampling) for text in texts]
+        alone = []
+        for request in requests:
+            alone.append(Engine(models).add(request))
+            finish(alone[-1].ctx.engine, alone[-1])
+        finish(engine, first := engine.add(requests[0]))
+        known = engine.reuse.tree.reused
+        rest = [engine.add(request) for request in requests[1:]]
+        for _ in range(3):
+            engine.step()
+        engine.preempt(rest[0])
+        finish(engine, *rest)
+        for live, other in zip((first, *rest), alone, strict=True):
+            assert live.ctx.output == other.ctx.output, "another text than without shared rows"
+        reused = engine.reuse.tree.reused - known
+        assert reused >= len(rest) * len(beginning), f"only {reused} tokens were reused"
+    assert not troubles(engine)
 
 
 def check_seeds(strategy: Strategy, seeds: Sequence[int] = range(8), vocab: int = 8) -> None:

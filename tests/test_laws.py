@@ -123,6 +123,11 @@ def test_alone_as_in_a_mixed_batch(spec: str) -> None:
     laws.check_batch([laws.build(spec, nodes=5), *(laws.build(s, nodes=5) for s in others)])
 
 
+@pytest.mark.parametrize("spec", EXACT)
+def test_beginnings_are_read_once(spec: str) -> None:
+    laws.check_prefixes(laws.build(spec), sampled=spec not in LEARNING)
+
+
 @pytest.mark.parametrize("spec", [*SHARING, *laws.claiming("exact", kind="strategy")])
 def test_alone_as_among_learners_of_one_tenant(spec: str) -> None:
     """By the default rule, which docs/sampling.md promises; some others it excepts."""

@@ -94,7 +94,7 @@ class Cache(EvictedRows):
         if self.policy is not None:
             self.policy.begin(self.policy.prompt)
         self._plan_change()
-        all(map(self.adopt, segments))  # up to the first that lacks states which it keeps
+        all(map(self.adopt, segments))
 
     # --- rows beside its own
 

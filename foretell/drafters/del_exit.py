@@ -24,7 +24,8 @@ tokens has no midpoint, so that nothing ends its drafts sooner
 - when sampling, alpha is the chance that a draft from the exit's law is accepted, the sum of
 min(p, q), where the authors count equal best tokens
 - of the prompt the tokens count that were computed in the forward before the first token: not those
-of earlier pieces of a long prompt, nor of a shared prefix
+of earlier pieces of a long prompt, nor of a shared prefix. When sampling none count: a seed's draws
+follow the drafts, and must not tell how the prompt came to be computed
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class DelExit(Drafter):
 
     longest: int = 17  # tokens of a draft at most
     decay: float = 0.95  # weight of a step, to that of the next
-    prompt: int = 32  # last tokens of the prompt that count
+    prompt: int = 32  # last tokens of the prompt that count, at temperature 0
     stride: int = 1  # every so many layers is an exit
 
     needs = ("layers",)
@@ -146,7 +147,7 @@ class DelExit(Drafter):
         texts: list[list[int] | None] = [[*before, *said[:end]] for end in range(len(said))]
         last = [step.reply.logits[node] for node in nodes]
         new = step.reply.new
-        if not records.seeded and self.prompt:
+        if not records.seeded and self.prompt and ctx.sampler.greedy:
             prompt = [node for node in new if node < 0][-self.prompt :]
             # The root is the prompt's last token.
             prompt = prompt[max(0, len(prompt) - self.prompt + 1) :]

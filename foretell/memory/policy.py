@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,10 @@ class Segment:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def has_states(self, taps: Iterable[int]) -> bool:
+        """Whether the hidden states of all these taps stand beside its rows."""
+        return set(taps) <= self.states.keys()
 
     @property
     def bytes(self) -> int:

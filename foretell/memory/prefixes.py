@@ -5,9 +5,11 @@
                                                               └─ …  of caches, written by none
 
 A text follows the tree as far as its tokens go, also to the middle of a node, which is then cut in
-two. Nodes are given up by age, the leaves first, as soon as all of them together hold more bytes
-than allowed; what a cache reads stays with that cache. Every tenant has a tree of its own, unless
-they are told to share one: how quickly a prompt is answered would tell what others asked.
+two. Hidden states stand beside rows where the text that computed them kept some; a text that needs
+them follows the tree as far as it has them. Nodes are given up by age, the leaves first, as soon as
+all of them together hold more bytes than allowed; what a cache reads stays with that cache. Every
+tenant has a tree of its own, unless they are told to share one: how quickly a prompt is answered
+would tell what others asked.
 """
 
 from __future__ import annotations
@@ -49,15 +51,17 @@ class PrefixTree:
 
     # --- reading
 
-    def match(self, tenant: str, tokens: Sequence[int]) -> list[Segment]:
-        """The segments of the longest known beginning of a text, in order."""
+    def match(self, tenant: str, tokens: Sequence[int], taps: Sequence[int] = ()) -> list[Segment]:
+        """The segments of the longest known beginning of a text, in order, as far as they have the
+        hidden states of these taps.
+        """
         found: list[Segment] = []
         now = next(self.clock)
         children = self.roots.get(tenant, {})
         place = 0
         while place < len(tokens) and len(found) < MOST_PARTS:
             node = children.get(tokens[place])
-            if node is None:
+            if node is None or not node.segment.has_states(taps):
                 break
             common = common_length(node.segment.tokens, tokens[place:])
             if common < len(node.segment.tokens):
@@ -68,13 +72,13 @@ class PrefixTree:
             children = node.children
         return found
 
-    def known(self, tenant: str, tokens: Sequence[int]) -> int:
-        """How many of a text's first tokens are known; changes nothing."""
+    def known(self, tenant: str, tokens: Sequence[int], taps: Sequence[int] = ()) -> int:
+        """How many of a text's first tokens are known with these states; changes nothing."""
         children = self.roots.get(tenant, {})
         place = 0
         while place < len(tokens):
             node = children.get(tokens[place])
-            if node is None:
+            if node is None or not node.segment.has_states(taps):
                 break
             common = common_length(node.segment.tokens, tokens[place:])
             place += common
@@ -94,9 +98,14 @@ class PrefixTree:
     # --- writing
 
     def insert(self, tenant: str, segments: Sequence[Segment]) -> None:
-        """Takes in the segments of one text, in order from its first token."""
+        """Takes in the segments of one text, in order from its first token.
+
+        Of what is known already only states are taken that were missing.
+        """
         tokens = [token for segment in segments for token in segment.tokens]
         known = self.match(tenant, tokens)
+        for old in known:
+            self._add_states(old, segments)
         if len(known) == MOST_PARTS:  # more of it may be known, and no text would reach more
             return
         length = known[-1].end if known else 0
@@ -108,6 +117,21 @@ class PrefixTree:
             parent = self._append(tenant, parent, fresh)
         self._evict()
 
+    def _add_states(self, known: Segment, segments: Sequence[Segment]) -> None:
+        """Gives a known segment the states that these, of the same text, have and it lacks."""
+        parts = [one for one in segments if one.start < known.end and one.end > known.start]
+        taps = set.intersection(*(set(part.states) for part in parts)) - known.states.keys()
+        if not taps or parts[0].start > known.start or parts[-1].end < known.end:
+            return
+        rows = [slice(max(0, known.start - part.start), known.end - part.start) for part in parts]
+        before = known.bytes
+        added = {
+            tap: torch.cat([part.states[tap][own] for part, own in zip(parts, rows, strict=True)])
+            for tap in taps
+        }
+        known.states = {**known.states, **added}
+        self.bytes += known.bytes - before
+
     def _node_at(self, tenant: str, segments: Sequence[Segment]) -> Node | None:
         node = None
         children = self.roots.get(tenant, {})
@@ -117,7 +141,9 @@ class PrefixTree:
         return node
 
     def _append(self, tenant: str, parent: Node | None, segment: Segment) -> Node:
-        if parent is not None and not parent.children and len(parent.segment.tokens) < SHORT:
+        short = parent is not None and len(parent.segment.tokens) < SHORT
+        alike = parent is not None and parent.segment.states.keys() == segment.states.keys()
+        if parent is not None and not parent.children and short and alike:
             self.bytes += segment.bytes
             parent.segment = join(parent.segment, segment)
             parent.digest = None
@@ -199,7 +225,7 @@ def cut(segment: Segment, start: int, end: int) -> Segment:
 
 
 def join(first: Segment, second: Segment) -> Segment:
-    """Two segments that follow each other, as one."""
+    """Two segments that follow each other and have states of the same taps, as one."""
     k, v = (
         [
             None if one is None else torch.cat([one, other], 1)
@@ -207,8 +233,7 @@ def join(first: Segment, second: Segment) -> Segment:
         ]
         for layers in ((first.k, second.k), (first.v, second.v))
     )
-    taps = first.states.keys() & second.states.keys()
-    states = {tap: torch.cat([first.states[tap], second.states[tap]]) for tap in taps}
+    states = {tap: torch.cat([held, second.states[tap]]) for tap, held in first.states.items()}
     return Segment(first.tokens + second.tokens, first.start, copied(k), copied(v), states)
 
 

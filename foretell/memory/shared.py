@@ -40,9 +40,7 @@ class SharedRows(Rows):
         self.commit(tokens)
         start = self.length - self.base
         end = min(end, self.length)
-        states = {}
-        if self.states is not None:
-            states = {tap: rows[start:end].clone() for tap, rows in self.states.committed.items()}
+        states = {} if self.states is None else self.states.copied(start, end)
         k, v = (copied(layers, slice(0, end - start)) for layers in (self.k, self.v))
         return Segment(tuple(tokens[start:end]), start, k, v, states)
 
@@ -56,7 +54,7 @@ class SharedRows(Rows):
         if self.policy is not None:
             return False
         if self.states is not None:
-            if not set(self.states.taps) <= segment.states.keys():
+            if not segment.has_states(self.states.taps):
                 return False
             self.states.adopt(segment.states)
         self.segments = (*self.segments, segment)
@@ -75,7 +73,8 @@ class SharedRows(Rows):
             return
         start = self.length - self.base
         k, v = (copied(layers, slice(0, self.base)) for layers in (self.k, self.v))
-        segment = Segment(tuple(tokens[start : self.length]), start, k, v, {})
+        states = {} if self.states is None else self.states.lend()
+        segment = Segment(tuple(tokens[start : self.length]), start, k, v, states)
         segment.readers += 1
         self.segments = (*self.segments, segment)
         self.base = 0
@@ -84,7 +83,10 @@ class SharedRows(Rows):
         self.begin(LEAST_ROWS)
 
     def take(self, segments: Sequence[Segment]) -> None:
-        """Begins an empty cache with copies of shared rows, for who reads no segments."""
+        """Begins an empty cache with copies of shared rows, for who reads no segments.
+
+        States, where it keeps any, are read where they are: the segments must have them.
+        """
         empty = self.length == self.base == 0 and not self.tokens and self.policy is None
         assert empty, "only an empty cache takes rows"
         self.reserve(segments[-1].end)
@@ -92,6 +94,8 @@ class SharedRows(Rows):
             rows = slice(segment.start, segment.end)
             for own, shared in zip((*self.k, *self.v), (*segment.k, *segment.v), strict=True):
                 own[:, rows] = shared
+            if self.states is not None:
+                self.states.adopt(segment.states)
         self.length = self.base = segments[-1].end
 
     def own(self) -> None:
@@ -113,8 +117,11 @@ class SharedRows(Rows):
 
     @property
     def bytes(self) -> int:
-        """Of the rows it holds itself, those of the last forward and its policy's included."""
+        """Of the rows and states it holds itself, those of the last forward and its policy's
+        included.
+        """
         beside = 0 if self.policy is None else self.policy.bytes
+        beside += 0 if self.states is None else self.states.bytes
         return (self.base + len(self.tokens)) * row_bytes(self.layout, self.dtype) + beside
 
     def read_by_one_more(self) -> None:

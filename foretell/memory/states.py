@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -30,16 +31,19 @@ def joined(
 class TappedStates:
     """Hidden states of a cache's tokens: of the committed ones by position, of scratch rows beside.
 
-    They outlive an eviction of rows, and feed models that read the target's states.
+    They outlive an eviction of rows, and feed models that read the target's states. Those of a
+    text's first tokens may be shared with other texts, as the rows of these tokens are.
     """
 
     def __init__(self, taps: Sequence[int]):
         self.taps = tuple(taps)
-        self.length = 0
-        self.committed: dict[int, torch.Tensor] = {}  # (capacity, E)
+        self.shared: tuple[Mapping[int, torch.Tensor], ...] = ()  # of segments, in order
+        self.start = 0  # tokens whose states these are
+        self.length = 0  # committed tokens in all
+        self.own: dict[int, torch.Tensor] = {}  # (capacity, E) of the tokens from `start` on
         self.scratch: dict[int, torch.Tensor] = {}  # (scratch rows, E)
         self.none: dict[int, torch.Tensor] = {}  # (0, E), from the first forward on
-        self.shared = False  # whether a fork reads `committed` too
+        self.forked = False  # whether a fork reads `own` too
 
     def write(self, first: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """States of the scratch rows from `first` on; what stood there is forgotten."""
@@ -50,33 +54,57 @@ class TappedStates:
 
     def keep(self, nodes: Sequence[int]) -> None:
         """The states of these scratch rows, a path, become those of the next committed tokens."""
-        end = self.length + len(nodes)
+        held = self.length - self.start
+        end = held + len(nodes)
         rows = list(nodes)
         chosen: slice | list[int] = slice(len(rows)) if rows == [*range(len(rows))] else rows
         for tap, scratch in self.scratch.items() if nodes else ():
-            held = self.committed.get(tap)
-            if held is None or len(held) < end or self.shared:
+            own = self.own.get(tap)
+            if own is None or len(own) < end or self.forked:
                 grown = scratch.new_empty(max(64, 1 << (end - 1).bit_length()), scratch.shape[1])
-                if held is not None:
-                    grown[: self.length] = held[: self.length]
-                self.committed[tap] = held = grown
-            held[self.length : end] = scratch[chosen]
+                if own is not None:
+                    grown[:held] = own[:held]
+                self.own[tap] = own = grown
+            own[held:end] = scratch[chosen]
         if nodes:
-            self.shared = False
-            self.length = end
+            self.forked = False
+            self.length += len(nodes)
         self.scratch = {}
 
     def adopt(self, states: Mapping[int, torch.Tensor]) -> None:
-        """Takes the first tokens' states, of all its taps, from a segment."""
-        self.committed = {tap: states[tap] for tap in self.taps}
+        """Takes those of the next tokens, of all its taps, from a segment; it has none of its own.
+
+        They are read where they are.
+        """
+        assert self.length == self.start, "states of its own stand behind shared ones"
+        self.shared = (*self.shared, states)
         self.none = {tap: states[tap][:0] for tap in self.taps}
-        self.length = len(next(iter(self.committed.values()), ()))
-        self.shared = True
+        self.length += len(next(iter(states.values()), ()))
+        self.start = self.length
+
+    def lend(self) -> Mapping[int, torch.Tensor]:
+        """Makes its own committed states shared ones, and returns them."""
+        held = self.length - self.start
+        lent = {tap: own[:held].clone() for tap, own in self.own.items()}
+        self.own, self.forked = {}, False
+        self.shared = (*self.shared, lent) if lent else self.shared
+        self.start = self.length
+        return lent
+
+    def copied(self, start: int, end: int) -> dict[int, torch.Tensor]:
+        """Copies (end - start, E) of each tap's states of the committed tokens at these places."""
+        return {tap: self.read((tap,), start, end) for tap in self.taps if tap in self.none}
 
     @property
     def reach(self) -> int:
         """Tokens whose states are here, those of scratch rows included."""
         return self.length + len(next(iter(self.scratch.values()), ()))
+
+    @property
+    def bytes(self) -> int:
+        """Of the buffers of its own, shared states aside."""
+        held = (*self.own.values(), *self.scratch.values())
+        return sum(part.numel() * part.element_size() for part in held)
 
     def read(self, taps: Sequence[int], start: int, end: int) -> torch.Tensor:
         """(end - start, E of all taps side by side) of the tokens at these positions, of the
@@ -85,21 +113,20 @@ class TappedStates:
         What stands before the first token is zeros.
         """
         assert end <= max(start, self.reach), "the states of these tokens are not there yet"
-        found = []
-        ahead = max(0, start - self.length)
-        for tap in taps:
-            none = self.none[tap]
-            before = none.new_zeros(max(0, min(end, 0) - start), none.shape[1])
-            held = self.committed.get(tap, none)[: self.length][max(0, start) : max(0, end)]
-            rows = self.scratch.get(tap, none)[ahead : max(ahead, end - self.length)]
-            found.append(torch.cat([before, held, rows]))
-        return torch.cat(found, 1)
+        return torch.cat([self._read(tap, start, end) for tap in taps], 1)
+
+    def _read(self, tap: int, start: int, end: int) -> torch.Tensor:
+        none = self.none[tap]
+        parts = [none.new_zeros(max(0, min(end, 0) - start), none.shape[1])]
+        own = self.own.get(tap, none)[: self.length - self.start]
+        place = 0
+        for part in (*(states[tap] for states in self.shared), own, self.scratch.get(tap, none)):
+            parts.append(part[max(0, start - place) : max(0, end - place)])
+            place += len(part)
+        return torch.cat(parts)
 
     def fork(self) -> TappedStates:
-        twin = TappedStates(self.taps)
-        twin.length = self.length
-        twin.committed = dict(self.committed)
-        twin.scratch = dict(self.scratch)
-        twin.none = dict(self.none)
-        self.shared = twin.shared = True
+        twin = copy.copy(self)
+        twin.own, twin.scratch, twin.none = dict(self.own), dict(self.scratch), dict(self.none)
+        self.forked = twin.forked = True
         return twin

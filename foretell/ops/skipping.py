@@ -18,7 +18,6 @@ import torch
 
 from foretell.core.model import Computed
 from foretell.errors import BadConfig, Unsupported
-from foretell.memory.buffers import bytes_of
 from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
 from foretell.ops.attention import Attention
@@ -71,8 +70,7 @@ class Skipping(CachePolicy):
 
     @property
     def bytes(self) -> int:
-        waiting = self.waiting.committed.values() if self.waiting is not None else ()
-        return super().bytes + bytes_of(waiting)
+        return super().bytes + (0 if self.waiting is None else self.waiting.bytes)
 
     def keep(self, cache: Any, nodes: Sequence[int]) -> None:
         super().keep(cache, nodes)

@@ -62,13 +62,10 @@ class Reuse:
 
     @staticmethod
     def _shares(live: Live, cache: Cache) -> bool:
-        """Whether all that the model knows of a text lies in rows that its tokens decide.
-
-        Hidden states that are kept for another model do not: such texts are computed whole.
-        """
+        """Whether all that is kept of a text is rows and states that its tokens decide."""
         whole = bool(cache.layout) and None not in cache.layout and cache.recomputable
         whole = whole and cache.sharable
-        ordinary = cache.policy is None and cache.positions is None and cache.states is None
+        ordinary = cache.policy is None and cache.positions is None
         given = live.ctx.request.prefix is not None  # rows that may be an edited text's
         return whole and ordinary and not cache.inputs and not given
 
@@ -77,29 +74,33 @@ class Reuse:
         live = entry.live
         text = live.ctx.branches[entry.ask.branch].tokens
         tenant, beginning = live.ctx.request.tenant, text[:-1]
-        known = self.tree.known(tenant, beginning)
-        source, common = self._longest(entry, beginning)
+        own = live.caches["target", entry.ask.branch]
+        known = self.tree.known(tenant, beginning, taps_of(own))
+        source, common = self._longest(entry, beginning, taps_of(own))
         if source is not None and common >= known + WORTH:
             cache = source.caches["target", 0]
             if cache.length < common:
                 self.following[entry] = source, common
                 return False
             self._keep(source, cache, common)
-        segments = self.tree.match(tenant, beginning)
+        segments = self.tree.match(tenant, beginning, taps_of(own))
         self.tree.asked += len(beginning)
         if segments and segments[-1].end >= WORTH:
-            cache = live.caches["target", entry.ask.branch]
             if entry.model.reads_segments:
                 for segment in segments:
-                    cache.adopt(segment)
+                    own.adopt(segment)
             else:
-                cache.take(segments)
+                own.take(segments)
             self.tree.reused += segments[-1].end
-            entry.pending = cache.sync(text)
+            entry.pending = own.sync(text)
         return True
 
-    def _longest(self, entry: OpenAsk, beginning: Sequence[int]) -> tuple[Live | None, int]:
-        """The running text that has the most in common with this one, and comes before it."""
+    def _longest(
+        self, entry: OpenAsk, beginning: Sequence[int], taps: Sequence[int]
+    ) -> tuple[Live | None, int]:
+        """The running text that has the most in common with this one, and comes before it; it
+        keeps the hidden states of these taps.
+        """
         best: Live | None = None
         longest = 0
         for other in self.engine.live:
@@ -107,7 +108,8 @@ class Reuse:
                 continue
             cache = other.caches["target", 0]
             same_tenant = other.ctx.request.tenant == entry.live.ctx.request.tenant
-            if not same_tenant or not self._shares(other, cache):
+            enough = same_tenant and set(taps) <= {*taps_of(cache)}
+            if not enough or not self._shares(other, cache):
                 continue
             if cache.length == 0 and other.index > entry.live.index:
                 continue
@@ -133,6 +135,11 @@ class Reuse:
             return
         tokens = live.ctx.branches[0].tokens
         cache.commit(tokens)
-        known = self.tree.known(live.ctx.request.tenant, tokens[:-1])
+        known = self.tree.known(live.ctx.request.tenant, tokens[:-1], taps_of(cache))
         if cache.length >= known + WORTH:
             self._keep(live, cache, cache.length)
+
+
+def taps_of(cache: Cache) -> Sequence[int]:
+    """The taps whose hidden states a cache keeps."""
+    return () if cache.states is None else cache.states.taps

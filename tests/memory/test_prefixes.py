@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,20 +22,23 @@ ROW = 2 * 3 * 2 * 8  # bytes of a token's rows below: 2 layers, keys and values 
 MUCH = 1 << 30
 
 
-def segment(tokens: list[int], start: int = 0) -> Segment:
-    """Rows that say which token stands where, in each of two layers."""
+def segment(tokens: list[int], start: int = 0, taps: Iterable[int] = ()) -> Segment:
+    """Rows that say which token stands where, in each of two layers; states that say so too."""
     positions = torch.arange(start, start + len(tokens), dtype=torch.float64)
     rows = torch.stack([torch.tensor(tokens, dtype=torch.float64), positions, positions], 1)[None]
     layers = [rows.clone(), rows + 1000]
-    return Segment(tuple(tokens), start, layers, [layer.clone() for layer in layers], {})
+    states = {tap: rows[0] + tap for tap in taps}
+    return Segment(tuple(tokens), start, layers, [layer.clone() for layer in layers], states)
 
 
-def says(segments: list[Segment]) -> list[int]:
-    """The tokens of segments, each of which is checked to have its own rows."""
+def says(segments: list[Segment], taps: Iterable[int] = ()) -> list[int]:
+    """The tokens of segments, each of which is checked to have its own rows and states."""
     tokens: list[int] = []
     for part in segments:
         assert part.start == len(tokens)
-        want = segment(list(part.tokens), part.start)
+        want = segment(list(part.tokens), part.start, part.states.keys())
+        assert part.has_states(taps)
+        assert all(torch.equal(held, want.states[tap]) for tap, held in part.states.items())
         for layers, wanted in ((part.k, want.k), (part.v, want.v)):
             assert all(map(torch.equal, layers, wanted))
         tokens += part.tokens
@@ -60,6 +65,24 @@ def test_a_text_finds_its_longest_known_beginning(
         assert not tree.troubles()
     held = {(tenant, tuple(text[:n])) for text, tenant in known for n in range(1, len(text) + 1)}
     assert tree.bytes == len(held) * ROW
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(texts, st.sampled_from([(), (1,), (1, 2)])), max_size=8), texts)
+def test_states_are_found_as_far_as_some_text_kept_them(
+    known: list[tuple[list[int], tuple[int, ...]]], asked: list[int]
+) -> None:
+    """Also where another text had brought the rows without them, or only some of them."""
+    tree = PrefixTree(MUCH)
+    for text, taps in known:
+        tree.insert("", [segment(text, taps=taps)])
+        assert not tree.troubles()
+    for taps in ((), (1,), (2,), (1, 2)):
+        told = [text for text, held in known if {*taps} <= {*held}]
+        longest = max((common_length(text, asked) for text in told), default=0)
+        assert tree.known("", asked, taps) == longest
+        assert says(tree.match("", asked, taps), taps) == asked[:longest]
+    assert not tree.troubles()
 
 
 @settings(deadline=None, max_examples=80)

@@ -302,7 +302,7 @@ def test_forks_of_a_long_text_hold_it_once(family: str, monkeypatch: pytest.Monk
 def test_who_forgets_rows_that_were_lent_has_them_again(
     taps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those with states are computed again, as segments that are lent have none."""
+    """Their states too, which are lent beside them."""
     monkeypatch.setattr(shared, "LENT", 4)
     model: Any = llamas()["target"]
     text = [(3 * i + i * i) % VOCAB for i in range(20)]
@@ -318,14 +318,18 @@ def test_who_forgets_rows_that_were_lent_has_them_again(
     assert len(held.segments) == 2 and held.length == 16
     twin = held.fork()
     held.forget()
-    assert held.length == (0 if taps else 16)
+    assert held.length == 16
     rows = []
     for one in (held, twin):
         job, _ = one.prepare(Ask(TokenTree(text[-1])), text, 99)
         rows.append(model.forward([job])[0].logits)
     assert torch.allclose(rows[0], rows[1], atol=1e-9)
     if taps:
-        assert held.states is not None and held.states.reach == 20
+        assert held.states is not None and twin.states is not None
+        assert held.states.reach == twin.states.reach == 20
+        for start in (0, 5, 12, 18):
+            ours, theirs = (one.states.read(taps, start - 2, 20) for one in (held, twin))
+            assert torch.allclose(ours, theirs, atol=1e-9)
 
 
 def test_what_a_text_lends_is_given_back_with_its_last_reader(
