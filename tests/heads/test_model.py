@@ -24,9 +24,11 @@ from foretell.families.fused import blocks
 from foretell.families.packed import pack
 from foretell.heads.folder import build, target_shape
 from foretell.heads.model import HeadModel
+from foretell.memory.prefixes import PrefixTree
 from foretell.native import library
 from foretell.ops import growth
 from foretell.ops.growth import TreeShape
+from foretell.policy.reuse import WORTH, Reuse
 from foretell.runtimes import native
 from tests import laws
 from tests.families.families import tiny
@@ -237,6 +239,45 @@ def test_what_a_head_left_out_takes_part_in_no_draft_but_changes_no_text() -> No
         found.append(drafted(target, head, drafter, [prompt]))
     assert found[0][0] == found[1][0] and found[0] == found[2] == found[3]
     assert found[0][1] != found[1][1]
+
+
+@NATIVE
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+def test_a_head_drafts_behind_shared_rows_as_behind_its_own(
+    form: str, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States lie beside the rows: no draft and no text tells who computed its beginning, whether
+    segments are read where they are or copied.
+    """
+    target = packed(form)
+    monkeypatch.setattr(type(target), "reads_segments", reads)
+    head = head_of(target, "eagle3")
+    drafter = Eagle3(depth=4, breadth=3, total=9)
+    beginning = [(7 * i + i * i) % 90 for i in range(2 * WORTH)]
+    prompts = [[*beginning, *range(3, 4 + i)] for i in range(6)]
+    seen: list[list[growth.Candidate]] = []
+    right = growth.best_tree
+
+    def spy(ctx: Any, found: Any, count: int, source: str) -> Any:
+        seen.append(list(found))
+        return right(ctx, found, count, source)
+
+    monkeypatch.setattr(growth, "best_tree", spy)
+    monkeypatch.setattr(Eagle3, "bring", lambda self, models: {"head": head})
+    answers = []
+    for engine in (Engine({"target": target}), Engine({"target": target})):
+        if answers:
+            engine.reuse = Reuse(engine, PrefixTree(1 << 30))
+        for prompt in prompts:
+            sampling = Sampling(temperature=0.0, max_new_tokens=10)
+            live = engine.add(Request(prompt, Speculative(drafter, nodes=9), sampling))
+            laws.finish(engine, live)
+            answers.append((live.ctx.output, list(seen)))
+            seen.clear()
+    assert engine.reuse is not None
+    assert engine.reuse.tree.reused >= 5 * len(beginning)
+    assert answers[: len(prompts)] == answers[len(prompts) :]
 
 
 def test_a_long_prompt_in_pieces_is_drafted_as_whole() -> None:
