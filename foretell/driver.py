@@ -132,6 +132,7 @@ class Driver:
             lives: list[Live] = []
             try:
                 for request in requests:
+                    request.streamed = every_step
                     lives.append(self.engine.add(request))
             except BaseException:
                 for live in lives:

@@ -135,6 +135,24 @@ def test_requests_of_several_threads_share_forwards(lm: LM) -> None:
 LONG_TEXT: dict[str, Any] = {"count": 60, "ignore_eos": True}
 
 
+def test_requests_know_whether_somebody_reads_their_tokens_as_they_come(lm: LM) -> None:
+    seen = []
+    add = lm.engine.add
+
+    def spy(request: Any) -> Any:
+        seen.append(request)
+        return add(request)
+
+    lm.engine.add = spy  # type: ignore[method-assign]
+    text(lm, "x = 1", count=2)
+    lm.generate(PROMPTS[:2], "plain", max_new_tokens=2)
+    for _ in lm.stream("x = 1", "plain", max_new_tokens=2):
+        pass
+    asyncio.run(lm.agenerate("x = 1", "plain", max_new_tokens=2))
+    lm.engine.add = add  # type: ignore[method-assign]
+    assert [request.streamed for request in seen] == [False, False, False, True, False]
+
+
 def test_a_call_without_streaming_is_woken_once(lm: LM) -> None:
     woken: list[int] = []
     submit = lm.driver.submit

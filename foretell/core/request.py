@@ -62,6 +62,7 @@ class Request:
     policy: CachePolicy | None = None  # of the target's caches
     prefix: Segment | None = None  # rows of the prompt's first tokens, made before
     trace: Callable[[TraceStep], None] | None = None  # told of every step
+    streamed: bool = True  # whether somebody reads tokens as they come, and waits between them
     room: Room | None = None  # what a budget of memory leaves it
 
     @property

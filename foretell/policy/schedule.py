@@ -36,8 +36,9 @@ class FairPlan:
 
     How much that is follows from what forwards were measured to cost: with pieces of texts a step
     takes at most `between_tokens` seconds, or STRETCH times as long as without them (Sarathi-Serve,
-    section 4, with a time in place of its number of tokens). Where nobody waits for a step it is a
-    CHUNK. Texts of a priority come in the order in which their requests were admitted.
+    section 4, with a time in place of its number of tokens). Where nobody waits for a step, as its
+    answer is read as a whole, it is a CHUNK. Texts of a priority come in the order in which their
+    requests were admitted.
 
     Draft models' asks come before the target's, so that the target's forward holds everybody, but
     their texts take at most half a chunk until the target's turn.
@@ -45,7 +46,8 @@ class FairPlan:
 
     room: int = DRAFT_CHUNK  # for draft models' texts until the target's next forward
     passed: int = 0  # forwards of draft models since its last one
-    between_tokens: float | None = None  # seconds of a step; None: STRETCH decides
+    between_tokens: float | None = None  # seconds of a step; None: STRETCH decides,
+    # and only where somebody reads tokens as they come
 
     def __call__(self, waiting: Waiting, costs: Mapping[Any, Costs]) -> Planned:
         if len(waiting) == 1:  # nobody else to be fair to
@@ -70,7 +72,8 @@ class FairPlan:
     def beside_steps(self, group: Sequence[OpenAsk], costs: Mapping[Any, Costs]) -> int:
         """Tokens of texts that fit into a forward beside the steps of this group."""
         steps = self.fitting(group)
-        if not steps:
+        read_live = any(entry.live.ctx.request.streamed for entry in steps)
+        if not steps or (self.between_tokens is None and not read_live):
             return CHUNK
         text = self.in_turn([entry for entry in group if entry.pending > STEP])
         first = steps[0]

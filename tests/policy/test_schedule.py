@@ -158,6 +158,14 @@ def test_a_piece_of_a_text_takes_the_time_there_is(
     allowed = between_tokens or schedule.STRETCH * takes(0)
     want = max([2, *(n for n in range(len(LONG)) if takes(n) <= allowed)])
     assert piece == min(want, text.pending)
+    # Where nobody reads tokens as they come, only seconds that were asked for are a limit.
+    for entry in waiting[:4]:
+        entry.live.ctx.request.streamed = False
+    plan = FairPlan(between_tokens=between_tokens)
+    unread = plan(waiting, {(target, "torch", None): costs})[4][1]
+    assert unread == (piece if between_tokens else min(schedule.CHUNK, text.pending))
+    waiting[2].live.ctx.request.streamed = True
+    assert plan(waiting, {(target, "torch", None): costs})[4][1] == piece
     alone = FairPlan()(waiting[4:], {(target, "torch", None): costs})
     assert alone[0][1] == schedule.CHUNK
     engine.run().close()
