@@ -8,11 +8,9 @@ enforce is refused by name.
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.ops.compiling import matcher_of, source_of
 from foretell.ops.endings import Endings, Search, Spellings
 from foretell.ops.paths import common
 
@@ -32,17 +31,6 @@ USES = 256  # of a compiled form: what its matchers note of texts, for all of th
 UNMASKED = 8  # questions about single tokens between two masks: see Matcher.permits
 FAR = 32  # tokens of a text that a matcher goes back rather than leave a copy there
 ASIDE = 32  # copies that are left
-# Between the parts of a JSON text: without a limit a small model may write line ends for ever.
-SPACE = r" {1,2}|\r?\n[ \t]{0,40}"
-OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
-# What llguidance says of a schema, and the cure.
-CURES = {
-    "Unimplemented keys": f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}',
-    "Unknown format": f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}',
-    "regex parse error": "correct it",
-    "oneOf constraints": f'write anyOf, or read it so: "{OPTIONS}": {{"coerce_one_of": true}}',
-}
-NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 
 
 class Grammars:
@@ -71,7 +59,7 @@ class Grammars:
                 f"{name}: this model has no tokenizer, so its tokens have no text; "
                 "give a folder that has tokenizer files"
             )
-        key = name, _source(name, value)
+        key = name, source_of(name, value)
         with self._lock:
             known = self._compiled.get(key)
             if known is not None and known.usable and known.uses < USES:
@@ -96,23 +84,7 @@ class Grammars:
         """Compiles. Raises BadConfig."""
         with self._reading:
             tokens = self._tokens
-        from llguidance import LLMatcher
-
-        if name == "json_schema":
-            own = json.loads(source).get(OPTIONS) or {}
-            defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
-            grammar = LLMatcher.grammar_from_json_schema(source, defaults=defaults)
-        elif name == "regex":
-            grammar = LLMatcher.grammar_from_regex(source)
-        else:
-            grammar = LLMatcher.grammar_from_lark(source)
-        matcher = LLMatcher(tokens, grammar, log_level=0)
-        if not matcher.is_error():
-            return matcher
-        said = matcher.get_error()
-        if name == "json_schema":
-            raise BadConfig(_fault_of_schema(said, source))
-        raise BadConfig(_fault(name, said))
+        return matcher_of(name, source, tokens)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -291,67 +263,3 @@ class Matcher:
             name, reason = self.grammar.name, self.matcher.get_error().splitlines()[0]
             place = f"after {len(self.path)} tokens"
             raise BadConfig(f"{name}: gave up {place} ({reason}); simplify it")
-
-
-def _source(name: str, value: Any) -> str:
-    """The form as a text: a schema as JSON. Raises BadConfig."""
-    if name != "json_schema":
-        return str(value)
-    if value is True:
-        return "{}"
-    try:
-        schema = json.loads(value) if isinstance(value, str) else value
-        source = json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadConfig(f"json_schema: this is no JSON ({first_line(error)}); correct it") from None
-    if schema is True:
-        return "{}"
-    if not isinstance(schema, Mapping):
-        raise BadConfig.field("json_schema", schema, "an object: true, or a JSON schema")
-    return source
-
-
-def _fault(name: str, said: str) -> str:
-    """What is wrong with a regex or a grammar, as one line, from what llguidance says."""
-    lines = said.splitlines()
-    reason = next((line for line in lines if line.startswith("error: ")), lines[0])
-    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", reason)
-    where = ""
-    if place and name == "grammar":
-        where = f", line {place[1]}, column {place[2]}"
-    reason = reason.removeprefix("error: ").removeprefix(place[0] if place else "")
-    return f"{name}{where}: {reason}; correct it"
-
-
-def _fault_of_schema(said: str, source: str) -> str:
-    """The same for a schema, with the place of a keyword that is not supported."""
-    lines = said.splitlines()
-    reason = lines[0]
-    cure = next((cure for start, cure in CURES.items() if reason.startswith(start)), "change it")
-    keys = re.findall(r'"([^"]+)"', reason) if reason.startswith("Unimplemented") else []
-    if reason.startswith("regex parse error"):
-        reason = next((line for line in lines if line.startswith("error: ")), reason)
-        keys, reason = ["pattern"], f"its regex is wrong: {reason.removeprefix('error: ')}"
-    elif reason.startswith("oneOf"):
-        keys, reason = ["oneOf"], "oneOf is not supported"
-    elif keys:
-        reason = f"{' and '.join(keys)} is not supported"
-    schema = json.loads(source)
-    place = next((path for key, path in _keywords(schema) if key in keys), "")
-    return f"json_schema{f' at {place}' if place else ''}: {reason}; {cure}"
-
-
-def _keywords(schema: Any, path: str = "#") -> Iterator[tuple[str, str]]:
-    """The keywords of a schema and those below it, with the JSON pointer of each."""
-    if isinstance(schema, list):
-        for place, item in enumerate(schema):
-            yield from _keywords(item, f"{path}/{place}")
-    if not isinstance(schema, Mapping):
-        return
-    for key, value in schema.items():
-        yield key, f"{path}/{key}"
-        if key in NAMES and isinstance(value, Mapping):
-            for name, inner in value.items():
-                yield from _keywords(inner, f"{path}/{key}/{name}")
-        elif key not in ("enum", "const", "default", "examples"):
-            yield from _keywords(value, f"{path}/{key}")

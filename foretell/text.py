@@ -21,6 +21,18 @@ def check_ids(field: str, ids: Sequence[int], vocab: int) -> None:
             raise BadConfig.field(field, token, f"ids of the vocabulary, 0 to {vocab - 1}")
 
 
+def whole_text(name: str, text: str) -> str:
+    """The text itself. Raises BadConfig for half a character, as escapes in JSON may leave it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise BadConfig(
+            f"{name}: {half} is half a character (a surrogate without the other); leave it out"
+        ) from None
+    return text
+
+
 def stopped(
     decode: Callable[[Sequence[int]], str] | None,
     stops: Sequence[str],

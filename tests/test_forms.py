@@ -355,18 +355,29 @@ def test_a_constraint_of_the_users_own() -> None:
 @pytest.mark.parametrize(
     ("form", "parts"),
     [
-        ({"json_schema": {"not": {}}}, ("json_schema at #/not:", "leave it out", "lenient")),
+        ({"json_schema": {"not": {"pattern": "a"}}}, ("json_schema at #/not/pattern: pattern is",)),
         (
             {"json_schema": {"properties": {"not": {"items": {"contains": {}}}}}},
             ("json_schema at #/properties/not/items/contains: contains is not supported",),
         ),
-        ({"json_schema": {"oneOf": [{}, {"type": "null"}]}}, ("#/oneOf", "write anyOf")),
+        (
+            {"json_schema": {"oneOf": [{"pattern": "a"}, {"minLength": 2}]}},
+            ("#/oneOf: oneOf is not supported where its parts may share", "write anyOf"),
+        ),
         (
             {"json_schema": {"items": {"type": "string", "pattern": "("}}},
             ("json_schema at #/items/pattern: its regex is wrong: unclosed group; correct it",),
         ),
-        ({"json_schema": {"type": "strin"}}, ("json_schema: Invalid type: strin", "change it")),
+        ({"json_schema": {"type": "strin"}}, ("json_schema at #/type: 'strin' is no type",)),
         ({"json_schema": {"$ref": "#/nowhere"}}, ("json_schema", "/nowhere")),
+        ({"json_schema": {"enum": ["\ud83d"]}}, ("json_schema: \\ud83d is half a character",)),
+        ({"json_schema": '{"properties": {"\\udc00": {}}}'}, ("json_schema: \\udc00 is half",)),
+        ({"json_schema": {"enum": [float("nan")]}}, ("json_schema: this is no JSON",)),
+        ({"json_schema": '{"enum": [Infinity]}'}, ("json_schema: this is no JSON",)),
+        ({"json_schema": json.loads('{"items":' * 200 + "{}" + "}" * 200)}, ("100 levels",)),
+        ({"regex": "a\ud83d"}, ("regex: \\ud83d is half a character",)),
+        ({"grammar": 'start: "\udc00"'}, ("grammar: \\udc00 is half a character",)),
+        ({"grammar": 'root ::= "a"'}, ("grammar: this is GBNF", "start: ...")),
         ({"json_schema": '{"type":'}, ("json_schema: this is no JSON",)),
         ({"json_schema": {"enum": {1, 2}}}, ("json_schema: this is no JSON",)),
         ({"json_schema": "[1]"}, ("json_schema=[1]", "a JSON schema")),
@@ -398,9 +409,10 @@ def test_a_form_that_cannot_be_used_is_refused_in_one_line(
 
 
 def test_what_is_not_supported_may_be_left_out_by_the_schema() -> None:
-    schema = {"enum": ["x"], "not": {"type": "null"}, "x-guidance": {"lenient": True}}
+    schema = {"enum": ["x"], "not": {"format": "date"}, "x-guidance": {"lenient": True}}
     assert lm().generate("The", "plain", json_schema=schema).text == '"x"'
-    schema = {"oneOf": [{"const": 1}, {"const": 2}], "x-guidance": {"coerce_one_of": True}}
+    schema = {"oneOf": [{"enum": [1, 2]}, {"multipleOf": 2}], "type": "integer"}
+    schema |= {"minimum": 1, "maximum": 2, "x-guidance": {"coerce_one_of": True}}
     assert lm().generate("The", "plain", json_schema=schema).text in ("1", "2")
 
 

@@ -1,0 +1,116 @@
+"""Forms as llguidance takes them: their texts, what it makes of these, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig, first_line
+from foretell.ops.lark import compiled_form
+from foretell.ops.patterns import ascii_classes, rust_of_javascript
+from foretell.ops.schema_reading import Document
+from foretell.ops.schema_rewriting import OPTIONS, rewritten
+from foretell.text import whole_text
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Between the parts of a JSON text: without a limit a small model may write line ends for ever.
+SPACE = r" {1,2}|\r?\n[ \t]{0,40}"
+# Keywords by what llguidance says of their values.
+SAID_OF = {
+    "multipleOf": ("multipleOf",),
+    "patternProperty": ("patternProperties",),
+    "range": ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
+    "circular references": ("$ref",),
+    "minProperties": ("minProperties", "maxProperties"),
+}
+
+
+def source_of(name: str, value: Any) -> str:
+    """A form as a text: a schema as JSON. Raises BadConfig."""
+    if name != "json_schema":
+        return whole_text(name, str(value))
+    if value is True:
+        return "{}"
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        source = json.dumps(schema, allow_nan=False)
+        whole_text(name, json.dumps(schema, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadConfig(f"json_schema: this is no JSON ({first_line(error)}); correct it") from None
+    if schema is True:
+        return "{}"
+    if not isinstance(schema, Mapping):
+        raise BadConfig.field("json_schema", schema, "an object: true, or a JSON schema")
+    return source
+
+
+def matcher_of(name: str, source: str, tokens: LLTokenizer) -> LLMatcher:
+    """What follows the texts of a form, see `source_of`. Raises BadConfig."""
+    from llguidance import LLMatcher
+
+    try:
+        if name == "json_schema":
+            schema = rewritten(json.loads(source))
+            own = schema.get(OPTIONS) or {}
+            defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults)
+        elif name == "regex":
+            grammar = LLMatcher.grammar_from_regex(ascii_classes(source))
+        else:
+            grammar = LLMatcher.grammar_from_lark(compiled_form(source))
+        matcher = LLMatcher(tokens, grammar, log_level=0)
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"{name}: {first_line(error)}; change it") from None
+    if not matcher.is_error():
+        return matcher
+    said = matcher.get_error()
+    if name == "json_schema":
+        raise BadConfig(_fault_of_schema(said, source, tokens))
+    raise BadConfig(_fault(name, said))
+
+
+def _fault(name: str, said: str) -> str:
+    """What is wrong with a regex or a grammar, as one line, from what llguidance says."""
+    lines = said.splitlines()
+    reason = next((line for line in lines if line.startswith("error: ")), lines[0])
+    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", reason)
+    where = ""
+    if place and name == "grammar":
+        where = f", line {place[1]}, column {place[2]}"
+    reason = reason.removeprefix("error: ").removeprefix(place[0] if place else "")
+    return f"{name}{where}: {reason}; correct it"
+
+
+def _fault_of_schema(said: str, source: str, tokens: LLTokenizer) -> str:
+    """The same for a schema, with the place of the keyword that is meant."""
+    lines = said.splitlines()
+    reason, cure, place = lines[0], "change it", ""
+    document = Document(json.loads(source))
+    if reason.startswith("Unsatisfiable"):
+        reason = f"no value has this form ({reason.partition(': ')[2]})"
+    elif reason.startswith(("regex parse error", "lookarounds")):
+        reason = next((line for line in lines if line.startswith("error: ")), reason)
+        reason, cure = f"its regex is wrong: {reason.removeprefix('error: ')}", "correct it"
+        place = next(_wrong_patterns(document, tokens), "")
+    else:
+        meant = next((keys for words, keys in SAID_OF.items() if words in reason), ())
+        place = next((places[0][0] for key in meant if (places := document.said.get(key))), "")
+    return f"json_schema{f' at {place}' if place else ''}: {reason}; {cure}"
+
+
+def _wrong_patterns(document: Document, tokens: LLTokenizer) -> Iterator[str]:
+    """The places of patterns that cannot be compiled."""
+    from llguidance import LLMatcher
+
+    said = document.said
+    found = [(place, [pattern]) for place, pattern in said.get("pattern", ())]
+    for place, patterns in [*found, *said.get("patternProperties", ())]:
+        for pattern in patterns:
+            one = json.dumps({"type": "string", "pattern": rust_of_javascript(pattern)})
+            grammar = LLMatcher.grammar_from_json_schema(one)
+            if LLMatcher(tokens, grammar, log_level=0).is_error():
+                yield place
