@@ -314,7 +314,7 @@ class LM:
             return error
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced, canvas, reward = map(terms.pop, ("trace", "canvas", "reward"))
-        sampling = self._text.sampling(options)
+        sampling = self._text.sampling(options, terms["tenant"])
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
         name, strategy = self.resolve(method, reward)
@@ -480,19 +480,20 @@ class LM:
     # --- texts
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
-
-        `special`: with the tokens that the tokenizer puts around a prompt.
-        """
+        """Token ids of a text; `special`: with those that the tokenizer puts around a prompt."""
         return self._text.encode(text, special)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
         return self._text.decode(tokens)
 
-    def prompt_ids(self, prompt: Any) -> list[int]:
-        """Token ids of one prompt as `generate` takes it. Raises BadConfig or BadModel."""
-        return self._text.prompt_ids(prompt)
+    def prompt_ids(self, prompt: Any, most: int | None = None) -> list[int]:
+        """Token ids of one prompt as `generate` takes it: see `Text.prompt_ids`."""
+        return self._text.prompt_ids(prompt, most)
+
+    def compile(self, form: Mapping[str, Any], tenant: str = "") -> None:
+        """Compiles a form (json_schema, regex or grammar) for requests to come."""
+        self._text.grammars.compile(form, tenant)
 
     def read_apart(self, prompt: Contexts, kv: Any = None) -> tuple[list[int], Any]:
         """Token ids of Contexts, and the cache policy that reads them: see `apart`."""

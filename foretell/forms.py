@@ -9,7 +9,7 @@ enforce is refused by name.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -43,12 +43,14 @@ class Grammars:
         self.tokenizer = tokenizer
         self.vocab = vocab
         self.eos = list(eos)
-        self._compiled: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        # By tenant, kind and text. None finds those of another, who could tell by the time.
+        self._compiled: OrderedDict[tuple[str, str, str], Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
-    def compile(self, form: Mapping[str, Any]) -> Grammar:
-        """The constraint of a form: json_schema, regex or grammar, and what it is.
+    def compile(self, form: Mapping[str, Any], tenant: str = "") -> Grammar:
+        """The constraint of a form: json_schema, regex or grammar, and what it is. `tenant`: who
+        asks for it.
 
         Raises BadConfig for a form that cannot be used, BadModel without a tokenizer that can be
         read, Unsupported without llguidance.
@@ -59,15 +61,16 @@ class Grammars:
                 f"{name}: this model has no tokenizer, so its tokens have no text; "
                 "give a folder that has tokenizer files"
             )
-        key = name, source_of(name, value)
+        source = source_of(name, value)
+        key = tenant, name, source
         with self._lock:
             known = self._compiled.get(key)
             if known is not None and known.usable and known.uses < USES:
                 known.uses += 1
                 self._compiled.move_to_end(key)
                 return known
-        endings = self._endings(self._matcher(*key))
-        grammar = Grammar(self._matcher(*key), name, self.vocab, self._ends(), endings)
+        endings = self._endings(self._matcher(name, source))
+        grammar = Grammar(self._matcher(name, source), name, self.vocab, self._ends(), endings)
         start = grammar.matcher.deep_copy()
         start.compute_bitmask()
         nothing = start.is_error() and start.get_error().startswith("NoExtension")
@@ -77,8 +80,14 @@ class Grammars:
             self._compiled[key] = grammar
             self._compiled.move_to_end(key)
             while len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
+                self._forget_one()
         return grammar
+
+    def _forget_one(self) -> None:
+        """That was unused for longest, of the tenant that has most."""
+        kept = Counter(tenant for tenant, *_ in self._compiled)
+        most = max(kept.values())
+        del self._compiled[next(key for key in self._compiled if kept[key[0]] == most)]
 
     def _matcher(self, name: str, source: str) -> LLMatcher:
         """Compiles. Raises BadConfig."""

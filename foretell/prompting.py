@@ -10,14 +10,24 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig, BadModel, UnknownMethod, Unsupported, first_line
+from foretell.errors import (
+    BadConfig,
+    BadModel,
+    PromptTooLong,
+    UnknownMethod,
+    Unsupported,
+    first_line,
+)
 from foretell.forms import Grammars
 from foretell.memory.policy import Segment
 from foretell.ops.canvas import MASKED, canvas_of
+from foretell.ops.fewest import Fewest
 from foretell.ops.memory import trim
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
@@ -166,8 +176,10 @@ class Text:
         self.tokenizer = tokenizer
         self.grammars = Grammars(tokenizer, vocab, eos)
         self.kept: dict[Any, Any] = {}  # what constraints share
-        # Setting up a fast tokenizer while another thread uses it is an error there.
+        # Setting up a fast tokenizer while another thread uses it is an error there. That is done
+        # with the first text; then threads may use it side by side, and nobody waits for others.
         self._encoding = threading.Lock()
+        self._set_up = False
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
@@ -180,7 +192,7 @@ class Text:
                 "this model has no tokenizer: give token ids, or a folder that has tokenizer files"
             )
         try:
-            with self._encoding:
+            with self._alone():
                 encoded = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         except Exception as error:  # a text that is no Unicode, say
             reason = first_line(error)
@@ -197,6 +209,32 @@ class Text:
             )
         return [int(first)]
 
+    def _alone(self) -> AbstractContextManager[Any]:
+        """Inside, no other thread uses the tokenizer, if it is one that cannot be shared."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            return self._encoding
+        with self._encoding:
+            if not self._set_up:
+                assert self.tokenizer is not None
+                self.tokenizer("", add_special_tokens=False)
+                self._set_up = True
+        return nullcontext()
+
+    @cached_property
+    def fewest(self) -> Fewest:
+        """How few tokens a text can have."""
+        return Fewest(self.tokenizer)
+
+    def check_length(self, text: str, most: int) -> None:
+        """Raises PromptTooLong, without tokenizing it, where a text has more than `most` tokens in
+        any case.
+        """
+        least = self.fewest.tokens(text)
+        if least > most:
+            raise PromptTooLong(
+                f"it has at least {least} tokens, and there is room for {most}; shorten it"
+            )
+
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a text that stands in another, without special ones."""
         return self.encode(text, special=False)
@@ -210,9 +248,13 @@ class Text:
         )
         return str(text)
 
-    def prompt_ids(self, prompt: Any) -> list[int]:
-        """Token ids of one prompt: a text, a list or array of ids, or a chat. Raises BadConfig."""
+    def prompt_ids(self, prompt: Any, most: int | None = None) -> list[int]:
+        """Token ids of one prompt: a text, a list or array of ids, or a chat. Raises BadConfig, and
+        PromptTooLong before it tokenizes what has more than `most` tokens in any case.
+        """
         if isinstance(prompt, str):
+            if most is not None:
+                self.check_length(prompt, most)
             return self.encode(prompt)
         if isinstance(prompt, bytes | bytearray | memoryview):
             raise BadConfig("a prompt is text, not bytes: decode it, as in data.decode('utf-8')")
@@ -222,6 +264,8 @@ class Text:
             raise BadConfig(PROMPT)
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
+            if most is not None:
+                self._check_chat(items, most)
             return self._chat_ids(items)
         ids = []
         for item in items:
@@ -269,6 +313,12 @@ class Text:
             )
         return parts[0], parts[1]
 
+    def _check_chat(self, messages: Sequence[Mapping[str, Any]], most: int) -> None:
+        """A template may leave out what messages say, so that its text decides."""
+        said = [content for one in messages if isinstance(content := one.get("content"), str)]
+        if sum(map(self.fewest.tokens, said)) > most:
+            self.check_length(str(self._chat(messages, tokenize=False)), most)
+
     def _chat_ids(self, messages: list[Mapping[str, Any]]) -> list[int]:
         encoded = self._chat(messages, return_dict=True)
         return [int(token) for token in encoded["input_ids"]]
@@ -285,7 +335,7 @@ class Text:
                 names = sorted(map(str, message))
                 raise BadConfig(f"a chat message needs `role` and `content`, not {names}")
         try:
-            with self._encoding:
+            with self._alone():
                 return self.tokenizer.apply_chat_template(
                     messages,  # type: ignore[arg-type]
                     add_generation_prompt=True,
@@ -300,8 +350,10 @@ class Text:
                 "change them, or give a text"
             ) from error
 
-    def sampling(self, arguments: Mapping[str, Any]) -> Sampling:
-        """The arguments with texts as token ids and single values as tuples. Raises BadConfig."""
+    def sampling(self, arguments: Mapping[str, Any], tenant: str = "") -> Sampling:
+        """The arguments with texts as token ids and single values as tuples; `tenant`: whose
+        compiled forms are looked at. Raises BadConfig.
+        """
         options: dict[str, Any] = {}
         for name, value in arguments.items():
             if name == "logit_bias":
@@ -332,7 +384,7 @@ class Text:
             allowed = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
             raise BadConfig.field("constraint", constraint, allowed)
         if form:
-            sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form))
+            sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form, tenant))
         return sampling
 
     def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:

@@ -629,3 +629,18 @@ def test_threads_may_compile_and_follow_at_once() -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(use, range(60)))
+
+
+def test_forms_are_kept_for_each_tenant_alone() -> None:
+    from foretell import forms
+
+    grammars = forms.Grammars(tiny.tokenizer(), len(tiny.tokenizer()))
+    form = {"regex": "[ab]+"}
+    first = grammars.compile(form, "one")
+    assert grammars.compile(form, "one") is first
+    assert grammars.compile(form, "two") is not first
+    for k in range(2 * forms.KEPT):  # who has many loses its own
+        grammars._compiled["greedy", "regex", str(k)] = first
+        while len(grammars._compiled) > forms.KEPT:
+            grammars._forget_one()
+    assert grammars.compile(form, "one") is first

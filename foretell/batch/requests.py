@@ -7,8 +7,8 @@ A line that cannot be used is refused with its number, and the others are done.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from foretell.batch.prefixes import shared_length
-from foretell.errors import BadFile, ForetellError, first_line
+from foretell.errors import BadFile, ForetellError
 from foretell.serve.errors import ApiError, of_ours, of_pydantic
 from foretell.serve.responses import Answer, answer_for
-from foretell.serve.schemas import ChatRequest, CompletionRequest, Fields, Request, parse
+from foretell.serve.schemas import ChatRequest, CompletionRequest, Fields, Request, document, parse
 from foretell.serve.translate import Call, translate
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ def _named(doubled: Mapping[str, Sequence[int]]) -> str:
 def _item(number: int, line: bytes) -> Item | Refused:
     custom_id = None
     try:
-        document = _parsed(line, first=number == 1)
-        given = document.get("custom_id")
+        found = _parsed(line, first=number == 1)
+        given = found.get("custom_id")
         custom_id = given if isinstance(given, str) and given else None
-        if not isinstance(document.get("body"), dict):
+        if not isinstance(found.get("body"), dict):
             raise ApiError("body: it must be a JSON object", "body", "invalid_value")
-        checked = Line.model_validate(document)
+        checked = Line.model_validate(found)
     except ValidationError as error:
         return Refused(number, custom_id, of_pydantic(error))
     except ApiError as error:
@@ -132,19 +132,11 @@ def _item(number: int, line: bytes) -> Item | Refused:
 
 def _parsed(line: bytes, first: bool) -> dict[str, Any]:
     """The JSON object of a line; the first one may begin with a byte order mark."""
-    try:
-        document = json.loads(line.rstrip().decode("utf-8-sig" if first else "utf-8"))
-    except UnicodeDecodeError as error:
-        byte = line[error.start]
-        raise ApiError(f"it is not UTF-8 text (byte 0x{byte:02x})", code="invalid_line") from None
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} at character {error.pos + 1}"
-        raise ApiError(f"it is no JSON: {reason}", code="invalid_line") from None
-    except (ValueError, RecursionError) as error:  # an enormous number, brackets without end
-        raise ApiError(f"it is no JSON: {first_line(error)}", code="invalid_line") from None
-    if not isinstance(document, dict):
+    text = line.rstrip().removeprefix(codecs.BOM_UTF8) if first else line.rstrip()
+    value = document(text, "it", "invalid_line")
+    if not isinstance(value, dict):
         raise ApiError("it is no JSON object", code="invalid_line")
-    return document
+    return value
 
 
 # --- what the engine is asked

@@ -6,6 +6,7 @@
     scoring      log-probabilities of prompts, for `echo`
     served       the model under its name, and what answers say of it
     service      from a request that was read to its answer
+    bodies       requests read within bounds of size; turns: what takes long, client by client
     errors       every refusal in OpenAI's shape
     app          the routes; guard: what stands before them; wire: answers on their way out
     keys         who may ask; limits: how much, and how many may wait

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -22,18 +22,20 @@ from starlette.routing import Route
 
 import foretell
 from foretell.defaults import baseline
-from foretell.serve.errors import ApiError, of_faults
+from foretell.serve.bodies import LARGE, read
+from foretell.serve.errors import ApiError
 from foretell.serve.guard import Guard
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request
 from foretell.serve.served import Served
-from foretell.serve.service import Service
+from foretell.serve.service import Asker, Service
 from foretell.serve.settings import Settings
 from foretell.serve.wire import EventStream, error_response, json_response, while_there
 
 PAGE = Path(__file__).parent / "page"
 WORKERS = 32  # threads that read prompts and hand requests to the engine
+SCHEMAS = "#/components/schemas/{model}"  # where the description has them
 ERRORS: dict[int | str, dict[str, Any]] = {}
-for _status in (400, 401, 404, 408, 413, 429, 500, 503):
+for _status in (400, 401, 404, 408, 413, 415, 429, 500, 503):
     ERRORS[_status] = {"description": HTTPStatus(_status).phrase}
 
 
@@ -56,6 +58,7 @@ def build(served: Served, settings: Settings | None = None) -> FastAPI:
     _add_completions(app, service)
     _add_numbers(app, service)
     _add_page(app)
+    _describe(app)
     app.add_middleware(Guard, settings=settings, told=service.metrics.response)
     if settings.origins:
         app.add_middleware(
@@ -102,40 +105,57 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(request: HttpRequest, error: ApiError) -> Response:
         return error_response(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
-        return error_response(of_faults(error.errors()))
-
     @app.exception_handler(HTTPException)
     async def plain(request: HttpRequest, error: HTTPException) -> Response:
-        if isinstance(error.__cause__, ApiError):  # raised while FastAPI read the body
-            return error_response(error.__cause__)
         where = f"{request.method} {request.url.path}"
         message = {
             404: f"{where}: there is nothing here",
             405: f"{where}: not this method",
-            400: "the body cannot be read as JSON",
         }.get(error.status_code, str(error.detail))
         headers = error.headers
         return error_response(ApiError(message, status=error.status_code, headers=headers))
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    async def answer(http: HttpRequest, body: Request) -> Response:
-        key = http.state.key
-        if body.stream:
-            return EventStream(service.stream(body, key), service.settings.patience)
-        return json_response(await while_there(http, service.whole(body, key)))
+    async def answer(http: HttpRequest, kind: type[Request]) -> Response:
+        key, client = http.state.key, http.state.client
+        service.gate.check(key)
+        body = await read(http, service.arriving, service.values)
+        asker = Asker(key, client, http.state.arrived, len(body) > LARGE)
+        request = await while_there(http, service.read(kind, body, asker))
+        if request.stream:
+            return EventStream(service.stream(request, asker), service.settings.patience)
+        return json_response(await while_there(http, service.whole(request, asker)))
 
-    @app.post("/v1/completions")
-    async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
+    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    async def completions(http: HttpRequest) -> Response:
         """Continues a text, or several."""
-        return await answer(http, body)
+        return await answer(http, CompletionRequest)
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
+    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    async def chat_completions(http: HttpRequest) -> Response:
         """Answers in a conversation."""
-        return await answer(http, body)
+        return await answer(http, ChatRequest)
+
+
+def _body(kind: type[Request]) -> dict[str, Any]:
+    """What the description says of a body, which FastAPI does not read: it would on the loop."""
+    content = {"application/json": {"schema": {"$ref": SCHEMAS.format(model=kind.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _describe(app: FastAPI) -> None:
+    """Adds the bodies to the description of the routes."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        document = plain()
+        kinds: list[Any] = [(kind, "validation") for kind in (CompletionRequest, ChatRequest)]
+        bodies = models_json_schema(kinds, ref_template=SCHEMAS)[1]["$defs"]
+        document.setdefault("components", {}).setdefault("schemas", {}).update(bodies)
+        return document
+
+    app.openapi = described  # type: ignore[method-assign]
 
 
 def _add_numbers(app: FastAPI, service: Service) -> None:

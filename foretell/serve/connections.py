@@ -104,6 +104,12 @@ class Protocol(H11Protocol):
             return
         self._follow()
 
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what it would say comes too late
+            self.cycle.message_event.set()
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.since = self.loop.time()

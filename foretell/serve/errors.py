@@ -168,8 +168,6 @@ def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind in ("model_attributes_type", "model_type", "dict_type") and not place:
         said = "the body must be a JSON object, sent as Content-Type: application/json"
         return ApiError(said, None, "invalid_json")
-    if kind == "json_invalid":
-        return ApiError(f"the body is no JSON: {fault['msg']}", None, "invalid_json")
     message = str(fault["msg"]).removeprefix("Value error, ")
     if kind == "value_error":  # a sentence of ours, which begins with the field
         name, _, message = message.partition(": ")

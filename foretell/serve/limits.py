@@ -60,19 +60,28 @@ class Gate:
         self._uses: dict[str, Use] = defaultdict(Use)
         self._ends: deque[float] = deque(maxlen=REMEMBERED)
 
+    def check(self, key: Key | None) -> None:
+        """Raises ApiError where this key may not ask now: before its request is read."""
+        if self.draining:
+            raise refused("the server is ending", 1, HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        most = self.running + self.waiting
+        if self.requests >= most:
+            raise refused("too many requests wait; ask again later", self._seconds_for(1))
+        use = self._use(key)
+        if key is not None and key.concurrent is not None and use.running >= key.concurrent:
+            raise refused(
+                f"{use.running} requests of this key are in flight, as many as it may have",
+                self._seconds_for(1),
+            )
+        self._wait(use.requests, 1, "requests")
+
     @contextmanager
     def request(self, key: Key | None) -> Iterator[None]:
         """A request of this key. Raises ApiError where it may not ask now."""
-        if self.draining:
-            raise refused("the server is ending", 1, HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        self.check(key)
         use = self._use(key)
-        if key is not None:
-            if key.concurrent is not None and use.running >= key.concurrent:
-                raise refused(
-                    f"{use.running} requests of this key are in flight, as many as it may have",
-                    self._seconds_for(1),
-                )
-            self._take(use.requests, 1, "requests")
+        if use.requests is not None:
+            use.requests.use(1)
         use.running += 1
         self.requests += 1
         try:
@@ -87,7 +96,10 @@ class Gate:
         too_many = self.answers + answers - self.running - self.waiting
         if too_many > 0 and self.answers:
             raise refused("too many requests wait; ask again later", self._seconds_for(too_many))
-        self._take(self._use(key).tokens, tokens, "tokens")
+        allowance = self._use(key).tokens
+        self._wait(allowance, tokens, "tokens")
+        if allowance is not None:
+            allowance.use(tokens)
         self.answers += answers
         try:
             yield
@@ -114,13 +126,11 @@ class Gate:
                 use.tokens = Allowance(key.tokens_per_minute, now)
         return use
 
-    def _take(self, allowance: Allowance | None, amount: int, what: str) -> None:
-        if allowance is None:
-            return
-        seconds = allowance.seconds_until(amount, self.clock())
+    def _wait(self, allowance: Allowance | None, amount: int, what: str) -> None:
+        """Raises ApiError where so much is not there."""
+        seconds = 0.0 if allowance is None else allowance.seconds_until(amount, self.clock())
         if seconds > 0:
             raise refused(f"this key has used its {what} of this minute", seconds)
-        allowance.use(amount)
 
     def _seconds_for(self, answers: int) -> float:
         """In which so many answers end, as quickly as the last ones did."""

@@ -6,6 +6,7 @@ OpenAI has but this server has not are refused unless their value changes nothin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -46,7 +47,10 @@ class Fields(BaseModel):
                     name,
                     "unsupported_parameter",
                 )
-        return {name: value for name, value in body.items() if name not in cls.without}
+        named = {field.alias or name for name, field in cls.model_fields.items()}
+        read = {name: value for name, value in body.items() if name in named}
+        unknown = [name for name in body if name not in named and name not in cls.without]
+        return read | {name: body[name] for name in unknown[:1]}  # one is enough to refuse it
 
 
 class StreamOptions(Fields):
@@ -165,7 +169,10 @@ class Request(Fields):
         return self
 
 
-Ids = Annotated[list[Count], Field(min_length=1)]
+# Of many faults the first is told, and the others are not looked for.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Ids = Annotated[list[Count], Field(min_length=1, fail_fast=True)]
+Lists = Annotated[list[Ids], Field(fail_fast=True)]
 
 
 class CompletionRequest(Request):
@@ -173,7 +180,7 @@ class CompletionRequest(Request):
 
     without: ClassVar[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
 
-    prompt: str | Annotated[list[str] | Ids | list[Ids], Field(min_length=1, max_length=1024)]
+    prompt: str | Annotated[Texts | Ids | Lists, Field(min_length=1, max_length=1024)]
     echo: bool | None = None
     logprobs: Best | None = None
 
@@ -250,6 +257,25 @@ class ChatRequest(Request):
         if self.max_completion_tokens is not None and self.max_tokens is not None:
             raise ValueError("max_tokens: not together with max_completion_tokens")
         return self
+
+
+def document(text: bytes, name: str = "the body", code: str = "invalid_json") -> Any:
+    """The value of a JSON text in UTF-8. Raises ApiError with this code, of what has this name."""
+    try:
+        return json.loads(text.decode(), parse_constant=_refused)
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8 text (byte 0x{text[error.start]:02x})"
+    except json.JSONDecodeError as error:
+        why = f"is no JSON: {error.msg} at character {error.pos + 1}"
+    except RecursionError:
+        why = "is no JSON: it is nested too deeply"
+    except ValueError as error:  # an enormous number, NaN
+        why = f"is no JSON: {str(error).partition(';')[0]}"
+    raise ApiError(f"{name} {why}", None, code)
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
 
 
 def parse(kind: type[R], body: Any) -> R:

@@ -6,30 +6,50 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from foretell import registry
 from foretell.errors import DeadlineExceeded, ForetellError
+from foretell.serve.bodies import VALUES
 from foretell.serve.errors import ApiError, of_ours
 from foretell.serve.keys import Key
 from foretell.serve.lifecycle import Health
 from foretell.serve.limits import Gate
 from foretell.serve.metrics import Metrics
 from foretell.serve.responses import Answer, Scores, answer_for
-from foretell.serve.schemas import CompletionRequest, Request
+from foretell.serve.schemas import CompletionRequest, Request, document, parse
 from foretell.serve.scoring import scoring
 from foretell.serve.served import Served
 from foretell.serve.settings import Settings
 from foretell.serve.translate import translate
+from foretell.serve.turns import Errand, Turns
+from foretell.serve.wire import Gone
 
 if TYPE_CHECKING:
     from foretell.outputs import Output, Piece
     from foretell.stats import Stats
 
+R = TypeVar("R", bound=Request)
 log = logging.getLogger("foretell.serve")
-MOST_METHODS = 128  # that clients may name, with their fields
+AT_ONCE = 4  # threads that read large requests, and compile forms; others need no turn
+ARRIVING = 16  # large bodies that are read at once
+FORMS = ("json_schema", "regex", "grammar")
+LEAST = 1e-3  # seconds: a request that is late is told so by the engine
 GRACE = 0.5  # seconds that a request may be late to end itself: it can between two steps only
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks, and since when by the event loop's time. `client`: a name of the key or the address
+    it asks from, which takes turns with others.
+    """
+
+    key: Key | None
+    client: str
+    arrived: float
+    large: bool = False  # whether its body is
 
 
 class Service:
@@ -46,22 +66,30 @@ class Service:
             prefixes=settings.prefixes,
             budget=settings.budget,
         )
-        # With the methods of the registry and the server's own there is always room for these.
-        self._methods = {"auto", "plain", settings.bounds.method, *registry.methods()}
+        self.values = max(VALUES, self.lm.models["target"].context + 1024)
+        self.arriving = Turns(ARRIVING, ARRIVING // 2)
+        self.turns = Turns(AT_ONCE, AT_ONCE // 2)
         self.gate = Gate(settings.running, settings.waiting)
         self.health = Health(self.lm, self.gate, settings.check_every)
         sound = lambda: self.health.sound  # noqa: E731
         self.metrics = Metrics(served.name, self.lm.engine.status, self.gate, sound)
 
-    async def whole(self, request: Request, key: Key | None) -> dict[str, Any]:
+    async def read(self, kind: type[R], body: bytes, asker: Asker) -> R:
+        """The request that a body holds. Raises ApiError."""
+        if not asker.large:
+            return parse(kind, document(body))
+        return await self.turns.run(asker.client, lambda _: parse(kind, document(body)))
+
+    async def whole(self, request: Request, asker: Asker) -> dict[str, Any]:
         """A whole answer. Raises ApiError."""
+        key = asker.key
         with self.gate.request(key):
-            answer = await self._answer(request, key)
+            answer = await self._answer(request, asker)
             count = len(answer.call.prompts)
             with self.gate.admitted(key, count, self._prompt_tokens(answer)):
                 try:
                     outputs, scores = await asyncio.gather(
-                        self._outputs(answer), self._scores(answer)
+                        self._outputs(answer, asker), self._scores(answer, asker)
                     )
                 except asyncio.CancelledError:
                     self._aborted(count)
@@ -70,16 +98,15 @@ class Service:
                     self._ended(answer, key, output.stats, output.finish_reason, output.error)
             return await asyncio.to_thread(answer.whole, outputs, scores)
 
-    async def stream(
-        self, request: Request, key: Key | None
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, request: Request, asker: Asker) -> AsyncGenerator[dict[str, Any], None]:
         """The documents of a stream. Raises ApiError, before the first or between any two."""
+        key = asker.key
         with self.gate.request(key):
-            answer = await self._answer(request, key)
+            answer = await self._answer(request, asker)
             with self.gate.admitted(key, len(answer.call.prompts), self._prompt_tokens(answer)):
-                scores = await self._scores(answer)
+                scores = await self._scores(answer, asker)
                 opened = False
-                async with aclosing(self._pieces(answer, key)) as pieces:
+                async with aclosing(self._pieces(answer, asker)) as pieces:
                     async for piece in pieces:
                         chunk = answer.chunk(piece)
                         if not opened:
@@ -93,7 +120,7 @@ class Service:
 
     # --- the parts
 
-    async def _answer(self, request: Request, key: Key | None) -> Answer:
+    async def _answer(self, request: Request, asker: Asker) -> Answer:
         """The call of a request, with who will write its answer."""
         name = self.served.name
         if request.model is not None and request.model != name:
@@ -104,27 +131,39 @@ class Service:
                 HTTPStatus.NOT_FOUND,
             )
         tenant = ""
-        if key is not None and not self.settings.share_between_keys:
-            tenant = key.name
-        answer = await asyncio.to_thread(self._translated, request, tenant)
+        if asker.key is not None and not self.settings.share_between_keys:
+            tenant = asker.key.name
+        work = partial(self._translated, request, tenant)
+        formed = request.response_format is not None or request.structured_outputs is not None
+        try:
+            async with asyncio.timeout_at(self._end(request, asker)):
+                if asker.large or formed:
+                    answer = await self.turns.run(asker.client, work)
+                else:
+                    answer = await asyncio.to_thread(work, Errand())
+        except TimeoutError:
+            raise of_ours(_late()) from None
         if self.settings.log_prompts:
             log.info("%s: %s", answer.id, request.model_dump_json(exclude_none=True))
         return answer
 
-    def _translated(self, request: Request, tenant: str) -> Answer:
-        call = translate(request, self.lm, tenant, bounds=self.settings.bounds)
+    def _translated(self, request: Request, tenant: str, errand: Errand) -> Answer:
+        def go_on() -> None:
+            if errand.over:
+                raise Gone
+
+        call = translate(request, self.lm, tenant, bounds=self.settings.bounds, go_on=go_on)
         try:
             answer = answer_for(self.served, request, call)
         except ForetellError as error:  # the method is resolved there
             raise ApiError(f"method: {error}", "method", "invalid_value") from error
-        if call.method not in self._methods and len(self._methods) >= MOST_METHODS:
-            raise ApiError(
-                f"method: clients have named {MOST_METHODS} methods already, each of which keeps "
-                "what it learns; take one without fields",
-                "method",
-                "unsupported_value",
-            )
-        self._methods.add(call.method)
+        go_on()
+        form = {name: call.arguments[name] for name in FORMS if name in call.arguments}
+        if form:  # now, in its turn, and not when it is taken in
+            try:
+                self.lm.compile(form, tenant)
+            except ForetellError as error:
+                raise self._refusal(error, answer) from error
         return answer
 
     def _prompt_tokens(self, answer: Answer) -> int:
@@ -133,17 +172,25 @@ class Service:
         self.metrics.prompt(tokens)
         return tokens
 
-    def _seconds(self, answer: Answer) -> float | None:
-        """After which a request has an answer in any case."""
-        timeout = answer.call.arguments.get("timeout")
-        return None if timeout is None else timeout + GRACE
+    def _end(self, request: Request, asker: Asker) -> float | None:
+        """When the request has an answer in any case. Its time began when its head had come."""
+        seconds = self.settings.bounds.seconds(request)
+        return None if seconds is None else asker.arrived + seconds + GRACE
 
-    async def _outputs(self, answer: Answer) -> list[Output]:
+    def _left(self, answer: Answer, asker: Asker) -> dict[str, Any]:
+        """The arguments of its call, with the seconds that are left of its time."""
+        end = self._end(answer.request, asker)
+        if end is None:
+            return answer.call.arguments
+        left = end - GRACE - asyncio.get_running_loop().time()
+        return answer.call.arguments | {"timeout": max(left, LEAST)}
+
+    async def _outputs(self, answer: Answer, asker: Asker) -> list[Output]:
         call = answer.call
         try:
-            async with asyncio.timeout(self._seconds(answer)):
+            async with asyncio.timeout_at(self._end(answer.request, asker)):
                 outputs: list[Output] = await self.lm.agenerate(
-                    call.prompts, call.method, **call.arguments
+                    call.prompts, call.method, **self._left(answer, asker)
                 )
                 return outputs
         except TimeoutError:
@@ -152,17 +199,15 @@ class Service:
         except ForetellError as error:
             raise self._refusal(error, answer) from error
 
-    async def _scores(self, answer: Answer) -> Scores | None:
+    async def _scores(self, answer: Answer, asker: Asker) -> Scores | None:
         """Of the prompts, where they are to be echoed with their log-probabilities."""
         request, call = answer.request, answer.call
         if not isinstance(request, CompletionRequest):
             return None
         if not request.echo or request.logprobs is None:
             return None
-        terms = {}
-        for name in ("tenant", "priority", "timeout"):
-            if name in call.arguments:
-                terms[name] = call.arguments[name]
+        left = self._left(answer, asker)
+        terms = {name: left[name] for name in ("tenant", "priority", "timeout") if name in left}
         asked = scoring(call.prompts[:: call.n], request.logprobs, **terms)
         try:
             outputs = await self.lm.agenerate(**asked)
@@ -173,23 +218,22 @@ class Service:
                 raise of_ours(output.error)
         return [output.logprobs for output in outputs]
 
-    async def _pieces(self, answer: Answer, key: Key | None) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, answer: Answer, asker: Asker) -> AsyncGenerator[Piece, None]:
         """The pieces of all choices, counted."""
         call = answer.call
         unfinished = len(call.prompts)
-        seconds = self._seconds(answer)
-        loop = asyncio.get_running_loop()
-        end = None if seconds is None else loop.time() + seconds
+        end = self._end(answer.request, asker)
+        arguments = self._left(answer, asker)
         try:
-            async with aclosing(
-                self.lm.astream(call.prompts, call.method, **call.arguments)
-            ) as pieces:
+            async with aclosing(self.lm.astream(call.prompts, call.method, **arguments)) as pieces:
                 while unfinished:
                     async with asyncio.timeout_at(end):
                         piece = await anext(pieces)
                     if piece.finish_reason is not None:
                         unfinished -= 1
-                        self._ended(answer, key, piece.stats, piece.finish_reason, piece.error)
+                        self._ended(
+                            answer, asker.key, piece.stats, piece.finish_reason, piece.error
+                        )
                     yield piece
         except TimeoutError:
             self._aborted(unfinished)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,11 @@ class Bounds:
     monitor: str | None = None  # the folder that language servers may be asked about
     tests: str = ""  # file of the tests by which programs may be rewarded; "": none are run
 
+    def seconds(self, request: Request) -> float | None:
+        """That a request may take; None: any number."""
+        given = [one for one in (request.timeout, self.timeout) if one is not None]
+        return min(given, default=None)
+
 
 UNBOUNDED = Bounds()
 
@@ -88,12 +93,15 @@ def translate(
     tenant: str = "",
     seed: int | None = None,
     bounds: Bounds = UNBOUNDED,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Call:
     """The call that a request asks for. Raises ApiError.
 
-    `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random).
+    `tenant`: who asks; `seed`: for a request without one (None: it is drawn at random); `go_on`:
+    called between two prompts, and may raise.
     """
-    texts, ids, kv = _prompts(request, lm)
+    _check_choices(request)
+    texts, ids, kv = _prompts(request, lm, go_on)
     scored = (
         isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None
     )
@@ -108,13 +116,6 @@ def translate(
         )
     _check_lengths(request, ids, bounds)
     n = request.n or 1
-    if len(ids) * n > MOST_CHOICES:
-        raise ApiError(
-            f"n: {len(ids)} prompts with {n} choices each are more than {MOST_CHOICES} answers; "
-            "send several requests",
-            "n",
-            "invalid_value",
-        )
     arguments: dict[str, Any] = {}
     for argument, field in ARGUMENTS.items():
         value = getattr(request, field)
@@ -147,9 +148,9 @@ def translate(
         arguments["priority"] = request.priority
     if request.trace:
         arguments["trace"] = True
-    seconds = [given for given in (request.timeout, bounds.timeout) if given is not None]
-    if seconds:
-        arguments["timeout"] = min(seconds)
+    seconds = bounds.seconds(request)
+    if seconds is not None:
+        arguments["timeout"] = seconds
     prompts = [one for one in ids for _ in range(n)]
     return Call(prompts, method, arguments, n, texts)
 
@@ -157,7 +158,26 @@ def translate(
 # --- prompts
 
 
-def _prompts(request: Request, lm: LM) -> tuple[list[str | None], list[list[int]], Any]:
+def _check_choices(request: Request) -> None:
+    """Raises ApiError for more answers than one request may have."""
+    prompts = 1
+    if isinstance(request, CompletionRequest) and not isinstance(request.prompt, str):
+        many = not isinstance(request.prompt[0], int)
+        prompts = len(request.prompt) if many else 1
+    n = request.n or 1
+    if prompts * n > MOST_CHOICES:
+        field = "n" if prompts <= MOST_CHOICES else "prompt"
+        raise ApiError(
+            f"{field}: {prompts} prompts with {n} choices each are more than {MOST_CHOICES} "
+            "answers; send several requests",
+            field,
+            "invalid_value",
+        )
+
+
+def _prompts(
+    request: Request, lm: LM, go_on: Callable[[], None]
+) -> tuple[list[str | None], list[list[int]], Any]:
     """Of each prompt its text, if it was one, and its token ids; the policy that reads contexts, if
     there are some.
     """
@@ -170,7 +190,10 @@ def _prompts(request: Request, lm: LM) -> tuple[list[str | None], list[list[int]
     single = isinstance(prompt, str) or isinstance(prompt[0], int)
     many = [prompt] if single else prompt
     texts = [one if isinstance(one, str) else None for one in many]
-    encoded = [_encoded(lm, _behind(request, one), "prompt", request.kv) for one in many]
+    encoded = []
+    for one in many:
+        go_on()
+        encoded.append(_encoded(lm, _behind(request, one), "prompt", request.kv))
     return texts, [ids for ids, _ in encoded], encoded[0][1]
 
 
@@ -194,7 +217,10 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
                 _refuse_files("kv", spec)  # before a policy reads any
             ids, kv = lm.read_apart(prompt, spec)
         else:
-            ids = lm.prompt_ids(prompt)
+            reads = "source" in target.caps  # whose length the encoder decides
+            ids = lm.prompt_ids(prompt, None if reads else target.context - 1)
+    except PromptTooLong as error:
+        raise ApiError(f"{field}: {error}", field, "context_length_exceeded") from None
     except BadConfig as error:
         message = str(error).removeprefix(f"{field}: ")
         raise ApiError(f"{field}: {message}", field, "invalid_value") from None
