@@ -6,7 +6,8 @@ From the methods' cards: a page a method, the index of methods and the site's na
 modules' docstrings: the tree in docs/design.md. From the command line: its options. From
 dev/measured: the tables of figures in the README and in docs/choose.md, and what experiments found
 about each method, on its page. From the headings of dev/LOG.md: its index. `--check` writes nothing
-and fails where a file differs. Nothing here imports torch, so it is quick.
+and fails where a file differs, or where figures rest on a default, a shipped head or an executor
+that has changed since (scripts/basis.py). Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+import basis  # noqa: E402
+import figure_tables  # noqa: E402
 from size import HEART  # noqa: E402
 
 from foretell import registry  # noqa: E402
@@ -45,6 +48,14 @@ TITLES = {
     "constraint": "Constraints",
     "diffusion": "Diffusion",
     "kv": "KV policies",
+}
+# Tables that scripts/figures.py measures: their page, and what makes them of their document.
+SHOWN = {
+    "batch": ("docs/batch.md", figure_tables.batch),
+    "draft": ("docs/choose.md", figure_tables.beside_plain),
+    "kv": ("docs/choose.md", figure_tables.kv),
+    "never-slower": ("docs/choose.md", figure_tables.never_slower),
+    "serving": ("docs/serving.md", figure_tables.serving),
 }
 FINDINGS = ROOT / "dev" / "measured" / "methods.toml"
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
@@ -398,11 +409,19 @@ def pages() -> dict[Path, str]:
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
     choose = ROOT / "docs" / "choose.md"
-    found = real()
-    wanted[readme] = between(readme, "figures", figure_pages.summary(found))
-    wanted[choose] = between(choose, "figures", figure_pages.methods(found))
+    found, taken = real(), basis.taken()
+    stated = basis.stated(taken["engines"])
+    wanted[readme] = between(readme, "figures", f"{figure_pages.summary(found)}\n\n{stated}")
+    wanted[choose] = between(choose, "figures", f"{figure_pages.methods(found)}\n\n{stated}")
     text = f"{MADE.format('dev/measured/real.json')}\n\n{figure_pages.page(found)}"
-    wanted[ROOT / "docs" / "figures.md"] = text
+    wanted[ROOT / "docs" / "figures.md"] = f"{text}\n{stated}\n"
+    for name in SHOWN.keys() & taken.keys():
+        place, show = SHOWN[name]
+        document = figure_tables.document(name)
+        assert document is not None, f"dev/measured/{name}.json is missing"
+        tables = f"{show(document)}\n\n{basis.stated(taken[name])}"
+        path = ROOT / place
+        wanted[path] = between(path, f"figure {name}", tables, wanted.get(path))
     design = ROOT / "docs" / "design.md"
     wanted[design] = between(design, "tree", tree())
     line = ROOT / "docs" / "cli.md"
@@ -429,7 +448,10 @@ def main(arguments: list[str]) -> int:
             name = path.relative_to(ROOT)
             message = f"error: {name} differs from the code; run `python scripts/docs.py`"
             print(message, file=sys.stderr)
-        return 1 if changed or stale else 0
+        late = basis.expired(basis.taken(), basis.basis())
+        for sentence in late:
+            print(f"error: {sentence}", file=sys.stderr)
+        return 1 if changed or stale or late else 0
     for path in stale:
         path.unlink()
     for path in changed:
