@@ -257,7 +257,7 @@ class Decoder(Model):
                 faster = accelerate(loop) if accelerate else None
                 loop.blocks = faster or stock
                 if accelerate and not faster:
-                    self.blocks_refused = "its layers are of another build"
+                    self.blocks_refused = loop.refused or "its layers are of another build"
                 elif faster and not right(loop):
                     self.blocks_refused = "they give other rows than the model's own layers"
                     loop.blocks = stock

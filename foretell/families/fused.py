@@ -2,16 +2,17 @@
 up to rounding.
 
 q, k, v and gate, up become one matrix product each, rotation is applied to queries and keys
-together, and nothing of the modules' bookkeeping runs. A layer qualifies by its parts; `Decoder`
-then compares a probe's logits with the stock modules' and keeps the stock ones where they differ
-(residual multipliers, layers without rotation, and so on). The fused matrices are the storage: the
-modules' own weights become views of them, so memory stays what it was. Products take a few sizes of
-rows only (ops/memory.py): the loop pads its row to one of them, and only attention leaves the
-padding out.
+together, and nothing of the modules' bookkeeping runs. A layer qualifies by its parts, by the way
+its heads turn and by the fields of its configuration (fields.py); `Decoder` then compares a probe's
+logits with the stock modules' and keeps the stock ones where they differ. The fused matrices are
+the storage: the modules' own weights become views of them, so memory stays what it was. Products
+take a few sizes of rows only (ops/memory.py): the loop pads its row to one of them, and only
+attention leaves the padding out.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.core.model import forest_attention
+from foretell.families.fields import unread
 from foretell.families.loop import Block, Loop
 from foretell.families.packed import PackedLinear
 from foretell.ops.head_merging import project
@@ -29,16 +31,28 @@ from foretell.ops.memory import release, trim
 Product = Callable[[torch.Tensor], torch.Tensor]
 NORMS = ("input_layernorm", "post_attention_layernorm")
 INPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-LINEARS = (*INPUTS, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+GATES = ("mlp.gate_proj", "mlp.up_proj")
+LINEARS = (*INPUTS, "self_attn.o_proj", *GATES, "mlp.down_proj")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+PARTS = {f"{name}.weight" for name in (*LINEARS, *NORMS, *HEAD_NORMS)}
+PARTS |= {f"{name}.bias" for name in LINEARS} | {"self_attn.key_basis"}
 
 
 def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> list[Block] | None:
-    """A fused block for every layer, or None where a layer has another build.
+    """A fused block for every layer, or None where a layer has another build, or the configuration
+    a field that they do not honour: `loop.refused` says which.
 
     `kind`: another way to compute it. `ours`: nobody else has a tensor of this model, so what was
     joined may leave the memory.
     """
     if not all(fits(layer) for layer in loop.layers):
+        return None
+    loop.refused = unread(loop.config, loop.layers)
+    if loop.refused is None and not all(
+        _turns(layer.get_submodule("self_attn")) for layer in loop.layers
+    ):
+        loop.refused = "its heads turn in another order"
+    if loop.refused is not None:
         return None
     made: list[Block] = []
     for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True)):
@@ -60,13 +74,37 @@ def fits(layer: nn.Module) -> bool:
         return False
     if {name for name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
         return False
+    if not parameters.keys() <= PARTS:
+        return False
     if {type(modules[name]) for name in LINEARS} not in ({nn.Linear}, {PackedLinear}):
         return False
-    if len({modules[name].bias is None for name in INPUTS}) > 1:
+    if any(len({modules[name].bias is None for name in group}) > 1 for group in (INPUTS, GATES)):
         return False
     if not all(hasattr(modules[name], "variance_epsilon") for name in NORMS):
         return False
-    return ("self_attn.q_norm.weight" in parameters) == ("self_attn.k_norm.weight" in parameters)
+    return len({f"{name}.weight" in parameters for name in HEAD_NORMS}) == 1
+
+
+def _turns(attention: Any) -> bool:
+    """Whether a family turns the first half of a head against the second, shown on random rows:
+    with weights near 0 a probe of the whole model could miss it.
+    """
+    family = sys.modules[type(attention).__module__]
+    rotate = getattr(attention, "rotate", None) or getattr(family, "apply_rotary_pos_emb", None)
+    if rotate is None:
+        return False
+    draw = torch.Generator().manual_seed(0)
+    width = int(attention.head_dim)
+    q, k = torch.randn(2, 1, 2, 3, width, generator=draw)
+    cos, sin = torch.randn(2, 1, 3, width // 2, generator=draw).repeat(1, 1, 1, 2)
+    sign = torch.ones(width)
+    sign[: width // 2] = -1
+    try:
+        theirs = rotate(q, k, cos, sin)
+    except Exception:  # of another signature
+        return False
+    ours = [Fused.rotate(x, x.roll(width // 2, -1), cos, sin * sign) for x in (q, k)]
+    return all(torch.allclose(x, y, atol=1e-5) for x, y in zip(ours, theirs, strict=True))
 
 
 def _join(linears: Sequence[nn.Linear | PackedLinear]) -> Product:

@@ -134,20 +134,38 @@ class Loop:
         by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
         self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
         self.blocks: list[Block] = [StockBlock(layer) for layer in layers]
+        self.refused: str | None = None  # why no faster blocks honour its configuration
         self.halved = False  # whether the blocks are Halves that give what the whole layers do
         # (A, T) of the running forward's tokens where some have several numbers in place of one.
         self.axes: Callable[[], torch.Tensor | None] | None = None
-        entering: list[torch.Tensor] = []
+        entering: dict[nn.Module, torch.Tensor] = {}
+        turned: dict[nn.Module, Any] = {}  # how, of each layer
 
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-            entering.append(args[0] if args else kwargs["hidden_states"])
+            entering[module] = args[0] if args else kwargs["hidden_states"]
+            turned[module] = kwargs.get("position_embeddings")
 
-        hook = layers[0].register_forward_pre_hook(note, with_kwargs=True)
+        hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
         try:
             self.stock_rows = stock_forward()
         finally:
-            hook.remove()
-        self.scale = self._embedding_scale(self.embed(ids), entering[0])
+            for hook in hooks:
+                hook.remove()
+        self.scale = self._embedding_scale(self.embed(ids), entering[layers[0]])
+        for i, layer in enumerate(layers):
+            self._check_rotation(i, entering[layer], turned[layer])
+
+    def _check_rotation(self, index: int, h: torch.Tensor, given: Any) -> None:
+        """Raises LookupError where a layer was not given (`given`) the rotation of all, or of its
+        kind.
+        """
+        kind = () if self.kinds is None else (self.kinds[index],)
+        ours = self.rotation(h, torch.arange(h.shape[1], device=h.device)[None], *kind)
+        if not isinstance(given, tuple) or not isinstance(ours, tuple):
+            return
+        for own, other in zip(ours, given, strict=True):
+            if own.shape != other.shape or not torch.allclose(own, other, atol=0.01):
+                raise LookupError(f"layer {index} turns by a rotation of its own")
 
     def _embedding_scale(self, embedded: torch.Tensor, entering: torch.Tensor) -> float:
         """The factor between the embedding and what enters layer 0.

@@ -18,6 +18,7 @@ from transformers.activations import ACT2FN
 
 from foretell.core.cache import Cache
 from foretell.core.model import Computed
+from foretell.families.fields import unread
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.families.packed import PackedEmbedding, PackedLinear, pack, settle
@@ -52,6 +53,7 @@ def suits(hf: Any, named: bool = False) -> bool:
         and (packed or hf.dtype == torch.bfloat16)
         and len(layers) > 0
         and all(map(fits, layers))
+        and unread(hf.config.get_text_config(), layers) is None
     )
 
 
@@ -114,7 +116,8 @@ class NativeExecutor(Executor):
     def _check(self) -> None:
         loop = self.loop
         if not all(type(block) is Fused for block in loop.blocks):
-            raise LookupError("its layers are of another build than the llama family's")
+            other = "its layers are of another build than the llama family's"
+            raise LookupError(loop.refused or other)
         if any(block.basis is not None for block in loop.blocks):  # type: ignore[attr-defined]
             raise LookupError("its rotated keys are projected to fewer heads")
         if not isinstance(loop.head, PackedLinear):

@@ -1,0 +1,114 @@
+"""Which fields of a model's config.json change its numbers, as the faster layers (fused.py), and so
+the C library, compute them.
+
+A field of transformers' class is in one of these tables, or nobody here knows it. A field that the
+class does not have changes nothing unless the family's code names it. Where one is left, the
+model's own layers compute, as they honour everything. A test goes through the classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
+
+# They change numbers, by way of the modules that are joined or of what is measured at loading.
+HONOURED = frozenset(
+    (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim hidden_act rms_norm_eps max_position_embeddings "
+        "original_max_position_embeddings tie_word_embeddings attention_bias attention_out_bias "
+        "mlp_bias use_bias qkv_bias bias rope_parameters sliding_window use_sliding_window "
+        "max_window_layers layer_types embedding_multiplier attention_multiplier logits_scaling "
+        "logit_scale final_logit_softcapping key_projection"
+    ).split()
+)
+# They change numbers in ways that are not computed here, unless they say no to it.
+UNLESS: dict[str, Callable[[Any], bool]] = {
+    "residual_multiplier": lambda value: value in (None, 1),
+    "no_rope_layers": lambda value: value is None or all(value),
+    "layer_rope_theta": lambda value: value is None,
+    "attn_logit_softcapping": lambda value: value is None,
+}
+# They change none: training, the ends of texts, and what is said of a model.
+SILENT = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig)) | frozenset(
+    (
+        "initializer_range use_cache pad_token_id bos_token_id eos_token_id pretraining_tp "
+        "attention_dropout residual_dropout no_rope_layer_interval name_or_path"
+    ).split()
+)
+# Kinds of rotations that are a table of cosines and sines by position, and their parameters.
+ROTATIONS = frozenset("default linear dynamic yarn longrope llama3 proportional".split())
+OF_ROTATIONS = frozenset(
+    (
+        "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings "
+        "attention_factor beta_fast beta_slow short_factor long_factor low_freq_factor "
+        "high_freq_factor mscale mscale_all_dim truncate mrope_section mrope_interleaved"
+    ).split()
+)
+
+
+def unread(config: Any, modules: Iterable[nn.Module] = ()) -> str | None:
+    """Why layers made of `modules` cannot be replaced by faster ones: the first field that these do
+    not honour. None: they honour all.
+    """
+    declared = {field.name for field in dataclasses.fields(config)}
+    sources = _sources(modules)
+    for name, value in vars(config).items():
+        if name in HONOURED or name in SILENT or name.startswith("_"):
+            continue
+        if name in UNLESS:
+            if UNLESS[name](value):
+                continue
+            return f"its configuration has {name}={_short(value)}, which they do not compute"
+        if name in declared or any(_names(source, name) for source in sources):
+            return f"its configuration has {name}, which they do not know"
+    return _unread_rotation(getattr(config, "rope_parameters", None) or {})
+
+
+def _unread_rotation(rope: Mapping[str, Any]) -> str | None:
+    for name, value in rope.items():
+        if isinstance(value, Mapping):  # a rotation for each kind of layer
+            reason = _unread_rotation(value)
+            if reason is not None:
+                return reason
+        elif name not in OF_ROTATIONS:
+            return f"its rotation has {name}, which they do not know"
+    kind = rope.get("rope_type", "default")
+    if kind not in ROTATIONS and not isinstance(kind, Mapping):
+        return f"its rotation is of the type {kind}, which they do not know"
+    return None
+
+
+def _sources(modules: Iterable[nn.Module]) -> set[ModuleType]:
+    """Where the code of modules stands, and of what they share."""
+    found = {sys.modules[type(part).__module__] for module in modules for part in module.modules()}
+    own = {module for module in found if not module.__name__.startswith("torch.")}
+    return own | {masking_utils, modeling_rope_utils}
+
+
+@cache
+def _text(module: ModuleType) -> str | None:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return None
+
+
+def _names(module: ModuleType, field: str) -> bool:
+    """Whether a module's code may read a field of this name."""
+    text = _text(module)
+    return text is None or re.search(rf"\b{re.escape(field)}\b", text) is not None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
