@@ -18,6 +18,14 @@ from foretell.errors import BadModel, ForetellError, first_line
 
 VERSION = 1  # of what `unpack` makes of a file; folders of another version are made again
 PLAIN = ("default", "gpt-2")  # rules of words that are the byte-level tokenizer's own
+# Rules of tokenizers that take a word of the vocabulary whole, whatever the merges say, and begin a
+# text with its first token unless the file says otherwise.
+WHOLE_WORDS = frozenset(
+    (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
+    ).split()
+)
+SPACE = "\u2581"  # that sentencepiece writes for one
 CURE = "llama.cpp may run the file itself: give its path"
 
 
@@ -51,29 +59,35 @@ def readable(folder: Path) -> None:
 
 def read_tokenizer(file: Path) -> Any:
     """The tokenizer in a .gguf file, as transformers has it. Raises BadModel."""
-    from gguf import GGUFReader
     from transformers import AutoTokenizer
+
+    from foretell.families.header import read_header
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(f"{file}: has no usable tokenizer ({first_line(error)}); {CURE}") from error
-    reader = GGUFReader(file)
+    values = read_header(file).values
     if tokenizer.chat_template is None:
-        template = reader.get_field("tokenizer.chat_template")
-        tokenizer.chat_template = None if template is None else str(template.contents())
-    _split_words(tokenizer, file, reader)
+        template = values.get("tokenizer.chat_template")
+        tokenizer.chat_template = None if template is None else str(template)
+    rule = str(values.get("tokenizer.ggml.pre", "default"))
+    _split_words(tokenizer, file, rule)
+    if rule in WHOLE_WORDS:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+        if values.get("tokenizer.ggml.add_bos_token") is None and tokenizer.bos_token is not None:
+            tokenizer.add_bos_token = True
+    if values.get("tokenizer.ggml.add_space_prefix") is False:
+        _begin_without_space(tokenizer.backend_tokenizer)
     return tokenizer
 
 
-def _split_words(tokenizer: Any, file: Path, reader: Any) -> None:
+def _split_words(tokenizer: Any, file: Path, rule: str) -> None:
     """Splits texts before the merges by the rule that the file names, where transformers does not
     know it and takes GPT-2's. Raises BadModel for a rule that is not known here either.
     """
     from tokenizers import pre_tokenizers
 
-    field = reader.get_field("tokenizer.ggml.pre")
-    rule = "default" if field is None else str(field.contents())
     core = tokenizer.backend_tokenizer
     if not isinstance(core.pre_tokenizer, pre_tokenizers.ByteLevel) or rule in PLAIN:
         return
@@ -84,6 +98,20 @@ def _split_words(tokenizer: Any, file: Path, reader: Any) -> None:
     # Every digit is a word of its own, so that several spaces before a number are one token.
     digits = pre_tokenizers.Digits(individual_digits=True)
     core.pre_tokenizer = pre_tokenizers.Sequence([digits, core.pre_tokenizer])
+
+
+def _begin_without_space(core: Any) -> None:
+    """Puts no space before a text, where sentencepiece's usual way is to put one there."""
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    if isinstance(core.pre_tokenizer, pre_tokenizers.Metaspace):
+        core.pre_tokenizer.prepend_scheme = "never"
+    elif isinstance(core.normalizer, normalizers.Sequence):
+        core.normalizer = normalizers.Replace(" ", SPACE)
+    else:
+        return
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence(parts)
 
 
 def exit_code(work: Callable[[], None]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretell
-from foretell.unpacking import main
+from foretell.unpacking import main, read_tokenizer
 from tests import tiny
 from tests.files import full_disk
 
@@ -50,6 +51,60 @@ def test_digits_are_words_where_the_file_says_so(tmp_path: Path) -> None:
     pieces = [piece for piece, _ in core.pre_tokenizer.pre_tokenize_str("a   12 b")]
     assert pieces == ["a", "ĠĠĠ", "1", "2", "Ġb"]
     assert all(coder.decode(coder(text)["input_ids"]) == text for text in TEXTS)
+
+
+def sentences(folder: Path, **keys: Any) -> Any:
+    """The tokenizer of a file with a vocabulary of sentencepiece."""
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = ["\u2581", "a", "b", "\u2581a", "ab", "\u2581ab"]
+    named = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": texts + words,
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * len(words),
+        "scores": [0.0] * len(texts) + [-1.0 - i for i in range(len(words))],
+        "merges": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        **keys,
+    }
+    given = {f"tokenizer.ggml.{key}": value for key, value in named.items()}
+    return read_tokenizer(tiny.gguf(tiny.llama(), folder / "model.gguf", keys=given))
+
+
+@pytest.mark.parametrize("space", [True, False, None])
+def test_a_space_stands_before_a_text_where_the_file_says_so(
+    space: bool | None, tmp_path: Path
+) -> None:
+    coder = sentences(tmp_path, add_space_prefix=space, add_bos_token=False)
+    ids = coder("ab a")["input_ids"]
+    first = "ab" if space is False else "\u2581ab"
+    assert coder.convert_ids_to_tokens(ids) == [first, "\u2581a"]
+    assert coder.decode(ids) == "ab a"
+    assert coder.decode(ids[1:]) == ("a" if space is not False else " a")
+
+
+@pytest.mark.parametrize("first", [True, False, None])
+def test_the_first_token_of_a_text_is_what_the_file_says(
+    first: bool | None, tmp_path: Path
+) -> None:
+    coder = sentences(tmp_path, add_bos_token=first)
+    assert (coder("ab")["input_ids"][0] == 1) == (first is not False)
+    keys = {"tokenizer.ggml.add_bos_token": first, "tokenizer.ggml.bos_token_id": 0}
+    for rule, usual in (("gpt-2", False), ("llama-bpe", True)):
+        file = tiny.gguf(tiny.llama(), tmp_path / "bytes.gguf", words=rule, keys=keys)
+        wanted = usual if first is None else first
+        assert (read_tokenizer(file)("ab")["input_ids"][0] == 0) == wanted, rule
+
+
+def test_words_of_the_vocabulary_are_taken_whole_by_llama_3_s_rule(tmp_path: Path) -> None:
+    ids = tiny.tokenizer().get_vocab()
+    texts = [*sorted(ids, key=lambda text: ids[text]), "zebra"]  # no merges lead to it
+    keys = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.add_bos_token": False}
+    for rule, whole in (("gpt-2", False), ("llama-bpe", True)):
+        file = tiny.gguf(tiny.llama(), tmp_path / "model.gguf", words=rule, keys=keys)
+        assert (read_tokenizer(file)("zebra")["input_ids"] == [len(ids)]) == whole, rule
 
 
 def test_what_cannot_be_unpacked_is_one_line(
