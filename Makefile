@@ -25,7 +25,8 @@ SANITIZED := build/sanitize
 # Without warnings: a sanitiser's own code makes the compiler warn of what cannot happen.
 C_FLAGS := -std=c11 -O1 -g -ffp-contract=off -w -I$(SRC)
 # Calls instead of checks in place: the large kernels are compiled in half the time.
-MEMORY := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all \
+# The same parts are of the program and of a library that Python loads (scripts/damage.py).
+MEMORY := -fPIC -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all \
     --param asan-instrumentation-with-call-threshold=0
 THREADS := -fsanitize=thread -DNO_FORKS
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,6 +18,7 @@ from typing import Any
 
 from foretell.errors import BadConfig, BadFile, BadModel, first_line
 from foretell.ops.files import cache_folder
+from foretell.ops.parsing import toml_of
 
 TABLE = "models.toml"
 # Models that come with this package.
@@ -139,7 +139,7 @@ def suggestion(name: str, known: Mapping[str, Alias]) -> str:
 def read(path: Path) -> dict[str, Alias]:
     """The names of one table. Raises BadFile, which says what is wrong in it."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = toml_of(path.read_text("utf-8"))
     except OSError as error:
         raise BadFile(
             f"{path}: cannot be read ({error.strerror}); mend it or take it away"

@@ -32,6 +32,7 @@ from foretell.aliases import (
 )
 from foretell.errors import BadFile, BadModel, first_line
 from foretell.ops.files import cache_folder
+from foretell.ops.parsing import json_of
 from foretell.unpacking import VERSION
 
 HERE = Path(__file__).parent.parent  # where Python finds this package
@@ -110,7 +111,7 @@ def _is_whole(folder: Path) -> bool:
     if not index.is_file():
         return (folder / "model.safetensors").is_file()
     try:
-        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        shards = set(json_of(index.read_text("utf-8"))["weight_map"].values())
     except (OSError, ValueError, LookupError, AttributeError):
         return False
     return all((folder / shard).is_file() for shard in shards)
@@ -243,7 +244,7 @@ def _record(source: PackageSource | LoraSource) -> dict[str, object]:
 
 def _is_made_from(folder: Path, source: PackageSource | LoraSource) -> bool:
     try:
-        return bool(json.loads((folder / RECORD).read_text("utf-8")) == _record(source))
+        return bool(json_of((folder / RECORD).read_text("utf-8")) == _record(source))
     except (OSError, ValueError):
         return False
 

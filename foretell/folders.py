@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from foretell.errors import BadModel, first_line
+from foretell.ops.parsing import json_of
 
 
 def check_files(path: Path) -> None:
@@ -26,7 +26,7 @@ def check_files(path: Path) -> None:
         )
     for index in sorted(path.glob("*.safetensors.index.json")):
         try:
-            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            shards = set(json_of(index.read_text("utf-8"))["weight_map"].values())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise BadModel(f"{index}: damaged ({first_line(error)}); fetch it again") from error
         missing = sorted(shards - {file.name for file in files})

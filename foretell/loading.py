@@ -289,12 +289,13 @@ def _is_gguf(name: str) -> bool:
 
 def _gguf(name: str, executor: str = "auto", exact_bits: bool = False) -> _Loaded:
     """A .gguf file in its own formats: by the C library if it computes them, else llama.cpp."""
+    from foretell.families import gguf_limits
     from foretell.runtimes import llama_cpp  # its package is an optional one
 
     refusals: Refusals = ()
     path = Path(name).expanduser()
     if executor != LLAMA_CPP:
-        llama_cpp.check(path)
+        gguf_limits.check(path)
         try:
             return _native_gguf(name, path)
         except LookupError as error:
@@ -368,7 +369,7 @@ def load_tokenizer(
 
 def _words(path: Path) -> Any:
     """The tokenizer of a .gguf file: transformers', else llama.cpp's own of rules unknown here."""
-    from foretell.runtimes.llama_library import check
+    from foretell.families.gguf_limits import check
     from foretell.runtimes.vocabulary import load_vocabulary
     from foretell.unpacking import read_tokenizer
 

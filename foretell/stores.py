@@ -28,6 +28,7 @@ from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative
 from foretell.errors import BadFile, ForetellError, first_line
+from foretell.ops.parsing import json_of
 
 SCHEMA = "foretell.store/1"
 
@@ -154,7 +155,7 @@ def _restore(engine: Engine, path: Path) -> None:
     if about.get("sha256") != _digest(tensors):
         raise BadFile(f"{path}: damaged (its checksum is not that of its content); {cure}")
     try:
-        fields: dict[str, Any] = json.loads(about["fields"])
+        fields: dict[str, Any] = json_of(about["fields"])
         values = {}
         for key, value in fields.items():
             values[key] = tuple(value) if isinstance(value, list) else value

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadModel, ForetellError, first_line
+from foretell.families.gguf_limits import check
 
 VERSION = 1  # of what `unpack` makes of a file; folders of another version are made again
 PLAIN = ("default", "gpt-2")  # rules of words that are the byte-level tokenizer's own
@@ -37,6 +38,7 @@ def unpack(file: Path, folder: Path) -> None:
 
     from foretell.families.gguf import unpacked
 
+    check(file)
     try:
         model = unpacked(file, torch.bfloat16)
     except LookupError as error:
@@ -63,6 +65,7 @@ def read_tokenizer(file: Path) -> Any:
 
     from foretell.families.header import read_header
 
+    check(file)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers raises nearly anything here

@@ -189,7 +189,7 @@ def test_gguf_files_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "model.gguf"
     path.write_bytes(b"something else")
     assert "is no GGUF file" in refusal(path)
-    path.write_bytes(b"GGUF")
+    path.write_bytes(b"GGUF\x03" + bytes(19))  # of no keys and no tensors
     monkeypatch.setattr("foretell.runtimes.llama_library._library", None)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)

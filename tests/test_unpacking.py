@@ -115,7 +115,7 @@ def test_what_cannot_be_unpacked_is_one_line(
     assert "words by the rule 'a-new-rule', unknown here" in capsys.readouterr().err
     file.write_bytes(b"GGUF and nothing more")
     assert main([str(file), str(tmp_path)]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{file}: cannot be unpacked (")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{file}: cannot be read (")
 
 
 def test_a_full_disk_is_told_from_a_wrong_file(

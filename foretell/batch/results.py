@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 from foretell.batch.requests import Item, Refused
 from foretell.errors import BadFile
+from foretell.ops.parsing import json_of
 from foretell.serve.errors import ApiError
 
 PART = 12  # digits of a digest in an id
@@ -81,7 +82,7 @@ class Results:
 
     def _note(self, number: int, line: bytes) -> None:
         try:
-            document = json.loads(line)
+            document = json_of(line)
             found = ID.fullmatch(document["id"])
             failed = document["error"] is not None
         except (ValueError, TypeError, KeyError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Generator
@@ -38,6 +37,7 @@ from foretell.cli._output import (
 )
 from foretell.errors import BadConfig, BadFile, ForetellError, UnknownMethod
 from foretell.ops.files import cache_folder
+from foretell.ops.parsing import json_of
 
 if TYPE_CHECKING:
     from foretell.api import Piece
@@ -354,7 +354,7 @@ def document(path: Path) -> Any:
     with refusals(str(path), "name a file that /save wrote"):
         data = path.read_bytes()
     try:
-        return json.loads(data)
+        return json_of(data)
     except ValueError:
         raise BadFile(f"{path}: no JSON text; name a file that /save wrote") from None
 

@@ -11,7 +11,6 @@ files adapter_config.json and adapter_model.safetensors.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from torch import nn
 from foretell.core.model import Model
 from foretell.errors import BadModel, Unsupported, first_line
 from foretell.families.packed import PackedLinear
+from foretell.ops.parsing import json_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])(\.default)?\.weight")
@@ -133,7 +133,7 @@ def scale_of(settings: Mapping[str, Any], name: str, rank: int) -> float:
 def read_settings(file: Path) -> dict[str, Any]:
     """Raises BadModel where it is not there, or says what is not computed here."""
     try:
-        settings: Any = json.loads(file.read_text("utf-8"))
+        settings: Any = json_of(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise BadModel(
             f"{file}: cannot be read ({first_line(error)}); give a folder of LoRA weights as PEFT "

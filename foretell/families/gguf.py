@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from foretell.errors import first_line
+from foretell.families import gguf_limits
 from foretell.families.header import (
     ROTATION_TENSORS,
     Header,
@@ -103,7 +104,8 @@ def _packed(tensor: Any, bias: torch.Tensor | None, heads: int) -> PackedLinear:
 
 
 def _header(path: Path) -> Header:
-    """Every key of it is known. Raises LookupError."""
+    """Every key of it is known. Raises LookupError, and BadModel for one that cannot be."""
+    gguf_limits.check(path)
     try:
         header = read_header(path)
         check_keys(header)
@@ -151,11 +153,18 @@ def _config(header: Header) -> Any:
         if hasattr(kind, field) and any(f"{name}.bias" in biased for name in names)
     }
     tokens = header.tensors[TIED].shape[1] if TIED in header.tensors else header.need("vocab_size")
+    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
+    if header.need("block_count") != len(layers):
+        said = header.need("block_count")
+        raise LookupError(f"its block_count is {said}, and it has {len(layers)} layers")
+    words = gguf_limits.check(header.path).lengths.get("tokenizer.ggml.tokens", 0)
+    if words > tokens:
+        raise LookupError(f"{TIED} has rows for {tokens} tokens, and its tokenizer has {words}")
     config = kind(
         vocab_size=int(tokens),
         hidden_size=hidden,
         intermediate_size=header.need("feed_forward_length"),
-        num_hidden_layers=header.need("block_count"),
+        num_hidden_layers=len(layers),
         num_attention_heads=heads,
         num_key_value_heads=header.get("attention.head_count_kv", heads),
         head_dim=width,

@@ -176,10 +176,12 @@ class PackedEmbedding(nn.Module):
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids (n,) -> (n, E) float32."""
+        """ids (n,) -> (n, E) float32. Raises IndexError for one that has no row."""
         head = self.head[0]
         if library.available():
             return library.rows_of(head.matrix, ids)[:, : head.in_features]
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < head.out_features:
+            raise IndexError(f"an id is outside 0 to {head.out_features - 1}")
         rows = torch.empty(len(ids), head.packed.inputs)
         for row, i in zip(rows, ids.tolist(), strict=True):
             row[:] = unpack(_block_of(head.packed, i // BLOCK))[i % BLOCK]

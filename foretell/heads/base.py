@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from foretell.errors import BadConfig
 from foretell.heads.layers import Attend, LayerShape
 from foretell.memory.buffers import Shape
 
-MOST_ROWS = 1 << 24  # of a matrix
+MOST_SHOWN = 8  # numbers of a list, in an error
 
 # Normed states (m, E) -> (m,) which token the output matrix finds the likeliest
 Best = Callable[[torch.Tensor], torch.Tensor]
@@ -169,6 +169,20 @@ class Head(nn.Module):
         self.blank = None
         self.matrix = None
 
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> None:
+        """Raises BadConfig for options that its kind has not, or of another type than theirs."""
+        unknown = sorted(options.keys() - cls.options.keys())
+        if unknown:
+            allowed = ", ".join(sorted(cls.options)) or "nothing"
+            raise BadConfig(f"{cls.kind}: has no option {unknown[0]!r}; it takes {allowed}")
+        for name, value in options.items():
+            wanted: Any = type(cls.options[name])
+            listed = wanted is tuple and type(value) is list
+            if not listed and type(value) is not wanted:
+                what = "a list of numbers" if wanted is tuple else f"of type {wanted.__name__}"
+                raise BadConfig.field(f"{cls.kind}:{name}", value, what)
+
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 
@@ -183,7 +197,26 @@ class Head(nn.Module):
     def shape(self) -> LayerShape:
         """Of its layers: the target's, but for the fields that an option `layer` names."""
         other = self.option("layer") if "layer" in self.options else {}
-        return replace(self.config.target.layer(), **other)
+        own = self.config.target.layer()
+        allowed = {part.name for part in fields(own)} - {"hidden"}
+        if unknown := sorted(other.keys() - allowed):
+            raise BadConfig.field(f"{self.kind}:layer", unknown[0], f"of {sorted(allowed)}")
+        return replace(own, **other)
+
+    def own_rows(self) -> int:
+        """The option `own_matrix`: tokens that output matrices of its own have rows for, 0: it has
+        none. Raises BadConfig.
+        """
+        return self.count("own_matrix", 0, self.config.target.vocab)
+
+    def chosen_taps(self) -> tuple[int, ...]:
+        """The option `taps`. Raises BadConfig for numbers of layers that the target has not."""
+        found, layers = tuple(self.option("taps")), self.config.target.layers
+        known = all(type(i) is int and 0 <= i <= layers for i in found)
+        if not known or len(found) > layers + 1:
+            where = f"numbers from 0 to {layers}, the target's layers"
+            raise BadConfig.field(f"{self.kind}:taps", list(found)[:MOST_SHOWN], where)
+        return found
 
     @property
     def layout(self) -> tuple[Shape, ...]:

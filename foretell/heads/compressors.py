@@ -39,6 +39,7 @@ from foretell.families.loop import StockBlock, attending
 from foretell.ops.compressing import groups, runs
 from foretell.ops.files import whole, write_text
 from foretell.ops.fingerprint import norm_mark
+from foretell.ops.parsing import json_of
 
 SCHEMA = "foretell.compressor/1"
 WEIGHTS = "model.safetensors"
@@ -356,7 +357,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Raises BadModel."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json_of(path.read_text("utf-8"))
         schema = config.get("schema")
     except (OSError, ValueError, AttributeError) as error:
         raise BadModel(f"{path}: is no compressor's ({first_line(error)}); {MAKE}") from error

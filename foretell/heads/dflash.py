@@ -67,9 +67,9 @@ class Dflash(Head):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        self.block = int(self.option("block"))
+        self.block = self.count("block", 2, 256)
         self.depths = self.block - 1
-        self.layers = int(self.option("layers"))
+        self.layers = self.count("layers", 1, 64)
         self.rotation = Rotation(shape.width, shape.theta)
         self.fc = nn.Linear(len(self.taps) * shape.hidden, shape.hidden, bias=False)
         self.state_norm = Norm(shape.hidden, shape.eps)
@@ -81,7 +81,7 @@ class Dflash(Head):
     @property
     def taps(self) -> tuple[int, ...]:
         layers = self.config.target.layers
-        return tuple(self.option("taps")) or (2, layers // 2, layers - 3)
+        return self.chosen_taps() or (2, layers // 2, layers - 3)
 
     def through(
         self,

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.errors import BadConfig
 from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.layers import Attend, Layer, Norm, Rotation, widened
 from foretell.heads.taking import take_layer, take_norm
@@ -219,11 +218,7 @@ class Eagle3(OneLayer):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        for tap in self.taps:
-            if type(tap) is not int or not 0 <= tap <= config.target.layers:
-                where = f"numbers from 0 to {config.target.layers}, the target's layers"
-                raise BadConfig.field("eagle3:taps", list(self.taps), where)
-        taps, norms = len(self.taps), self.option("tap_norms")
+        taps, norms, rows = len(self.taps), self.option("tap_norms"), self.own_rows()
         self.fc = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
         widths = {"each": [shape.hidden] * taps, "all": [taps * shape.hidden]}.get(norms, [])
         self.tap_norms = nn.ModuleList([Norm(width, shape.eps) for width in widths])
@@ -233,8 +228,8 @@ class Eagle3(OneLayer):
         self.norm = Norm(shape.hidden, shape.eps) if self.option("last_norm") else None
         self.hands_on_normed = bool(self.option("hands_on_normed"))
         self.stream_normed = bool(self.option("stream_normed"))
-        if self.option("own_matrix"):
-            self.matrix = nn.Linear(shape.hidden, int(self.option("own_matrix")), bias=False)
+        if rows:
+            self.matrix = nn.Linear(shape.hidden, rows, bias=False)
 
     @torch.no_grad()
     def begin(self, target: Any) -> None:
@@ -251,9 +246,8 @@ class Eagle3(OneLayer):
     @property
     def taps(self) -> tuple[int, ...]:
         layers = self.config.target.layers
-        chosen = tuple(self.option("taps"))
         # A target of one or two layers has no layer 2 or L - 3: the nearest that it has.
-        return chosen or (min(2, layers), layers // 2, max(layers - 3, 0))
+        return self.chosen_taps() or (min(2, layers), layers // 2, max(layers - 3, 0))
 
     def exact(self, features: torch.Tensor) -> torch.Tensor:
         if self.tap_norms:

@@ -22,9 +22,11 @@ from safetensors.torch import save_file
 
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
 from foretell.heads.base import Head, HeadConfig, TargetShape
+from foretell.heads.output import check_tokens
 from foretell.ops.files import whole, write_text
 from foretell.ops.fingerprint import fingerprint
 from foretell.ops.head_merging import FIELD
+from foretell.ops.parsing import json_of
 from foretell.ops.ranks import smoothed
 
 SCHEMA = "foretell.head/1"
@@ -50,10 +52,7 @@ def build(kind: str, target: TargetShape, options: dict[str, Any] | None = None)
         raise BadConfig.field("kind", kind, f"one of {', '.join(sorted(kinds()))}")
     made = kinds()[kind]
     given = dict(options or {})
-    unknown = sorted(given.keys() - made.options.keys())
-    if unknown:
-        allowed = ", ".join(sorted(made.options)) or "nothing"
-        raise BadConfig(f"{kind}: has no option {unknown[0]!r}; it takes {allowed}")
+    made.check(given)
     return made(HeadConfig(kind, target, given))
 
 
@@ -119,17 +118,16 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
         raise BadModel(f"{folder / 'config.json'}: kind={found!r} is none of {allowed}; {MAKE}")
     try:
         made = HeadConfig.from_json(config)
-    except (TypeError, ValueError, LookupError) as error:
-        what = f"target or options are damaged ({first_line(error)}); {MAKE}"
-        raise BadModel(f"{folder / 'config.json'}: {what}") from error
-    check_target(folder, made.target, target)
-    try:
-        head = build(found, made.target, made.options)
+        check_target(folder, made.target, target)
+        with torch.device("meta"):  # no memory is taken for what the file has not
+            own = build(found, target_shape(target), made.options).state_dict()
     except BadConfig as error:
         raise BadModel(f"{folder / 'config.json'}: {error}; {MAKE}") from error
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        what = f"target or options are damaged ({first_line(error)}); {MAKE}"
+        raise BadModel(f"{folder / 'config.json'}: {what}") from error
     tensors = read_tensors(folder / WEIGHTS)
     kept = tensors.pop("kept", None)
-    own = head.state_dict()
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or unknown:
         what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which {found} has not"
@@ -141,7 +139,12 @@ def load(folder: Path, target: Any, kind: str = "") -> tuple[Head, torch.Tensor 
         if not value.isfinite().all():
             what = f"{name} is damaged (a weight is not a finite number)"
             raise BadModel(f"{folder / WEIGHTS}: {what}; {MAKE}")
+    head = build(found, target_shape(target), made.options)
     head.load_state_dict(tensors)
+    try:
+        check_tokens(kept, head.matrix, target.vocab)
+    except BadConfig as error:
+        raise BadModel(f"{folder / WEIGHTS}: {error}; {MAKE}") from error
     head.requires_grad_(False).eval()
     head.ranks = ranks_of(folder, config.get("ranks", []))
     told = config.get("fingerprint", {})
@@ -155,7 +158,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Raises BadModel."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json_of(path.read_text("utf-8"))
         schema = config.get("schema")
     except (OSError, ValueError, AttributeError) as error:
         raise BadModel(f"{path}: is no head's ({first_line(error)}); {MAKE}") from error

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.heads.base import MOST_ROWS, HeadConfig
+from foretell.heads.base import HeadConfig
 from foretell.heads.eagle import LITTLE
 from foretell.heads.layers import Attend, Layer, LayerShape, Norm
 from foretell.heads.recurrent import Recurrent
@@ -73,7 +73,7 @@ class Hydra(Recurrent):
         super().__init__(config)
         shape = config.target.layer()
         heads, blocks = self.count("heads", 1, 16), self.count("blocks", 1, 16)
-        rows = self.count("own_matrix", 0, MOST_ROWS)
+        rows = self.own_rows()
         self.depths = self.deepest = heads
         self.room = heads + 2
         self.heads = nn.ModuleList([Block(shape, depth + 2, blocks) for depth in range(heads)])

@@ -6,12 +6,17 @@ drafting, where it sees a cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from foretell.errors import BadConfig
+
+WIDE = 32  # times as many numbers as the stream that a layer may work on
 
 # q (..., H, n, D), k and v (..., KV, n, D) of the new rows -> (..., n, H, D). A fourth argument,
 # `own`, is a key and a value of each row, shaped as k and v, that it alone sees.
@@ -29,6 +34,21 @@ class LayerShape:
     intermediate: int
     theta: float = 10_000.0  # base of the rotation
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Raises BadConfig for numbers that no layer has: they are read from files."""
+        most = WIDE * self.hidden if type(self.hidden) is int else 0
+        for name in ("hidden", "heads", "kv_heads", "width", "intermediate"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise BadConfig.field(f"layer:{name}", value, f"a number from 1 to {most}")
+        if self.heads % self.kv_heads or self.heads * self.width > most or self.width % 2:
+            found = f"{self.heads} of {self.width} numbers, {self.kv_heads} with keys"
+            raise BadConfig(f"layer: has no such heads ({found})")
+        for name in ("theta", "eps"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise BadConfig.field(f"layer:{name}", value, "a number above 0")
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:

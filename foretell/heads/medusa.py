@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.heads.base import MOST_ROWS, Drafted, Head, HeadConfig, Nodes, Texts
+from foretell.heads.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.heads.layers import Attend
 
 
@@ -63,7 +63,7 @@ class Medusa(Head):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         count, layers = self.count("blocks", 1, 16), self.count("layers", 1, 16)
-        rows = self.count("own_matrix", 0, MOST_ROWS)
+        rows = self.own_rows()
         self.deepest = count
         hidden = config.target.hidden
         self.blocks = nn.ModuleList(stack(hidden, layers) for _ in range(count))

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.heads.base import MOST_ROWS, HeadConfig
-from foretell.heads.layers import Attend, Norm
+from foretell.errors import BadConfig
+from foretell.heads.base import HeadConfig
+from foretell.heads.layers import WIDE, Attend, Norm
 from foretell.heads.recurrent import Recurrent
 from foretell.heads.taking import take_norm
 
@@ -83,7 +84,7 @@ class MlpSpeculator(Recurrent):
         super().__init__(config)
         shape = config.target.layer()
         width = shape.hidden
-        rows = self.count("own_matrix", 0, MOST_ROWS)
+        rows = self.own_rows()
         self.stages: Stages | None = None
         if rows:
             self._build_published(rows)
@@ -99,8 +100,11 @@ class MlpSpeculator(Recurrent):
         self.scale = token_scale(STEPS)
 
     def _build_published(self, rows: int) -> None:
+        vocab = self.config.target.vocab
+        if rows != vocab:  # its tables are asked by the target's tokens
+            raise BadConfig.field("mlp-speculator:own_matrix", rows, f"0 or {vocab}")
         steps, tied = self.count("steps", 1, 64), bool(self.option("tied"))
-        inner = self.count("inner", 0, MOST_ROWS) or self.hidden
+        inner = self.count("inner", 0, WIDE * self.hidden) or self.hidden
         self.depths = self.deepest = steps
         self.room = max(2, inner // self.hidden + 1)  # a state and its depth
         self.stages = Stages(rows, self.hidden, inner, steps, tied)

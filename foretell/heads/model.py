@@ -30,7 +30,7 @@ from foretell.heads.layers import Layer
 from foretell.heads.output import Output
 from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
-from foretell.native import library
+from foretell.native import library, steps
 from foretell.native.packing import FORMATS
 from foretell.ops.fingerprint import fingerprint
 from foretell.ops.growth import TreeShape
@@ -284,7 +284,7 @@ class NativeLayer:
         layer: Layer = head.layer
         self.model = model
         self.head: OneLayer = head
-        self.library = library.library()
+        self.library = steps.opened()
         self.kept: list[torch.Tensor] = []
         attention, mlp = layer.self_attn, layer.mlp
         self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -296,7 +296,7 @@ class NativeLayer:
         before = head.state_norm if beside else layer.input_layernorm
         if head.stream_normed:
             before = None  # `entering` has it behind it
-        part = library.Layer(
+        part = steps.Layer(
             before=self._weight(before),
             after=self._weight(layer.post_attention_layernorm),
             token_norm=self._weight(head.token_norm) if beside else None,
@@ -308,15 +308,15 @@ class NativeLayer:
             gate_up=self.gate_up.matrix,
             down=mlp.down_proj.matrix,
         )
-        self.layers = (library.Layer * 1)(part)
-        self.described = library.Model(
+        self.layers = (steps.Layer * 1)(part)
+        self.described = steps.Model(
             layers=1,
             hidden=shape.hidden,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             width=shape.width,
             inner=shape.intermediate,
-            activation=library.ACTIVATIONS.index("silu"),
+            activation=steps.ACTIVATIONS.index("silu"),
             format=FORMATS.index(self.qkv.packed.format),
             scale=shape.width**-0.5,
             norm_eps=shape.eps,
@@ -350,7 +350,7 @@ class NativeLayer:
             return None
         weight: Any = norm.weight
         self.kept.append(weight.detach().float().contiguous())
-        return library.address(self.kept[-1])
+        return library.placed(self.kept[-1], (self.model.head.shape.hidden,), torch.float32)
 
     def _rotate_to(self, needed: int) -> None:
         if len(self.cosines) < needed:
@@ -376,16 +376,17 @@ class NativeLayer:
         tapped = np.array([len(self.layers)] * bool(taps), np.int32)
         hidden = torch.empty(len(tapped), len(ids), self.hidden)
         logits = torch.empty(len(rows), model.output.size)
-        described = [describe(job) for job in jobs]
+        described = [describe(job, self.described) for job in jobs]
         layers = np.zeros(1, np.int32)
-        step = library.Step(
-            jobs=(library.Job * len(jobs))(*(part for part, _ in described)),
+        step = steps.Step(
+            jobs=(steps.Job * len(jobs))(*(part for part, _ in described)),
             job_count=len(jobs),
             nodes=len(ids),
-            states=entering.data_ptr(),
-            tokens=embedded.data_ptr(),
+            states=library.placed(entering, (len(ids), self.hidden), torch.float32),
+            tokens=library.placed(embedded, (len(ids), self.hidden), torch.float32),
             cosines=self.cosines.data_ptr(),
             sines=self.sines.data_ptr(),
+            positions=len(self.cosines),
             layers=layers.ctypes.data,
             layer_count=1,
             rows=wanted.ctypes.data,
@@ -398,8 +399,7 @@ class NativeLayer:
         if levels > 0:
             followed, forwards = self._grow(step, levels)
             return Computed(logits, {}, "native", len(ids), followed, forwards)
-        if not self.library.ft_forward(self.described, step, model.threads):
-            raise MemoryError("no memory for a step")
+        self.library.ft_forward(self.described, step, model.threads)
         found = {}
         if taps:
             _, state = self.head.leaving(hidden[0])
@@ -421,10 +421,10 @@ class NativeLayer:
         matrix = embed.head[0].matrix
         none = library.Matrix()
         entered: Any = head.enter
-        growth = library.Growth(
+        growth = steps.Growth(
             embeddings=ctypes.pointer(matrix),
             scale=model.target.loop.scale,
-            names=library.address(self.names),
+            names=steps.names(self.names, self.described.head),
             enter=none if entered is None else entered.matrix,
             token_norm=self.token_norm,
             state_norm=self.state_norm,
@@ -440,8 +440,6 @@ class NativeLayer:
             chances=chances.data_ptr(),
         )
         forwards = self.library.ft_grow(self.described, step, growth, model.threads)
-        if not forwards:
-            raise MemoryError("no memory for a tree")
         grown = []
         for job, count in enumerate(counts.tolist()):
             parts = (part[job, :count].tolist() for part in (tokens, chances, parents))
@@ -456,22 +454,21 @@ def joined(parts: Sequence[Any]) -> PackedLinear:
     return made
 
 
-def describe(job: Job) -> tuple[library.Job, Any]:
+def describe(job: Job, model: steps.Model) -> tuple[steps.Job, Any]:
     """The library's structure of a job on plain rows, and what it points to."""
     cache: Cache = job.cache
     keys, values = cache.keys[0], cache.values[0]
     held = np.array(job.positions, np.int32)
     seen = None if job.seen is None else job.seen.contiguous()
-    part = library.Job(
+    rows = job.start + len(held)
+    part = steps.Job(
         nodes=len(job.tokens),
         start=job.start,
         base=cache.base,
         positions=held.ctypes.data,
-        seen=library.address(seen),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
-        layer_stride=keys.stride(0),
-        head_stride=keys.stride(1),
+        seen=steps.seen(seen, len(held), rows - cache.base),
+        **steps.stored(keys, values, 1, model.kv_heads, model.width),
+        room=keys.shape[2],
         segments=0,
     )
     return part, (held, seen)

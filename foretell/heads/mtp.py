@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from foretell.heads.base import MOST_ROWS, HeadConfig
+from foretell.heads.base import HeadConfig
 from foretell.heads.eagle import OneLayer
 from foretell.heads.family import Family
 from foretell.heads.layers import Layer, Norm
@@ -44,7 +44,7 @@ class Mtp(OneLayer):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        hidden, rows = shape.hidden, self.count("own_matrix", 0, MOST_ROWS)
+        hidden, rows = shape.hidden, self.own_rows()
         self.reads_normed = bool(self.option("reads_normed"))
         self.hands_on_normed = bool(self.option("hands_on_normed"))
         self.sees_first = bool(self.option("sees_first"))

@@ -27,11 +27,7 @@ class Output:
 
     def __init__(self, decoder: Any, kept: torch.Tensor | None, own: nn.Module | None = None):
         loop = decoder.loop
-        if kept is not None and not ascending(kept, decoder.vocab):
-            what = (
-                f"must be ids from 0 to {decoder.vocab - 1}, each once, in order, and one at least"
-            )
-            raise BadConfig(f"kept tokens: {what}")
+        check_tokens(kept, own, decoder.vocab)
         self.kept = kept
         # In 32 bits: states may have more than the target's weights, and some norms take no other.
         own_norm: nn.Module = loop.norm
@@ -91,9 +87,24 @@ class Output:
         return self.cap * torch.tanh(out / self.cap) if self.cap else out
 
 
+def check_tokens(kept: torch.Tensor | None, own: nn.Module | None, vocab: int) -> None:
+    """Raises BadConfig where the tokens (Vd,) that are drafted are none of a vocabulary of this
+    size, or matrices of a head's `own` have other rows than one for each.
+    """
+    if kept is not None and not ascending(kept, vocab):
+        what = f"must be ids from 0 to {vocab - 1}, each once, in order, and one at least"
+        raise BadConfig(f"kept tokens: {what}")
+    drafted = vocab if kept is None else len(kept)
+    matrices = own.children() if isinstance(own, nn.ModuleList) else [own] if own else []
+    for matrix in matrices:
+        rows = matrix.out_features
+        if rows != drafted:
+            raise BadConfig(f"own_matrix={rows}: must have a row for each of {drafted} tokens")
+
+
 def ascending(kept: torch.Tensor, vocab: int) -> bool:
     """Whether these are ids of tokens, each once, in order, and not none."""
-    if kept.dim() != 1 or not len(kept):
+    if kept.dim() != 1 or not len(kept) or kept.is_floating_point():
         return False
     return bool(kept[0] >= 0 and (kept[1:] > kept[:-1]).all() and kept[-1] < vocab)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig
+from foretell.ops.parsing import json_of
 
 FIELDS = ("prompt", "turns", "messages", "question", "text")
 Prompt = str | list[dict[str, Any]]  # a text, or chat messages
@@ -42,7 +43,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 
 def _prompt(line: str, where: str) -> Prompt:
     try:
-        row = json.loads(line)
+        row = json_of(line)
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         what = f"{error.msg} at column {error.colno}"

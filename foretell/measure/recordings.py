@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig
+from foretell.ops.parsing import json_of
 
 # Of each turn: what came in since the last answer, and what the model answered.
 Document = Sequence[tuple[str, str]]
@@ -128,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8").rstrip())
+        row = json_of(line.decode("utf-8").rstrip())
         if b"\\ud" in line.lower():  # may be half a character, which no tokenizer takes
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:

@@ -1,4 +1,4 @@
-"""The C library through ctypes: structures, the calls, and which kernels this processor runs."""
+"""The C library through ctypes: single operations, and which kernels this processor runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from typing import Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.native.packing import FORMATS, Packed
+from foretell.native.packing import FORMATS, GROUP, Packed
 
-VERSION = 12  # of the structures, as of FT_VERSION
+VERSION = 13  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
-ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
+
+# Calls that look at what they are given before they use it, see `_checked`.
+CHECKED = (
+    *("ft_product", "ft_forward", "ft_follow", "ft_grow", "ft_go_between"),
+    *("ft_read", "ft_products", "ft_highest", "ft_best", "ft_rows_of"),
+)
+OUTSIDE, MISFIT = -2, -1  # what they return where they refuse it
 
 
 class Matrix(ctypes.Structure):
@@ -29,78 +35,6 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("format", "outputs", "inputs", "blocks")),
         *((name, c_void_p) for name in ("weights", "scales", "minima", "bias")),
-    ]
-
-
-class Layer(ctypes.Structure):
-    """ft_layer."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
-        ("token_norm", c_void_p),
-        *((name, c_float) for name in ("before_eps", "after_eps", "head_eps", "token_eps")),
-        ("window", c_int32),
-        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
-    ]
-
-
-class Model(ctypes.Structure):
-    """ft_model."""
-
-    _fields_ = [
-        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "width")),
-        *((name, c_int32) for name in ("inner", "activation", "format")),
-        *((name, c_float) for name in ("scale", "norm_eps", "logit_scale")),
-        ("norm", c_void_p),
-        ("layer", POINTER(Layer)),
-        ("head", Matrix),
-    ]
-
-
-class Segment(ctypes.Structure):
-    """ft_segment."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("keys", "values")),
-        *((name, c_int64) for name in ("layer_stride", "head_stride")),
-        *((name, c_int32) for name in ("start", "rows")),
-    ]
-
-
-class Job(ctypes.Structure):
-    """ft_job."""
-
-    _fields_ = [
-        *((name, c_int32) for name in ("nodes", "start", "base")),
-        *((name, c_void_p) for name in ("positions", "seen", "row_positions", "keys", "values")),
-        *((name, c_int64) for name in ("layer_stride", "head_stride")),
-        ("segments", c_int32),
-        ("segment", POINTER(Segment)),
-    ]
-
-
-class Step(ctypes.Structure):
-    """ft_step."""
-
-    _fields_ = [
-        ("jobs", POINTER(Job)),
-        *((name, c_int32) for name in ("job_count", "nodes")),
-        *((name, c_void_p) for name in ("states", "tokens", "cosines", "sines", "layers")),
-        ("layer_count", c_int32),
-        ("rows", c_void_p),
-        ("row_count", c_int32),
-        *((name, c_void_p) for name in ("logits", "taps")),
-        ("tap_count", c_int32),
-        ("tapped", c_void_p),
-    ]
-
-
-class Between(ctypes.Structure):
-    """ft_between."""
-
-    _fields_ = [
-        *((name, c_int32) for name in ("after", "before")),
-        *((name, c_void_p) for name in ("hidden", "qkv", "attended")),
     ]
 
 
@@ -120,34 +54,6 @@ class Reading(ctypes.Structure):
         ("out", c_void_p),
         ("out_row", c_int64),
         *((name, c_void_p) for name in ("weights", "log_sums")),
-    ]
-
-
-class Following(ctypes.Structure):
-    """ft_following."""
-
-    _fields_ = [
-        ("embeddings", POINTER(Matrix)),
-        ("scale", c_float),
-        ("names", c_void_p),
-        ("count", c_int32),
-        *((name, c_void_p) for name in ("tokens", "chances")),
-    ]
-
-
-class Growth(ctypes.Structure):
-    """ft_growth."""
-
-    _fields_ = [
-        ("embeddings", POINTER(Matrix)),
-        ("scale", c_float),
-        ("names", c_void_p),
-        ("enter", Matrix),
-        *((name, c_void_p) for name in ("token_norm", "state_norm")),
-        ("eps", c_float),
-        *((name, c_int32) for name in ("hands_on_normed", "depth", "breadth", "chosen")),
-        ("least", c_float),
-        *((name, c_void_p) for name in ("tokens", "parents", "counts", "chances")),
     ]
 
 
@@ -185,16 +91,10 @@ def _open() -> Any:
     lib.ft_kind.restype = c_char_p
     lib.ft_choose.argtypes = [c_char_p]
     lib.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
-    lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
-    lib.ft_follow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Following), c_int32]
-    lib.ft_grow.argtypes = [POINTER(Model), POINTER(Step), POINTER(Growth), c_int32]
-    lib.ft_go_between.argtypes = [POINTER(Model), POINTER(Step), POINTER(Between), c_int32]
     lib.ft_read.argtypes = [POINTER(Reading), c_int32]
     lib.ft_products.argtypes = [POINTER(Reading), c_int32]
-    lib.ft_products.restype = None
     lib.ft_highest.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32]
     lib.ft_best.argtypes = [c_void_p, c_int64, *[c_int32] * 3, *[c_void_p] * 3, c_int32]
-    lib.ft_best.restype = None
     lib.ft_masked.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.ft_masked.restype = None
     lib.ft_draw.argtypes = [c_void_p, c_int32, c_double]
@@ -204,9 +104,10 @@ def _open() -> Any:
     lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     lib.ft_ranges.restype = None
     lib.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    lib.ft_rows_of.restype = None
     lib.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
     lib.ft_read_rate.restype = c_double
+    for name in CHECKED:
+        getattr(lib, name).errcheck = _checked
     if lib.ft_version() != VERSION:
         raise LookupError("the C library is of another version: install foretell again")
     if wanted and wanted not in KINDS:
@@ -214,6 +115,18 @@ def _open() -> Any:
     if not any(lib.ft_choose(kind.encode()) for kind in ([wanted] if wanted else KINDS)):
         raise LookupError(f"this processor cannot run its kernels {wanted}")
     return lib
+
+
+def _checked(status: int, call: Any, arguments: Any) -> int:
+    """What a call returned. Raises IndexError, ValueError or MemoryError where it is not done."""
+    if status > 0:
+        return status
+    name = call.__name__
+    if status == OUTSIDE:
+        raise IndexError(f"{name}: a token, row, layer or position is beyond what there is")
+    if status == MISFIT:
+        raise ValueError(f"{name}: sizes do not belong to each other")
+    raise MemoryError(f"{name}: no memory")
 
 
 # Threads of the step that runs; 0: as many as torch has.
@@ -252,15 +165,33 @@ def kind() -> str:
 
 
 def address(tensor: torch.Tensor | None) -> int | None:
-    """Where a contiguous tensor lies."""
+    """Where a contiguous tensor lies. Raises ValueError for another one."""
     if tensor is None:
         return None
-    assert tensor.is_contiguous()
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"a tensor {tuple(tensor.shape)} does not lie in one piece of memory")
     return tensor.data_ptr()
 
 
+def placed(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Where a contiguous tensor lies. Raises ValueError where it is not of this shape and format,
+    which the library cannot see.
+    """
+    if tensor.shape != shape or tensor.dtype is not dtype:
+        found = f"{tuple(tensor.shape)} of {tensor.dtype}"
+        raise ValueError(f"a tensor is {found}, and the library reads {shape} of {dtype}")
+    where = address(tensor)
+    assert where is not None
+    return where
+
+
 def matrix(packed: Packed, bias: torch.Tensor | None = None) -> Matrix:
-    """The structure of a packed matrix, which must outlive it; `bias` float32."""
+    """The structure of a packed matrix, which must outlive it; `bias` float32. Raises ValueError
+    where it holds other numbers than its sizes say.
+    """
+    packed.check()
+    if bias is not None:
+        placed(bias, (packed.outputs,), torch.float32)
     return Matrix(
         FORMATS.index(packed.format),
         packed.outputs,
@@ -276,8 +207,9 @@ def matrix(packed: Packed, bias: torch.Tensor | None = None) -> Matrix:
 def product(of: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor:
     """x (rows, inputs) float32 -> (rows, outputs) float32."""
     y = torch.empty(len(x), of.outputs)
-    if len(x) and not library().ft_product(of, address(x), len(x), address(y), threads):
-        raise MemoryError("no memory for a product")
+    if len(x):
+        given = placed(x, (len(x), of.inputs), torch.float32)
+        library().ft_product(of, given, len(x), address(y), threads)
     return y
 
 
@@ -285,7 +217,8 @@ def peaks(groups: torch.Tensor) -> torch.Tensor:
     """`packing.best_peaks`, up to rounding, of groups (N, G, 32) float32, uint8 (N, G)."""
     best = torch.empty(groups.shape[:-1], dtype=torch.uint8)
     groups = groups.contiguous()
-    library().ft_peaks(address(groups), best.numel(), address(best), torch.get_num_threads())
+    given = placed(groups, (*best.shape, GROUP), torch.float32)
+    library().ft_peaks(given, best.numel(), address(best), torch.get_num_threads())
     return best
 
 
@@ -295,7 +228,7 @@ def ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     numbers = torch.empty(groups.shape, dtype=torch.uint8)
     scales, minima = torch.empty(2, *groups.shape[:-1])
     library().ft_ranges(
-        address(groups),
+        placed(groups, (*scales.shape, GROUP), torch.float32),
         scales.numel(),
         address(numbers),
         address(scales),
@@ -306,9 +239,10 @@ def ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def rows_of(of: Matrix, outputs: torch.Tensor) -> torch.Tensor:
-    """Rows of a matrix by number (n,) int64 -> (n, inputs) float32."""
+    """Rows of a matrix by number (n,) int64 -> (n, inputs) float32. Raises IndexError."""
     rows = torch.empty(len(outputs), of.inputs)
-    library().ft_rows_of(of, address(outputs), len(outputs), address(rows))
+    numbers = placed(outputs, (len(outputs),), torch.int64)
+    library().ft_rows_of(of, numbers, len(outputs), address(rows))
     return rows
 
 

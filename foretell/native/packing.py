@@ -52,6 +52,24 @@ class Packed:
         parts = (self.weights, self.scales, self.minima)
         return sum(part.nbytes for part in parts if part is not None)
 
+    def check(self) -> None:
+        """Raises ValueError where it holds other numbers than its sizes say."""
+        cells = self.blocks * BLOCK * self.inputs
+        size = cells // 2 if self.format == "int4" else cells * (1 + (self.format == "bfloat16"))
+        shape = (self.blocks, self.inputs // GROUP, BLOCK)
+        has_scales = self.format != "bfloat16"
+        fits = [
+            self.inputs % GROUP == 0 and self.outputs > 0,
+            self.weights.dtype is torch.uint8 and self.weights.shape == (size,),
+            (self.scales is not None) == has_scales,
+            self.minima is None or self.format == "int4",
+        ]
+        for part in (self.scales, self.minima):
+            fits.append(part is None or (part.dtype is torch.float16 and part.shape == shape))
+        if not all(fits):
+            what = f"{self.format} matrix ({self.outputs}, {self.inputs})"
+            raise ValueError(f"a {what} has weights {tuple(self.weights.shape)} or other scales")
+
     def split(self, sizes: list[int]) -> list[Packed]:
         """Matrices of so many outputs each, which share this one's memory; multiples of 16."""
         parts = []

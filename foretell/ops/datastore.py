@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 
 from foretell.errors import BadConfig, BadFile
 from foretell.ops.files import whole
+from foretell.ops.parsing import json_of
 
 VERSION = "1"
 DEPTH = 64  # tokens that the order looks at; a power of two
@@ -263,7 +264,7 @@ def _read(path: Path) -> Datastore:
         raise bad(f"a datastore in format {version}, and this is read: {VERSION}")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+        header = json_of(file.read(size))
     arrays = []
     for name, kinds in KINDS.items():
         entry = header.get(name, {"dtype": None})

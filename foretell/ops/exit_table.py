@@ -18,6 +18,7 @@ from typing import Any
 from foretell.errors import BadConfig, BadFile, BadModel
 from foretell.ops.files import write_text
 from foretell.ops.fingerprint import norm_mark
+from foretell.ops.parsing import json_of
 
 FIELD = "foretell_exits"
 MAKE = "train it again with `foretell train draft --exits`"
@@ -91,7 +92,7 @@ def keep(folder: Path, target: Any, name: str, found: Mapping[str, Any]) -> None
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json_of(path.read_text("utf-8"))
         exits = config[FIELD]
         others = list(exits.get("targets", ()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -23,6 +23,7 @@ import numpy as np
 from foretell.errors import BadConfig, BadFile
 from foretell.ops.datastore import fingerprint
 from foretell.ops.files import write_text
+from foretell.ops.parsing import json_of
 
 VERSION = 1
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # rows of the table of coverage
@@ -158,7 +159,7 @@ def load(path: str | Path) -> Kept:
     if not path.is_file():
         raise BadFile(f"{path}: no such file of kept tokens; build one with {BUILD}")
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json_of(path.read_text("utf-8"))
     except (OSError, ValueError):
         raise bad("cannot be read, or is no JSON") from None
     if not isinstance(document, dict) or "foretell_kept_tokens" not in document:

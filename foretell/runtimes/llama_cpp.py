@@ -23,10 +23,11 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import BadModel, PromptTooLong, RequestFailed, Unsupported
+from foretell.families.gguf_limits import check
 from foretell.memory.job import Job
 from foretell.ops.threads import one_at_a_time
 from foretell.runtimes.llama_branch import Branch
-from foretell.runtimes.llama_library import Log, check, library, open_model
+from foretell.runtimes.llama_library import Log, library, open_model
 from foretell.runtimes.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

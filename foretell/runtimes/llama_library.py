@@ -60,18 +60,6 @@ def library() -> Any:
     return _library
 
 
-def check(path: Path) -> None:
-    """Raises BadModel where there is no file, or a file of another kind."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise BadModel(f"{path}: {reason}; give the path of a .gguf file") from error
-    if magic != b"GGUF":
-        raise BadModel(f"{path}: is no GGUF file, whatever its name says; fetch it again")
-
-
 def open_model(lib: Any, path: Path, vocab_only: bool) -> Any:
     """A handle of the file's model, to be freed with `llama_model_free`. Raises BadModel."""
     options = lib.llama_model_default_params()

@@ -25,7 +25,7 @@ from foretell.families.packed import PackedEmbedding, PackedLinear, pack, settle
 from foretell.memory.buffers import Layout
 from foretell.memory.job import Job, RowMemory, entering
 from foretell.memory.policy import Segment
-from foretell.native import library
+from foretell.native import library, steps
 from foretell.native.packing import FORMATS, GROUP
 from foretell.ops.attention import Attention
 from foretell.ops.threads import torch_threads
@@ -92,7 +92,7 @@ class NativeExecutor(Executor):
     fallback: Executor | None = None
 
     def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab: int):
-        self.library = library.library()
+        self.library = steps.opened()
         self.loop = loop
         self.layout = layout
         self.dtype = dtype
@@ -109,7 +109,7 @@ class NativeExecutor(Executor):
         self.all_layers = np.arange(len(layout), dtype=np.int32)
         self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
         # Of shared rows their structure, and the tensors that it points into.
-        self.segments: WeakKeyDictionary[Segment, tuple[library.Segment, Any]] = WeakKeyDictionary()
+        self.segments: WeakKeyDictionary[Segment, tuple[steps.Segment, Any]] = WeakKeyDictionary()
         self._settle()
         self.model = self._model()
 
@@ -137,6 +137,8 @@ class NativeExecutor(Executor):
             parts = (block.qkv, block.out, block.gate_up, block.down)
             if not all(isinstance(part, PackedLinear) for part in parts):
                 raise LookupError("its layers are no multiple of 16 wide")
+        if loop.head.packed.outputs != self.vocab:
+            raise LookupError(f"its head has {loop.head.packed.outputs} rows, not {self.vocab}")
         if loop.kinds or loop.logit_cap:
             raise LookupError("it caps its logits, or has several rotations")
         _activation(blocks[0].act)
@@ -148,16 +150,18 @@ class NativeExecutor(Executor):
         shares = [m for layer in self.loop.layers for m in layer.modules()]
         settle(m for m in (*read, self.loop.head, *shares) if isinstance(m, PackedLinear))
 
-    def _model(self) -> library.Model:
+    def _model(self) -> steps.Model:
         blocks: Any = self.loop.blocks
-        layers = (library.Layer * len(blocks))()
+        layers = (steps.Layer * len(blocks))()
         for layer, block, window in zip(layers, blocks, self.windows, strict=True):
-            layer.before = self._keep(block.before.weight)
-            layer.after = self._keep(block.after.weight)
+            layer.before = self._keep(block.before.weight, self.hidden)
+            layer.after = self._keep(block.after.weight, self.hidden)
             layer.before_eps = block.before.variance_epsilon
             layer.after_eps = block.after.variance_epsilon
             if block.norms:
-                layer.query_norm, layer.key_norm = (self._keep(n.weight) for n in block.norms)
+                layer.query_norm, layer.key_norm = (
+                    self._keep(norm.weight, self.width) for norm in block.norms
+                )
                 layer.head_eps = block.norms[0].variance_epsilon
             layer.window = window
             layer.qkv = block.qkv.matrix
@@ -166,7 +170,7 @@ class NativeExecutor(Executor):
             layer.down = block.down.matrix
         first = blocks[0]
         scale = float(self.loop.logit_factor or 1) / float(self.loop.logit_divisor or 1)
-        model = library.Model(
+        model = steps.Model(
             layers=len(blocks),
             hidden=self.hidden,
             heads=first.queries,
@@ -178,17 +182,17 @@ class NativeExecutor(Executor):
             scale=first.scale,
             norm_eps=self.loop.norm.variance_epsilon,
             logit_scale=scale,
-            norm=self._keep(self.loop.norm.weight),
+            norm=self._keep(self.loop.norm.weight, self.hidden),
             layer=layers,
             head=self.loop.head.matrix,
         )
         self.layers = layers  # lives as long as the model that points to it
         return model
 
-    def _keep(self, tensor: torch.Tensor) -> int | None:
+    def _keep(self, tensor: torch.Tensor, size: int) -> int:
         wide = tensor.detach().float().contiguous()
         self.kept.append(wide)
-        return library.address(wide)
+        return library.placed(wide, (size,), torch.float32)
 
     def _rotations(self, needed: int) -> None:
         """Makes the cosines and sines (P, D / 2) reach so many positions."""
@@ -241,13 +245,14 @@ class NativeExecutor(Executor):
         hidden = torch.empty(len(taps), nodes, self.hidden)
         stored = [job.lay_out() for job in jobs]
         described = [self._describe(job, to) for job, to in zip(jobs, stored, strict=True)]
-        step = library.Step(
-            jobs=(library.Job * len(jobs))(*(part for part, _ in described)),
+        step = steps.Step(
+            jobs=(steps.Job * len(jobs))(*(part for part, _ in described)),
             job_count=len(jobs),
             nodes=nodes,
-            states=states.data_ptr(),
+            states=library.placed(states, (nodes, self.hidden), torch.float32),
             cosines=self.cosines.data_ptr(),
             sines=self.sines.data_ptr(),
+            positions=len(self.cosines),
             layers=layers.ctypes.data,
             layer_count=len(layers),
             rows=wanted.ctypes.data,
@@ -263,8 +268,8 @@ class NativeExecutor(Executor):
             followed = self._follow(step, count, threads)
         elif jobs[0].watched:
             self._watched(step, jobs, states, dict(zip(taps, hidden, strict=True)), threads)
-        elif not self.library.ft_forward(self.model, step, threads):
-            raise MemoryError("no memory for a step")
+        else:
+            self.library.ft_forward(self.model, step, threads)
         for job, to in zip(jobs, stored, strict=True):
             job.take_back(to)
         self.size = nodes
@@ -276,7 +281,7 @@ class NativeExecutor(Executor):
 
     def _watched(
         self,
-        step: library.Step,
+        step: steps.Step,
         jobs: Sequence[Job],
         states: torch.Tensor,
         taps: Mapping[int, torch.Tensor],
@@ -290,7 +295,7 @@ class NativeExecutor(Executor):
         qkv = torch.empty(nodes, (heads + 2 * self.model.kv_heads) * width)
         attended = torch.empty(nodes, heads, width)
         queries = qkv[:, : heads * width].view(nodes, heads, width).transpose(0, 1)
-        between = library.Between(
+        between = steps.Between(
             hidden=hidden.data_ptr(), qkv=qkv.data_ptr(), attended=attended.data_ptr()
         )
         last = -1  # the layer that ran before
@@ -298,8 +303,7 @@ class NativeExecutor(Executor):
         with library.running(threads):
             for layer in (*layers, -1):
                 between.after, between.before = last, layer
-                if not self.library.ft_go_between(self.model, step, between, threads):
-                    raise MemoryError("no memory for a step")
+                self.library.ft_go_between(self.model, step, between, threads)
                 entered = len(self.layout) if layer < 0 else layer
                 for tap in range(last + 1, entered + 1) if taps else ():
                     if tap in taps:
@@ -346,24 +350,24 @@ class NativeExecutor(Executor):
         return count
 
     def _follow(
-        self, step: library.Step, count: int, threads: int
+        self, step: steps.Step, count: int, threads: int
     ) -> list[list[tuple[int, float, int]]]:
         """Computes a step and what follows it; returns of each job its Reply's `followed`."""
         jobs = step.job_count
         tokens = torch.empty(count, jobs, dtype=torch.long)
         chances = torch.empty(count, jobs)
         matrix = self.loop.embed.head[0].matrix
-        following = library.Following(
+        following = steps.Following(
             embeddings=ctypes.pointer(matrix),
             scale=self.loop.scale,
-            names=library.address(self.loop.kept),
+            names=steps.names(self.loop.kept, self.model.head),
             count=count,
             tokens=tokens.data_ptr(),
             chances=chances.data_ptr(),
         )
         step.cosines, step.sines = self.cosines.data_ptr(), self.sines.data_ptr()
-        if not self.library.ft_follow(self.model, step, following, threads):
-            raise MemoryError("no memory for a step")
+        step.positions = len(self.cosines)
+        self.library.ft_follow(self.model, step, following, threads)
         pairs = zip(tokens.T.tolist(), chances.T.tolist(), strict=True)
         return [list(zip(*pair, range(-1, count - 1), strict=True)) for pair in pairs]
 
@@ -382,47 +386,48 @@ class NativeExecutor(Executor):
         rows = embed.rows(ids)
         return rows if self.loop.scale == 1 else rows * self.loop.scale
 
-    def _describe(self, job: Job, to: RowMemory) -> tuple[library.Job, Any]:
+    def _describe(self, job: Job, to: RowMemory) -> tuple[steps.Job, Any]:
         """The library's structure of a job, and what it points to."""
         cache = job.cache
         numbers = job.positions
+        new, rows = len(job.tokens), to.start + len(job.tokens)
         windowed = 0 < self.least_window <= max(numbers) and to.common <= to.start
         if windowed:
             numbers = [*numbers, *cache.row_positions(), *job.scratch_positions]
         held = np.array(numbers, np.int32)
+        if len(held) != new + windowed * rows:
+            raise ValueError(f"{len(held)} positions are not of {new} nodes and {rows} rows")
         seen = None if job.seen is None else job.seen.contiguous()
-        new = len(job.tokens)
-        segments = (library.Segment * len(cache.segments))(*map(self._segment, cache.segments))
-        part = library.Job(
+        segments = (steps.Segment * len(cache.segments))(*map(self._segment, cache.segments))
+        part = steps.Job(
             nodes=new,
             start=to.start,
             base=to.common,
             positions=held.ctypes.data,
-            seen=library.address(seen),
+            seen=steps.seen(seen, new, rows - to.common),
             row_positions=held[new:].ctypes.data if windowed else None,
-            keys=to.keys.data_ptr(),
-            values=to.values.data_ptr(),
-            layer_stride=to.keys.stride(0),
-            head_stride=to.keys.stride(1),
+            **self._stored(to.keys, to.values),
+            room=to.keys.shape[2],
             segments=len(segments),
             segment=segments,
         )
         return part, (held, seen, segments)
 
-    def _segment(self, segment: Segment) -> library.Segment:
+    def _segment(self, segment: Segment) -> steps.Segment:
         """The library's structure of shared rows."""
         if segment not in self.segments:
             keys, values = _rows_at(segment.k), _rows_at(segment.v)
-            part = library.Segment(
-                keys=keys.data_ptr(),
-                values=values.data_ptr(),
-                layer_stride=keys.stride(0),
-                head_stride=keys.stride(1),
-                start=segment.start,
-                rows=len(segment.tokens),
+            if keys.shape[2] != len(segment.tokens):
+                raise ValueError(f"{len(segment.tokens)} shared tokens have {keys.shape[2]} rows")
+            part = steps.Segment(
+                **self._stored(keys, values), start=segment.start, rows=keys.shape[2]
             )
             self.segments[segment] = part, (keys, values)
         return self.segments[segment][0]
+
+    def _stored(self, keys: torch.Tensor, values: torch.Tensor) -> dict[str, int]:
+        """Where rows of all layers lie. Raises ValueError where they are not of this model."""
+        return steps.stored(keys, values, len(self.layout), self.model.kv_heads, self.width)
 
 
 def _rows_at(layers: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -442,7 +447,7 @@ def _rows_at(layers: Sequence[torch.Tensor]) -> torch.Tensor:
 def _activation(act: Any) -> int:
     """The library's number of an activation. Raises LookupError."""
     if isinstance(act, (nn.SiLU, type(ACT2FN["silu"]))):
-        return library.ACTIVATIONS.index("silu")
+        return steps.ACTIVATIONS.index("silu")
     if isinstance(act, type(ACT2FN["gelu_pytorch_tanh"])):
-        return library.ACTIVATIONS.index("gelu_tanh")
+        return steps.ACTIVATIONS.index("gelu_tanh")
     raise LookupError(f"it has no activation {type(act).__name__}")

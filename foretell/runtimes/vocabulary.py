@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig, first_line
-from foretell.runtimes.llama_library import check, library, open_model
+from foretell.families.gguf_limits import check
+from foretell.runtimes.llama_library import library, open_model
 
 
 class Vocabulary:

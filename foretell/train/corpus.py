@@ -21,6 +21,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from foretell.errors import BadConfig
+from foretell.ops.parsing import json_of
 
 END = "<|endoftext|>"
 SPECIALS = [END, "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>", "<|r0|>", "<|r1|>"]
@@ -64,7 +65,7 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
         with path.open("rb") as lines:
             for number, line in enumerate(lines):
                 try:
-                    row = json.loads(line)
+                    row = json_of(line)
                 except UnicodeDecodeError:
                     raise BadConfig(
                         f"--text {source}: line {number + 1} is not UTF-8; "

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import BadConfig, ForetellError
 from foretell.measure.prompts import Prompt, read_prompts
 from foretell.ops.files import write_text
+from foretell.ops.parsing import json_of
 from foretell.ops.segments import CLOSE, HISTORY, KNOWN, LIST, OPEN_BEHIND, THINK, THOUGHT
 from foretell.train import recipes
 
@@ -114,7 +115,7 @@ def write_rounds(lm: LM, source: Path, out: Path, cut: Cut, tell: Tell) -> dict[
     Raises BadConfig.
     """
     prompts = read_prompts(source)
-    lines = [json.loads(line) for line in source.read_text("utf-8").split("\n") if line.strip()]
+    lines = [json_of(line) for line in source.read_text("utf-8").split("\n") if line.strip()]
     rows: list[Row] = []
     counts = {"texts": len(prompts), "rows": 0, "without_thoughts": 0, "unfinished": 0}
     for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):

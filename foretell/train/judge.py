@@ -31,6 +31,7 @@ from foretell.measure.bench.sets import prompt_ids
 from foretell.ops.files import write_text
 from foretell.ops.fingerprint import norm_mark
 from foretell.ops.judging import FILE, LinearJudge, save
+from foretell.ops.parsing import json_of
 from foretell.train.acceptance import answered, auc, read
 from foretell.train.answers import AT_ONCE
 from foretell.train.tasks import Task
@@ -119,7 +120,7 @@ def known(path: Path) -> Walk | None:
     if not path.exists():
         return None
     try:
-        found = Walk(**json.loads(path.read_text("utf-8")))
+        found = Walk(**json_of(path.read_text("utf-8")))
         found.judged = [(int(place), int(token), bool(same)) for place, token, same in found.judged]
     except (OSError, ValueError, TypeError) as error:
         what = f"is no walk through an answer ({first_line(error)})"

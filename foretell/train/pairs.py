@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import BadConfig, PromptTooLong
 from foretell.measure.prompts import Prompt, read_prompts
 from foretell.ops.files import write_text
+from foretell.ops.parsing import json_of
 from foretell.outputs import Output
 from foretell.stats import Stats
 
@@ -122,7 +123,7 @@ def known(path: Path, prompts: Sequence[Prompt]) -> list[Row]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+    return [json_of(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
 
 
 def read_pairs(path: Path, reader: Reader) -> None:

@@ -6,13 +6,13 @@ A field has the name of the command's option: `answer-tokens = 224` is `--answer
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig, BadFile, UnknownMethod
 from foretell.ops.files import write_text
+from foretell.ops.parsing import toml_of
 
 FOLDER = Path(__file__).parents[1] / "assets" / "recipes"
 KEPT = "recipe.toml"  # in a run's folder: all of its settings, wherever they came from
@@ -69,7 +69,7 @@ def find(name: str) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """The fields of a file, `-` in their names as `_`. Raises BadFile."""
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = toml_of(path.read_text("utf-8"))
     except OSError as error:
         raise BadFile(f"{path}: cannot be read ({error.strerror}); name a recipe's file") from error
     except ValueError as error:

@@ -23,6 +23,7 @@ from foretell.errors import BadConfig, BadFile, ForetellError
 from foretell.measure.bench.sets import prompt_ids
 from foretell.measure.prompts import read_prompts
 from foretell.ops.files import write_text
+from foretell.ops.parsing import json_of
 from foretell.ops.rewards import Reward
 from foretell.registry import load
 from foretell.spec import reward_of
@@ -63,7 +64,7 @@ def read_questions(
         lines = [line for line in Path(path).read_text("utf-8").split("\n") if line.strip()]
         for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):
             where = f"{path}, row {number}"
-            row = json.loads(line)
+            row = json_of(line)
             references = _references(row.get("references", []), where)
             try:
                 reward = compared(reward_of(row.get("reward", spec), lm.encode), references)
@@ -179,7 +180,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
     """What a JSON file holds, made and written where there is none yet. Raises BadFile."""
     if path.exists():
         try:
-            return json.loads(path.read_text("utf-8"))
+            return json_of(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise BadFile(f"{path}: cannot be read ({error}); delete it") from error
     found = make()

@@ -168,3 +168,124 @@ def test_texts_are_those_of_plain_decoding(method: str, tmp_path: Path) -> None:
     got = lm.generate(prompts, f"{method}:head={tmp_path / 'head'},nodes=6", max_new_tokens=12)
     assert [out.tokens for out in got] == [out.tokens for out in want]
     assert all(out.stats.drafted for out in got)
+
+
+# --- configurations that say more than the files hold
+
+
+def spoilt(folder: Path, kind: str, options: dict[str, Any], tensors: Any = None) -> Path:
+    """A head whose configuration, and tensors where any are given, are not what it was made of."""
+    head = build(kind, target_shape(target()))
+    save(head, None, folder, target(), {})
+    config = json.loads((folder / "config.json").read_text())
+    config["options"] |= options
+    (folder / "config.json").write_text(json.dumps(config))
+    if tensors is not None:
+        save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
+    return folder
+
+
+VOCAB = 97
+OWN = ("eagle3", "mtp", "medusa", "hydra", "mlp-speculator")
+
+
+@pytest.mark.parametrize("rows", [VOCAB + 6, VOCAB - 2, 1 << 40, -1, "90", True, 3.5])
+@pytest.mark.parametrize("kind", OWN)
+def test_an_output_matrix_of_other_rows_than_tokens_is_refused(
+    kind: str, rows: Any, tmp_path: Path
+) -> None:
+    hidden = target_shape(target()).hidden
+    given = rows if type(rows) is int and 0 < rows < 1000 else 4
+    several = {"medusa": 4, "hydra": 4}.get(kind, 0)
+    names = [f"matrix.{i}" for i in range(several)] or ["matrix"]
+    tensors = {f"{name}.weight": torch.zeros(given, hidden) for name in names}
+    if kind == "hydra":
+        tensors |= {f"{name}.bias": torch.zeros(given) for name in names}
+    folder = spoilt(tmp_path / "it", kind, {"own_matrix": rows}, tensors)
+    with pytest.raises(BadModel, match="own_matrix=") as refused:
+        load(folder, target())
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize("kept", [[0, VOCAB], [-1, 3], [5, 5], [7, 3], [], [[1, 2]], [0.0, 1.0]])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "clover"])
+def test_so_are_kept_tokens_that_the_target_has_not(
+    kind: str, kept: list[Any], tmp_path: Path
+) -> None:
+    folder = spoilt(tmp_path / "it", kind, {}, {"kept": torch.tensor(kept)})
+    with pytest.raises(BadModel, match=f"kept tokens: must be ids from 0 to {VOCAB - 1}"):
+        load(folder, target())
+
+
+def test_so_are_fewer_rows_than_kept_tokens(tmp_path: Path) -> None:
+    matrix = {"matrix.weight": torch.zeros(3, target_shape(target()).hidden)}
+    kept = {"kept": torch.tensor([1, 2, 3, 4])}
+    folder = spoilt(tmp_path / "it", "eagle3", {"own_matrix": 3}, matrix | kept)
+    with pytest.raises(BadModel, match="own_matrix=3: must have a row for each of 4 tokens"):
+        load(folder, target())
+
+
+DAMAGED: list[tuple[str, dict[str, Any]]] = [
+    ("eagle3", {"taps": 3}),
+    ("eagle3", {"taps": ["a"]}),
+    ("eagle3", {"taps": [0] * 100}),
+    ("eagle3", {"tap_norms": ["each"]}),
+    ("eagle3", {"layer": {"heads": 1 << 40}}),
+    ("eagle3", {"layer": {"width": 33}}),
+    ("eagle3", {"layer": {"intermediate": 1 << 30}}),
+    ("eagle3", {"layer": {"intermediate": -1}}),
+    ("eagle3", {"layer": {"kv_heads": 3}}),
+    ("eagle3", {"layer": {"theta": "high"}}),
+    ("eagle3", {"layer": {"eps": float("nan")}}),
+    ("eagle", {"layer": {"hidden": 48}}),
+    ("eagle", {"layer": {"colour": 1}}),
+    ("eagle", {"layer": []}),
+    ("eagle", {"bias": 1}),
+    ("dflash", {"block": 1}),
+    ("dflash", {"block": "8"}),
+    ("dflash", {"layers": 1 << 30}),
+    ("dflash", {"taps": [99]}),
+    ("mtp", {"family": {"model_type": "nobody"}}),
+    ("mtp", {"family": 3}),
+    ("mlp-speculator", {"own_matrix": VOCAB, "inner": 1 << 40}),
+    ("mlp-speculator", {"own_matrix": VOCAB, "steps": 0}),
+    ("kangaroo", {"layers": 1.5}),
+    ("kangaroo", {"layers": 0}),
+]
+
+
+@pytest.mark.parametrize("kind, options", DAMAGED, ids=str)
+def test_options_of_another_type_or_size_are_one_line(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = spoilt(tmp_path / "it", kind, options)
+    with pytest.raises(BadModel, match=r"config.json|model.safetensors") as refused:
+        load(folder, target())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_configuration_takes_no_memory_that_its_file_does_not_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is built first has no memory at all."""
+    from foretell.heads import folder as module
+
+    made = []
+
+    def noted(*args: Any) -> Any:
+        head = build(*args)
+        made.append(next(head.parameters()).device.type)
+        return head
+
+    monkeypatch.setattr(module, "build", noted)
+    folder = spoilt(tmp_path / "it", "eagle3", {"own_matrix": VOCAB})
+    with pytest.raises(BadModel, match=r"lacks matrix.weight"):
+        load(folder, target())
+    assert made == ["meta"]
+
+
+def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
+    folder = spoilt(tmp_path / "it", "eagle3", {})
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(BadModel, match="nested too deeply"):
+        load(folder, target())

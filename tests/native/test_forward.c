@@ -12,6 +12,7 @@
 #define WINDOW 6 /* of the layer in the middle */
 #define TEXT 67  /* tokens */
 #define LONG_TEXT 530
+#define POSITIONS (LONG_TEXT + 32)
 
 static int32_t text[LONG_TEXT], places[LONG_TEXT];
 
@@ -25,7 +26,7 @@ typedef struct {
 typedef struct {
     ft_model model;
     ft_layer layer[LAYERS];
-    float *cosines, *sines;
+    float *cosines, *sines; /* (POSITIONS, width / 2) */
 } network;
 
 /* Keys and values (layers, heads, capacity, width), and the position of each row. */
@@ -50,9 +51,9 @@ static void make_network(network *net, const shape *of, int form) {
             make_matrix(form, 2 * of->inner, of->hidden, of->biased),
             make_matrix(form, of->hidden, of->inner, of->biased)};
     int32_t half = width / 2;
-    net->cosines = room((size_t)(LONG_TEXT + 32) * half * 4);
-    net->sines = room((size_t)(LONG_TEXT + 32) * half * 4);
-    for (int32_t i = 0; i < (LONG_TEXT + 32) * half; i++) {
+    net->cosines = room((size_t)POSITIONS * half * 4);
+    net->sines = room((size_t)POSITIONS * half * 4);
+    for (int32_t i = 0; i < POSITIONS * half; i++) {
         double angle = i / half * pow(100.0, -(double)(i % half) / half);
         net->cosines[i] = (float)cos(angle);
         net->sines[i] = (float)sin(angle);
@@ -101,7 +102,7 @@ static ft_job job_of(const network *net, cache *of, int32_t start, int32_t base,
         of->positions[start + i] = positions[i];
     int64_t stride = (int64_t)of->capacity * net->model.width;
     return (ft_job){nodes, start, base, positions, seen, of->positions, of->keys, of->values,
-                    stride * net->model.kv_heads, stride, 0, NULL};
+                    stride * net->model.kv_heads, stride, of->capacity, 0, NULL};
 }
 
 typedef struct {
@@ -131,12 +132,13 @@ static void forward(const network *net, const ft_job *jobs, int32_t count, const
     ft_step step = {
         .jobs = jobs, .job_count = count, .nodes = nodes, .states = states,
         .cosines = net->cosines, .sines = net->sines,
+        .positions = POSITIONS,
         .layers = what.layers ? what.layers : all,
         .layer_count = what.layers ? what.layer_count : LAYERS,
         .rows = rows, .row_count = nodes, .logits = what.logits,
         .taps = taps, .tap_count = what.tapped ? COUNT(taps) : 0, .tapped = what.tapped};
-    if (!ft_forward(&net->model, &step, what.threads))
-        fail("no memory", "forward");
+    if (ft_forward(&net->model, &step, what.threads) != FT_DONE)
+        fail("it is not done", "forward");
     free(states);
     free(rows);
 }
@@ -324,11 +326,12 @@ static void check_following(const network *net, int32_t threads) {
     float *entering = room((size_t)hidden * 4);
     ft_step step = {
         .jobs = jobs, .job_count = TEXTS, .nodes = nodes, .states = states,
-        .cosines = net->cosines, .sines = net->sines, .layers = layers, .layer_count = LAYERS,
+        .cosines = net->cosines, .sines = net->sines, .positions = POSITIONS, .layers = layers,
+        .layer_count = LAYERS,
         .rows = rows, .row_count = TEXTS, .logits = logits};
     ft_following following = {&net->model.head, scale, names, MORE, tokens, chances};
-    if (!ft_follow(&net->model, &step, &following, threads))
-        fail("no memory", "ft_follow");
+    if (ft_follow(&net->model, &step, &following, threads) != FT_DONE)
+        fail("it is not done", "ft_follow");
     for (int32_t j = 0, from = 0; j < TEXTS; from += lengths[j++]) {
         ft_job job = job_of(net, other + j, 0, 0, lengths[j], places, NULL);
         int32_t last = lengths[j] - 1;
@@ -339,8 +342,8 @@ static void check_following(const network *net, int32_t threads) {
         step.rows = &last;
         step.logits = logit;
         for (int32_t i = 0; i < MORE; i++) {
-            if (!ft_forward(&net->model, &step, 1))
-                fail("no memory", "ft_forward");
+            if (ft_forward(&net->model, &step, 1) != FT_DONE)
+                fail("it is not done", "ft_forward");
             if (!i && memcmp(logit, logits + j * VOCAB, sizeof logit))
                 fail("the first row is another than alone", "ft_follow");
             alone_tokens[i] = names[best_of(logit, &chance)];
@@ -426,8 +429,8 @@ static void enter_below(const grower *head, int64_t token, const float *state, f
     float *both = room(8 * (size_t)hidden);
     memcpy(both, tokens, 4 * (size_t)hidden);
     ft_chosen()->norm(state, head->growth.state_norm, head->growth.eps, hidden, both + hidden);
-    if (!ft_product(&head->growth.enter, both, 1, states, 1))
-        fail("no memory", "ft_product");
+    if (ft_product(&head->growth.enter, both, 1, states, 1) != FT_DONE)
+        fail("it is not done", "ft_product");
     free(both);
 }
 
@@ -445,11 +448,12 @@ static void chances_alone(const grower *head, const network *net, int32_t length
     ft_job job = job_of(net, &own, 0, 0, length, places, NULL);
     ft_step step = {.jobs = &job, .job_count = 1, .nodes = length, .states = states,
                     .tokens = embedded, .cosines = net->cosines, .sines = net->sines,
+                    .positions = POSITIONS,
                     .layers = &layer, .layer_count = 1, .rows = &last, .row_count = 1,
                     .logits = logits, .taps = &tap, .tap_count = 1, .tapped = left};
     for (int32_t i = 0; i < count; i++) {
-        if (!ft_forward(&head->model, &step, 1))
-            fail("no memory", "ft_forward");
+        if (ft_forward(&head->model, &step, 1) != FT_DONE)
+            fail("it is not done", "ft_forward");
         float best = -INFINITY, sum = 0;
         for (int32_t v = 0; v < VOCAB; v++)
             best = logits[v] > best ? logits[v] : best;
@@ -501,6 +505,7 @@ static void check_growing(const network *net, int form, int32_t beside, int32_t 
     float *embedded = random_floats((int64_t)nodes * hidden, 1);
     ft_step step = {.jobs = jobs, .job_count = TEXTS, .nodes = nodes, .states = states,
                     .tokens = embedded, .cosines = net->cosines, .sines = net->sines,
+                    .positions = POSITIONS,
                     .layers = &layer, .layer_count = 1, .rows = rows, .row_count = TEXTS,
                     .logits = logits};
     if (ft_grow(&head.model, &step, &head.growth, threads) != DEPTH)

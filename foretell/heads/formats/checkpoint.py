@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from foretell.errors import BadModel, first_line
 from foretell.folders import check_files
 from foretell.heads.base import Head, TargetShape
 from foretell.heads.output import Output
+from foretell.ops.parsing import json_of
 
 TABLE = "embed_tokens.weight"
 PREFIX = "model."  # some exporters put it in front of all names
@@ -56,7 +56,7 @@ class Checkpoint:
     def _config(self) -> dict[str, Any]:
         path = self.folder / "config.json"
         try:
-            config = dict(json.loads(path.read_text("utf-8")))
+            config = dict(json_of(path.read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise BadModel(f"{path}: damaged ({first_line(error)}); fetch it again") from error
         # vLLM wraps the configuration of an EAGLE head.
@@ -160,7 +160,7 @@ class Checkpoint:
         if not path.is_file() or target.tokenizer is None:
             return
         try:
-            described = json.loads(path.read_text("utf-8"))
+            described = json_of(path.read_text("utf-8"))
             words = described["model"]["vocab"]
         except (ValueError, LookupError, TypeError) as error:
             raise BadModel(f"{path}: damaged ({first_line(error)}); fetch it again") from error

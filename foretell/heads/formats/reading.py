@@ -7,7 +7,6 @@ layers are counted, is measured by `check_taps`.
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Sequence
 from functools import cache
@@ -24,6 +23,7 @@ from foretell.heads.base import Head, Texts
 from foretell.heads.formats.base import Format
 from foretell.heads.formats.checkpoint import Checkpoint
 from foretell.heads.output import Output
+from foretell.ops.parsing import json_of
 
 OWN = "foretell"  # the name of our own layout
 # Hits by which the best way to count layers must be ahead, as a share of all tokens tried.
@@ -73,7 +73,7 @@ def load(
 def is_own(folder: Path) -> bool:
     """Whether a folder is to be read as one of ours: it says so, or is no whole head at all."""
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json_of((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return True
     return not isinstance(config, dict) or "foretell" in str(config.get("schema", ""))

@@ -60,12 +60,15 @@ static void best_work(ft_team *team, int thread, void *argument) {
     }
 }
 
-EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
-                    int32_t wanted, float *values, int32_t *places, float *log_sums,
-                    int32_t threads) {
+EXPORT int32_t ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
+                       int32_t wanted, float *values, int32_t *places, float *log_sums,
+                       int32_t threads) {
+    if (rows < 0 || wanted < 1 || wanted > length)
+        return FT_MISFIT;
     best_job job = {logits, stride, rows, length, wanted, values, places, log_sums};
     threads = threads < 1 ? 1 : threads > rows ? rows : threads;
     ft_run(best_work, &job, threads > MOST_THREADS ? MOST_THREADS : threads);
+    return FT_DONE;
 }
 
 EXPORT void ft_masked(const float *logits, const uint8_t *allowed, int32_t length, float *out) {

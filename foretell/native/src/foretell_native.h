@@ -1,12 +1,12 @@
-/* What Python hands to the library (foretell/native/library.py has the same structures), and the
-   kernels that every kind of processor has its own build of. */
+/* What Python hands to the library (foretell/native/library.py and steps.py have the same
+   structures), and the kernels that every kind of processor has its own build of. */
 
 #ifndef FORETELL_NATIVE_H
 #define FORETELL_NATIVE_H
 
 #include <stdint.h>
 
-#define FT_VERSION 12
+#define FT_VERSION 13
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -15,6 +15,9 @@
 
 enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
 enum { FT_SILU, FT_GELU_TANH };
+/* What a call returns. Refused are sizes that do not belong to each other, and numbers of tokens,
+   rows, layers or positions beyond what there is; nothing is computed then, or nothing further. */
+enum { FT_OUTSIDE = -2, FT_MISFIT = -1, FT_NO_MEMORY = 0, FT_DONE = 1 };
 
 /* y = x W^T + bias, W (outputs, inputs), packed in blocks of 16 outputs; see packing.py.
    `inputs` is a multiple of 32, `blocks` is outputs / 16, rounded up. */
@@ -69,7 +72,8 @@ typedef struct {
     const int32_t *row_positions;  /* (start + nodes,) or NULL: where no layer has a window */
     uint16_t *keys, *values;
     int64_t layer_stride, head_stride;
-    int32_t segments;
+    int32_t room;                  /* rows that there is memory for */
+    int32_t segments;              /* MOST_SPANS at most */
     const ft_segment *segment;
 } ft_job;
 
@@ -79,6 +83,7 @@ typedef struct {
     const float *states;           /* (nodes, hidden) what enters the first layer that runs */
     const float *tokens;           /* (nodes, hidden) embeddings, for layers that read them */
     const float *cosines, *sines;  /* (positions, width / 2) */
+    int32_t positions;
     const int32_t *layers;         /* that run, in order */
     int32_t layer_count;
     const int32_t *rows;           /* nodes whose logits are wanted */
@@ -249,9 +254,19 @@ const ft_kernels *ft_chosen(void);
 /* The `wanted` best of logits, best first, of equals the first; returns how many there are. */
 int32_t ft_best_of(const float *logits, int32_t count, int32_t wanted, int32_t *places);
 
+/* Whether what a call is given can be computed: FT_DONE, or why it is refused. */
+int32_t ft_check_matrix(const ft_matrix *matrix, int64_t outputs, int64_t inputs);
+int32_t ft_check_rows(const ft_matrix *matrix, const int64_t *outputs, int32_t count);
+int32_t ft_check_step(const ft_model *model, const ft_step *step, int between);
+int32_t ft_check_between(const ft_model *model, const ft_between *between);
+int32_t ft_check_following(const ft_model *model, const ft_step *step,
+                           const ft_following *following);
+int32_t ft_check_growth(const ft_model *model, const ft_step *step, const ft_growth *growth);
+int32_t ft_check_reading(const ft_reading *reading);
+
 extern const ft_kernels ft_portable, ft_avx2, ft_avx512, ft_avx512_bf16, ft_neon;
 
-/* --- what Python calls */
+/* --- what Python calls: a whole number returned is one of those above, unless said otherwise */
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -263,37 +278,37 @@ EXPORT int32_t ft_version(void);
 EXPORT const char *ft_kind(void);
 /* Chooses the kernels of this kind from now on; 0: this processor cannot run them. */
 EXPORT int32_t ft_choose(const char *name);
-/* y (rows, outputs) = x (rows, inputs) W^T + bias. 0: no memory. */
+/* y (rows, outputs) = x (rows, inputs) W^T + bias. */
 EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows, float *y,
                           int32_t threads);
-/* One forward. 0: no memory. */
+/* One forward. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads);
-/* A forward, and those of the tokens that follow it. 0: no memory. */
+/* A forward, and those of the tokens that follow it. */
 EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_following *following,
                          int32_t threads);
 /* A forward with one row of logits a job, and a tree below its node. Returns how many forwards it
-   took; 0: no memory. */
+   took, where it is done. */
 EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_growth *growth,
                        int32_t threads);
 /* A part of a step, see ft_between. The step's `states` are read by nobody: they begin as
-   `hidden`. 0: no memory. */
+   `hidden`. */
 EXPORT int32_t ft_go_between(const ft_model *model, const ft_step *step, const ft_between *between,
                              int32_t threads);
-/* Attention over listed rows. 0: no memory. */
+/* Attention over listed rows. */
 EXPORT int32_t ft_read(const ft_reading *reading, int32_t threads);
 /* Products of queries with all rows of their key head, out (heads, nodes, rows); nothing is scaled
    or hidden. */
-EXPORT void ft_products(const ft_reading *reading, int32_t threads);
+EXPORT int32_t ft_products(const ft_reading *reading, int32_t threads);
 /* Of each list of scores (lists, length) the places of the `count` highest, ascending (lists,
-   count); of equal ones the first. 0: no memory. */
+   count); of equal ones the first. */
 EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
                           int32_t *places, int32_t threads);
 /* Of each row of logits (rows, length), `stride` numbers apart, the `wanted` best, at most
    `length`, with their places, best first and of equals the first, (rows, wanted) each; and the
    logs of the rows' sums of exponentials (rows,), NULL: not wanted. NaN has no place among them. */
-EXPORT void ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
-                    int32_t wanted, float *values, int32_t *places, float *log_sums,
-                    int32_t threads);
+EXPORT int32_t ft_best(const float *logits, int64_t stride, int32_t rows, int32_t length,
+                       int32_t wanted, float *values, int32_t *places, float *log_sums,
+                       int32_t threads);
 /* Into `out` the logits whose entry of `allowed` is not 0, and -inf in the place of the others. */
 EXPORT void ft_masked(const float *logits, const uint8_t *allowed, int32_t length, float *out);
 /* The first place at which the sum of weights (length,) up to it is above u times the whole sum,
@@ -311,7 +326,8 @@ EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32
 EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
                       float *minima, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
-EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count, float *out);
+EXPORT int32_t ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
+                          float *out);
 /* Bytes a second that this many threads read of memory (bytes,). */
 EXPORT double ft_read_rate(const void *memory, int64_t bytes, int32_t threads);
 

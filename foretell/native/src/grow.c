@@ -101,10 +101,13 @@ static void *piece(char **memory, int64_t bytes) {
     return found;
 }
 
-/* A forward with one row of logits a job, and a tree below its node. Returns how many forwards it
-   took; 0: no memory. */
 EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_growth *growth,
                        int32_t threads) {
+    int32_t done = ft_check_step(model, step, 0);
+    if (done == FT_DONE)
+        done = ft_check_growth(model, step, growth);
+    if (done != FT_DONE)
+        return done;
     const int32_t jobs = step->job_count, hidden = model->hidden, outputs = model->head.outputs;
     const int32_t breadth = growth->breadth, most = jobs * breadth;
     const int32_t per_tree = breadth + (growth->depth - 1) * breadth * breadth;
@@ -125,7 +128,7 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
                     apart(step->nodes * state_bytes) + apart(4 * (int64_t)most * outputs);
     char *memory = NULL, *place;
     if (posix_memalign((void **)&memory, 64, (size_t)bytes))
-        return 0;
+        return FT_NO_MEMORY;
     place = memory;
     tree *trees = piece(&place, jobs * (int64_t)sizeof(tree));
     ft_job *parts = piece(&place, jobs * (int64_t)sizeof(ft_job));
@@ -149,8 +152,8 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
     next.taps = &last_tap;
     next.tap_count = 1;
     next.tapped = first_states;
-    int32_t done = ft_forward(model, &next, threads);
-    for (int32_t j = 0; done && j < jobs; j++) {
+    done = ft_forward(model, &next, threads);
+    for (int32_t j = 0; done == FT_DONE && j < jobs; j++) {
         tree *of = trees + j;
         *of = (tree){.nodes = piece(&place, per_tree * (int64_t)sizeof(grown)),
                      .frontier = piece(&place, 4 * breadth),
@@ -163,7 +166,7 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
                     hidden, of->root);
     }
     int32_t forwards = 1;
-    for (int32_t level = 1; done && level < growth->depth; level++) {
+    for (int32_t level = 1; done == FT_DONE && level < growth->depth; level++) {
         int32_t nodes = 0, growing = 0;
         for (int32_t j = 0; j < jobs; j++) {
             const ft_job *text = step->jobs + j;
@@ -199,7 +202,9 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
         }
         if (!growing)
             break;
-        ft_rows_of(growth->embeddings, tokens, nodes, embedded);
+        done = ft_rows_of(growth->embeddings, tokens, nodes, embedded);
+        if (done != FT_DONE)
+            break;
         for (int64_t k = 0; growth->scale != 1.0f && k < (int64_t)nodes * hidden; k++)
             embedded[k] *= growth->scale;
         const float *enters = entering;
@@ -222,9 +227,10 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
         next.rows = rows;
         next.logits = logits;
         next.tapped = left;
-        done = done && ft_forward(model, &next, threads);
+        if (done == FT_DONE)
+            done = ft_forward(model, &next, threads);
         forwards++;
-        for (int32_t i = 0, k = 0; done && i < nodes; i++) {
+        for (int32_t i = 0, k = 0; done == FT_DONE && i < nodes; i++) {
             tree *of = trees + owners[i];
             k = i && owners[i] == owners[i - 1] ? k + 1 : 0;
             int32_t parent = of->frontier[k];
@@ -232,14 +238,14 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
                         of->states + (int64_t)of->nodes[parent].row * hidden);
             add_children(of, parent, logits + (int64_t)i * outputs, outputs, growth, found);
         }
-        for (int32_t j = 0; done && j < jobs; j++) {
+        for (int32_t j = 0; done == FT_DONE && j < jobs; j++) {
             tree *of = trees + j;
             of->rows += of->width;
             look_ahead(of, growth);
         }
     }
-    for (int32_t j = 0; done && j < jobs; j++)
+    for (int32_t j = 0; done == FT_DONE && j < jobs; j++)
         choose(trees + j, growth, j, found, places);
     free(memory);
-    return done ? forwards : 0;
+    return done == FT_DONE ? forwards : done;
 }

@@ -46,19 +46,21 @@ static int soonest_apart(const ft_reading *reading, int32_t threads) {
            rounds((int64_t)reading->kv_heads * nodes, threads, together ? 3 + group : 4 * group);
 }
 
-/* 0: no memory. */
 EXPORT int32_t ft_read(const ft_reading *reading, int32_t threads) {
+    const int32_t checked = ft_check_reading(reading);
+    if (checked != FT_DONE || reading->value_width < 1 || !reading->values)
+        return checked == FT_DONE ? FT_MISFIT : checked;
     const int32_t group = reading->heads / reading->kv_heads;
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     listed_job job = {.reading = reading, .heads = soonest_apart(reading, threads) ? 1 : group};
     job.bytes = (ft_chosen()->reading_bytes(reading) + 63) / 64 * 64;
     void *memory = NULL;
     if (posix_memalign(&memory, 64, (size_t)(threads * job.bytes)))
-        return 0;
+        return FT_NO_MEMORY;
     job.memory = memory;
     ft_run(listed_work, &job, threads);
     free(memory);
-    return 1;
+    return FT_DONE;
 }
 
 static void products_work(ft_team *team, int thread, void *argument) {
@@ -72,8 +74,11 @@ static void products_work(ft_team *team, int thread, void *argument) {
     }
 }
 
-EXPORT void ft_products(const ft_reading *reading, int32_t threads) {
-    ft_run(products_work, (void *)reading, threads);
+EXPORT int32_t ft_products(const ft_reading *reading, int32_t threads) {
+    const int32_t checked = ft_check_reading(reading);
+    if (checked == FT_DONE)
+        ft_run(products_work, (void *)reading, threads);
+    return checked;
 }
 
 /* --- the highest of some numbers */
@@ -178,17 +183,18 @@ static void highest_work(ft_team *team, int thread, void *argument) {
                      job->places + (int64_t)list * job->count, places, keys);
 }
 
-/* 0: no memory. */
 EXPORT int32_t ft_highest(const float *scores, int32_t lists, int32_t length, int32_t count,
                           int32_t *places, int32_t threads) {
+    if (lists < 0 || count < 1 || count > length)
+        return FT_MISFIT;
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     highest_job job = {.scores = scores, .lists = lists, .length = length, .count = count,
                        .places = places};
     job.bytes = 64 * ((12 * (int64_t)length + 63) / 64); /* places, and keys twice */
     job.memory = malloc((size_t)(threads * job.bytes));
     if (!job.memory)
-        return 0;
+        return FT_NO_MEMORY;
     ft_run(highest_work, &job, threads);
     free(job.memory);
-    return 1;
+    return FT_DONE;
 }

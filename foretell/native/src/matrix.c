@@ -31,9 +31,12 @@ static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
     }
 }
 
-/* Rows of a matrix by number, out (count, inputs). */
-EXPORT void ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
-                       float *out) {
+EXPORT int32_t ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
+                          float *out) {
+    const int32_t checked = ft_check_rows(matrix, outputs, count);
+    if (checked != FT_DONE)
+        return checked;
     for (int32_t i = 0; i < count; i++)
         unpack_row(matrix, (int32_t)outputs[i], out + (int64_t)i * matrix->inputs);
+    return FT_DONE;
 }

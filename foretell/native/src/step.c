@@ -163,16 +163,17 @@ static void product_work(ft_team *team, int thread, void *argument) {
     multiply(team, thread, job->matrix, &job->prepared, job->rows, job->y, job->matrix->outputs, 0);
 }
 
-/* y (rows, outputs) = x (rows, inputs) W^T + bias. 0: no memory. */
 EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows, float *y,
                           int32_t threads) {
+    if (rows < 0 || ft_check_matrix(matrix, 0, 0) != FT_DONE)
+        return FT_MISFIT;
     char *memory = memory_of(rows_bytes(rows, matrix->inputs));
     if (!memory)
-        return 0;
+        return FT_NO_MEMORY;
     product_job job = {matrix, x, rows, y, rows_at(memory, rows, matrix->inputs)};
     ft_run(product_work, &job, threads);
     free(memory);
-    return 1;
+    return FT_DONE;
 }
 
 /* --- weights */
@@ -697,8 +698,10 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     return memory;
 }
 
-/* One forward. 0: no memory. */
 EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t threads) {
+    const int32_t checked = ft_check_step(model, step, 0);
+    if (checked != FT_DONE)
+        return checked;
     const int32_t group = model->heads / model->kv_heads;
     step_job job = {.model = model, .step = step};
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
@@ -724,7 +727,7 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     int64_t shared = together ? calls_bytes + aligned(4 * calls * job.attention_floats) : 0;
     char *place, *memory = lay_out(&job, threads, shared, 4 * job.attention_floats, &place);
     if (!memory)
-        return 0;
+        return FT_NO_MEMORY;
     if (together) {
         job.calls = (ft_attention *)place;
         job.call_memory = (float *)(place + calls_bytes);
@@ -733,20 +736,24 @@ EXPORT int32_t ft_forward(const ft_model *model, const ft_step *step, int32_t th
     memcpy(job.hidden, step->states, 4 * (size_t)step->nodes * (size_t)model->hidden);
     ft_run(step_work, &job, threads);
     free(memory);
-    return 1;
+    return FT_DONE;
 }
 
-/* A part of a step whose attention the caller computes. 0: no memory. */
 EXPORT int32_t ft_go_between(const ft_model *model, const ft_step *step, const ft_between *between,
                              int32_t threads) {
+    int32_t checked = ft_check_step(model, step, 1);
+    if (checked == FT_DONE)
+        checked = ft_check_between(model, between);
+    if (checked != FT_DONE)
+        return checked;
     step_job job = {.model = model, .step = step, .between = between};
     threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     char *place, *memory = lay_out(&job, threads, 0, 0, &place);
     if (!memory)
-        return 0;
+        return FT_NO_MEMORY;
     ft_run(between_work, &job, threads);
     free(memory);
-    return 1;
+    return FT_DONE;
 }
 
 /* The jobs of a step whose nodes are the tokens that follow: one each, behind those before. */
@@ -759,17 +766,19 @@ static void go_on(ft_job *jobs, int32_t count, int32_t *positions) {
     }
 }
 
-/* A forward, and those of the tokens that follow it. 0: no memory. */
 EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_following *following,
                          int32_t threads) {
     const int32_t count = step->job_count, outputs = model->head.outputs, hidden = model->hidden;
-    if (!ft_forward(model, step, threads))
-        return 0;
+    int32_t done = ft_check_following(model, step, following);
+    if (done == FT_DONE)
+        done = ft_forward(model, step, threads);
+    if (done != FT_DONE)
+        return done;
     int64_t jobs = aligned(count * (int64_t)sizeof(ft_job));
     int64_t states = aligned(4 * (int64_t)count * hidden), numbers = aligned(4 * (int64_t)count);
     char *memory = memory_of(jobs + states + 2 * numbers + 4 * (int64_t)count * outputs);
     if (!memory)
-        return 0;
+        return FT_NO_MEMORY;
     ft_step next = *step;
     ft_job *parts = (ft_job *)memory;
     float *entering = (float *)(memory + jobs);
@@ -784,8 +793,7 @@ EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_fo
     next.states = entering;
     next.rows = rows;
     const float *found = step->logits;
-    int32_t done = 1;
-    for (int32_t i = 0; done && i < following->count; i++) {
+    for (int32_t i = 0; done == FT_DONE && i < following->count; i++) {
         int64_t *tokens = following->tokens + (int64_t)i * count;
         float *chances = following->chances + (int64_t)i * count;
         for (int32_t j = 0; j < count; j++) {
@@ -794,7 +802,9 @@ EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_fo
         }
         if (i + 1 == following->count)
             break;
-        ft_rows_of(following->embeddings, tokens, count, entering);
+        done = ft_rows_of(following->embeddings, tokens, count, entering);
+        if (done != FT_DONE)
+            break;
         for (int64_t k = 0; k < (int64_t)count * hidden; k++)
             entering[k] *= following->scale;
         go_on(parts, count, positions);

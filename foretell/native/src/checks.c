@@ -1,0 +1,162 @@
+/* What Python hands to the library, looked at before any of it is used: sizes that do not belong to
+   each other, and numbers of tokens, rows, layers and positions beyond what there is. */
+
+#include "foretell_native.h"
+
+#include <stddef.h>
+
+#define WIDEST 1024 /* levels, and nodes of one, of a tree */
+
+static int within(int64_t number, int64_t count) { return number >= 0 && number < count; }
+
+static int32_t all_within(const int32_t *numbers, int32_t count, int32_t below) {
+    for (int32_t i = 0; i < count; i++)
+        if (!within(numbers[i], below))
+            return FT_OUTSIDE;
+    return FT_DONE;
+}
+
+/* `outputs` and `inputs` that are wanted; 0: any. */
+int32_t ft_check_matrix(const ft_matrix *matrix, int64_t outputs, int64_t inputs) {
+    const int known = within(matrix->format, FT_BFLOAT16 + 1);
+    const int sized = matrix->outputs > 0 && matrix->inputs > 0 && !(matrix->inputs % GROUP) &&
+                      matrix->blocks == matrix->outputs / BLOCK + (matrix->outputs % BLOCK > 0);
+    const int there = matrix->weights && (matrix->scales || matrix->format == FT_BFLOAT16);
+    const int fits = (!outputs || matrix->outputs == outputs) &&
+                     (!inputs || matrix->inputs == inputs);
+    return known && sized && there && fits ? FT_DONE : FT_MISFIT;
+}
+
+int32_t ft_check_rows(const ft_matrix *matrix, const int64_t *outputs, int32_t count) {
+    if (count < 0 || ft_check_matrix(matrix, 0, 0) != FT_DONE)
+        return FT_MISFIT;
+    for (int32_t i = 0; i < count; i++)
+        if (!within(outputs[i], matrix->outputs))
+            return FT_OUTSIDE;
+    return FT_DONE;
+}
+
+/* Whether a matrix is of a layer: its rows of activations are rounded as the model's are. */
+static int of_layer(const ft_model *model, const ft_matrix *matrix, int64_t outputs,
+                    int64_t inputs) {
+    return ft_check_matrix(matrix, outputs, inputs) == FT_DONE &&
+           (matrix->format == FT_BFLOAT16) == (model->format == FT_BFLOAT16);
+}
+
+static int32_t check_model(const ft_model *model) {
+    const int32_t width = model->width, heads = model->heads, keys = model->kv_heads;
+    if (model->layers < 1 || heads < 1 || keys < 1 || heads % keys || heads / keys > MOST_NODES ||
+        model->hidden < 1 || model->hidden % GROUP || width < 1 || width % GROUP ||
+        model->inner < 1 || model->inner % GROUP || !within(model->format, FT_BFLOAT16 + 1) ||
+        !within(model->activation, FT_GELU_TANH + 1) || !model->layer)
+        return FT_MISFIT;
+    for (int32_t l = 0; l < model->layers; l++) {
+        const ft_layer *layer = model->layer + l;
+        const int64_t attended = (int64_t)heads * width, read = layer->token_norm ? 2 : 1;
+        if (!of_layer(model, &layer->qkv, attended + 2 * (int64_t)keys * width,
+                      read * model->hidden) ||
+            !of_layer(model, &layer->out, model->hidden, attended) ||
+            !of_layer(model, &layer->gate_up, 2 * (int64_t)model->inner, model->hidden) ||
+            !of_layer(model, &layer->down, model->hidden, model->inner))
+            return FT_MISFIT;
+        if (!layer->query_norm != !layer->key_norm)
+            return FT_MISFIT;
+    }
+    return ft_check_matrix(&model->head, 0, model->hidden);
+}
+
+static int32_t check_job(const ft_job *job, int32_t positions) {
+    if (job->nodes < 1 || job->start < 0 || job->start > job->room - job->nodes ||
+        !within(job->base, (int64_t)job->start + job->nodes + 1) || !job->positions ||
+        !job->keys || !job->values || !within(job->segments, MOST_SPANS + 1) ||
+        (job->segments && !job->segment))
+        return FT_MISFIT;
+    for (int32_t s = 0; s < job->segments; s++)
+        if (job->segment[s].rows < 0 || !job->segment[s].keys || !job->segment[s].values)
+            return FT_MISFIT;
+    return all_within(job->positions, job->nodes, positions);
+}
+
+/* `between`: whether the caller computes attention. */
+int32_t ft_check_step(const ft_model *model, const ft_step *step, int between) {
+    int64_t nodes = 0;
+    if (check_model(model) != FT_DONE || step->job_count < 1 || !step->jobs || !step->cosines ||
+        !step->sines || (!between && !step->states) || step->row_count < 0 ||
+        step->layer_count < 0 || step->tap_count < 0 || (step->row_count && !step->logits) ||
+        (step->tap_count && !step->tapped))
+        return FT_MISFIT;
+    for (int32_t j = 0; j < step->job_count; j++) {
+        const int32_t found = check_job(step->jobs + j, step->positions);
+        if (found != FT_DONE)
+            return found;
+        nodes += step->jobs[j].nodes;
+    }
+    if (nodes != step->nodes || step->row_count > nodes)
+        return FT_MISFIT;
+    for (int32_t l = 0; l < model->layers && !step->tokens; l++)
+        if (model->layer[l].token_norm)
+            return FT_MISFIT;
+    if (all_within(step->rows, step->row_count, step->nodes) != FT_DONE ||
+        all_within(step->layers, step->layer_count, model->layers) != FT_DONE ||
+        all_within(step->taps, step->tap_count, model->layers + 1) != FT_DONE)
+        return FT_OUTSIDE;
+    return FT_DONE;
+}
+
+int32_t ft_check_between(const ft_model *model, const ft_between *between) {
+    if (!between->hidden || !between->qkv || (between->after >= 0 && !between->attended))
+        return FT_MISFIT;
+    return within(between->after + 1, model->layers + 1) &&
+                   within(between->before + 1, model->layers + 1)
+               ? FT_DONE
+               : FT_OUTSIDE;
+}
+
+/* What goes on reads rows of `embeddings` as states, and has one row of logits a job. */
+static int32_t check_going_on(const ft_model *model, const ft_step *step,
+                              const ft_matrix *embeddings) {
+    if (!embeddings || step->row_count != step->job_count)
+        return FT_MISFIT;
+    return ft_check_matrix(embeddings, 0, model->hidden);
+}
+
+int32_t ft_check_following(const ft_model *model, const ft_step *step,
+                           const ft_following *following) {
+    if (following->count < 1 || !following->tokens || !following->chances)
+        return FT_MISFIT;
+    return check_going_on(model, step, following->embeddings);
+}
+
+int32_t ft_check_growth(const ft_model *model, const ft_step *step, const ft_growth *growth) {
+    const ft_matrix *enter = &growth->enter;
+    if (growth->depth < 1 || growth->depth > WIDEST || growth->breadth < 1 ||
+        growth->breadth > WIDEST || growth->chosen < 1 || !growth->tokens || !growth->parents ||
+        !growth->counts || !growth->chances)
+        return FT_MISFIT;
+    if (enter->outputs &&
+        ft_check_matrix(enter, model->hidden, 2 * (int64_t)model->hidden) != FT_DONE)
+        return FT_MISFIT;
+    return check_going_on(model, step, growth->embeddings);
+}
+
+int32_t ft_check_reading(const ft_reading *reading) {
+    const int32_t rows = reading->rows, page = reading->page;
+    if (reading->heads < 1 || reading->kv_heads < 1 || reading->heads % reading->kv_heads ||
+        reading->nodes < 0 || rows < 0 || reading->width < 1 || !within(reading->wide, 2) ||
+        !reading->keys || !reading->q || !reading->out)
+        return FT_MISFIT;
+    if (reading->owners != reading->heads && reading->owners != reading->kv_heads)
+        return FT_MISFIT;
+    if (!reading->lists)
+        return FT_DONE;
+    /* Of each node there is room for every row once. */
+    if (page < 1 || reading->longest < 0 || !within(reading->first, (int64_t)rows + 1) ||
+        (int64_t)reading->longest * page > reading->first)
+        return FT_MISFIT;
+    const int64_t count = (int64_t)reading->owners * reading->nodes * reading->longest;
+    const int32_t pages = rows / page;
+    for (int64_t i = 0; i < count; i++)
+        if (!within(reading->lists[i], pages))
+            return FT_OUTSIDE;
+    return FT_DONE;
+}
