@@ -7,7 +7,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from foretell.errors import ForetellError
+from foretell.errors import ForetellError, ForetellWarning
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from foretell.wrapping import wrap
 
 __version__ = "0.1.0"
-__all__ = ["LM", "Contexts", "ForetellError", "Output", "Piece", "hf", "load", "methods", "wrap"]
+__all__ = [
+    "LM",
+    "Contexts",
+    "ForetellError",
+    "ForetellWarning",
+    "Output",
+    "Piece",
+    "hf",
+    "load",
+    "methods",
+    "wrap",
+]
 _WHERE = {
     "LM": "api",
     "Output": "outputs",

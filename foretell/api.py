@@ -29,7 +29,7 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.defaults import simplest, usual
 from foretell.driver import Driver
 from foretell.editor import Editor
-from foretell.errors import BadConfig, ForetellError
+from foretell.errors import BadConfig, ForetellError, ForetellWarning
 from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.denoising import CANVAS
@@ -370,7 +370,7 @@ class LM:
             with self.driver.exclusive():
                 profile, trouble = profiles.kept(self.models, self.path)
                 if trouble:
-                    warnings.warn(trouble, stacklevel=2)
+                    warnings.warn(trouble, ForetellWarning, 2)
                 self._auto = threads, profile["chosen"] if profile else self.default
         return self._auto[1]
 

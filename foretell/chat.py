@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig, BadFile
+from foretell.policy.options import ANSWER_TOKENS
 
 if TYPE_CHECKING:
     from foretell.api import LM, Piece
@@ -128,7 +129,7 @@ class Chat:
         room for question and answer.
         """
         context = self.lm.models["target"].context
-        answer = min(self.sampling.get("max_new_tokens", 0), context // 2)
+        answer = min(self.sampling.get("max_new_tokens", ANSWER_TOKENS), context // 2)
         room = context - answer
 
         def fits(start: int, tokens: float) -> bool:

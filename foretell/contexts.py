@@ -82,6 +82,7 @@ def read_by(
     """Token ids of a prompt as `LM.generate` takes it, and its arguments, with the policy that
     reads its contexts, if it has some. Raises BadConfig or BadModel.
     """
+    text.warn_of(prompt.question if isinstance(prompt, Contexts) else prompt)
     if not isinstance(prompt, Contexts):
         return text.prompt_ids(prompt), options
     ids, kv = apart(prompt, options.get("kv"), text)

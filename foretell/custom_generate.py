@@ -38,7 +38,7 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig, RequestFailed, Unsupported, first_line
+from foretell.errors import BadConfig, ForetellWarning, RequestFailed, Unsupported, first_line
 from foretell.families.decoder import Decoder
 from foretell.families.recurrent import decoder_of
 from foretell.ops.tenants import Stores
@@ -338,6 +338,7 @@ class _Run:
                 warnings.warn(
                     f"{self.hook.name}: a text ended where the model's context does, "
                     "before max_length",
+                    ForetellWarning,
                     stacklevel=5,
                 )
         return self.written

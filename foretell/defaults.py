@@ -1,4 +1,6 @@
-"""What `auto` stands for on a model, before anybody tunes it."""
+"""What holds where nobody says otherwise: how long an answer may be, and what `auto` stands for on
+a model before anybody tunes it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,16 @@ from typing import TYPE_CHECKING
 from foretell.heads.model import shipped
 from foretell.ops.canvas import MASKS, filler
 from foretell.ops.words import related
+from foretell.policy.options import ANSWER_TOKENS, CANVAS_TOKENS
 from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STATIC, STEP
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
+
+
+def answer_tokens(target: Model) -> int:
+    """How many tokens an answer of this model has at most."""
+    return CANVAS_TOKENS if "canvas" in target.caps else ANSWER_TOKENS
 
 
 def simplest(target: Model) -> str:

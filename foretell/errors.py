@@ -9,6 +9,8 @@ ForetellError
 ├── PromptTooLong      the prompt does not fit into the model's context        exit 2
 └── RequestFailed      a request broke (say, in a logits processor)            exit 1
     └── DeadlineExceeded  it was not done in the time it was given             exit 1
+
+What goes on, and should be known, is a ForetellWarning, a category of Python's warnings.
 """
 
 from __future__ import annotations
@@ -21,6 +23,16 @@ class ForetellError(Exception):
     """The root of all of them. `exit_code` is what the command line returns."""
 
     exit_code = 2
+
+
+class ForetellWarning(UserWarning):
+    """The root of all warnings of ours: warnings.simplefilter("ignore", ForetellWarning) stills
+    them.
+    """
+
+
+class BareText(ForetellWarning):
+    """A chat model was given a text to continue, which is no turn of a chat."""
 
 
 class BadConfig(ForetellError):

@@ -19,7 +19,7 @@ from foretell.aliases import EMBEDDED, aliases, suggestion
 from foretell.api import LM
 from foretell.core.model import Model
 from foretell.diagnosis import notice_refusals
-from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import ask_hub, resolve
 from foretell.folders import check_files
@@ -120,11 +120,8 @@ def load(
     own = _runs_as_file(name, dtype, executor)
     target = _gguf(name, executor, exact_bits) if own else _loaded(found, name, options, revision)
     if target.trouble:
-        warnings.warn(
-            f"{target.path or name}: no usable tokenizer ({target.trouble}); "
-            "prompts must be token ids",
-            stacklevel=2,
-        )
+        why = f"no usable tokenizer ({target.trouble}); prompts must be token ids"
+        warnings.warn(f"{target.path or name}: {why}", ForetellWarning, stacklevel=2)
     others = {
         key: _gguf(place) if _is_gguf(place) else _loaded(place, f"{name} ({key})", options)
         for key, place in named.items()

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -16,9 +17,11 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.types import Sampling
+from foretell.defaults import answer_tokens
 from foretell.errors import (
     BadConfig,
     BadModel,
+    BareText,
     PromptTooLong,
     UnknownMethod,
     Unsupported,
@@ -163,7 +166,8 @@ def split_terms(
         terms["canvas"] = canvas_of(terms["canvas"], target.vocab, mask_id)
     if not isinstance(terms["prefix"], Segment | None):
         raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
-    return terms, {name: value for name, value in options.items() if name not in TERMS}
+    own = {name: value for name, value in options.items() if name not in TERMS}
+    return terms, {"max_new_tokens": answer_tokens(target), **own}
 
 
 class Text:
@@ -180,6 +184,25 @@ class Text:
         # with the first text; then threads may use it side by side, and nobody waits for others.
         self._encoding = threading.Lock()
         self._set_up = False
+        self._told = False
+
+    @property
+    def chats(self) -> bool:
+        """Whether there is a chat template: the model answers turns of chats."""
+        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
+
+    def warn_of(self, prompt: Any) -> None:
+        """Warns, once, of a bare text for a model that answers chats, which often ends at once."""
+        if self._told or not isinstance(prompt, str) or not self.chats:
+            return
+        self._told = True
+        warnings.warn(
+            "a chat model continues this text, and does not answer it, which may end at once: for "
+            'an answer give [{"role": "user", "content": text}]; to continue it without this '
+            "warning give lm.encode(text)",
+            BareText,
+            stacklevel=6,  # who called generate, stream or trace
+        )
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
@@ -325,7 +348,7 @@ class Text:
 
     def _chat(self, messages: Sequence[Mapping[str, Any]], **form: Any) -> Any:
         """What the chat template makes of messages. Raises BadConfig."""
-        if self.tokenizer is None or not self.tokenizer.chat_template:
+        if self.tokenizer is None or not self.chats:
             raise BadConfig(
                 "chat messages need a model whose tokenizer has a chat template; "
                 "give a text instead"

@@ -4,10 +4,11 @@
 
 From the methods' cards: a page a method, the index of methods and the site's navigation. From the
 modules' docstrings: the tree in docs/design.md. From the command line: its options. From
-dev/measured: the tables of figures in the README and in docs/choose.md, and what experiments found
-about each method, on its page. From the headings of dev/LOG.md: its index. `--check` writes nothing
-and fails where a file differs, or where figures rest on a default, a shipped head or an executor
-that has changed since (scripts/basis.py). Nothing here imports torch, so it is quick.
+dev/measured: the tables of figures in the README, on docs/index.md and in docs/choose.md, and what
+experiments found about each method, on its page. From the headings of dev/LOG.md: its index.
+`--check` writes nothing and fails where a file differs, or where figures rest on a default, a
+shipped head or an executor that has changed since (scripts/basis.py). Nothing here imports torch,
+so it is quick.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def command(card: Card) -> str:
         options = f"--model dlm-lists --method {card.name}"
     options = card.trial or options
     prompt = LISTS if "--model dlm-lists" in options else '"def add(a, b):"'
-    return f"foretell generate {options} {prompt}"
+    raw = "--raw " if "--model smollm2" in options else ""  # code that is continued, no question
+    return f"foretell generate {options} {raw}{prompt}"
 
 
 def partner(rule: Card) -> str:
@@ -363,9 +365,10 @@ def options(command: Any) -> str:
     rows = []
     for p in command.params:
         flag = p.default is False
-        plain = p.default is None or isinstance(p.default, bool)
+        plain = p.default in (None, "") or isinstance(p.default, bool)
         default = "" if plain and not p.required else "required" if p.required else f"`{p.default}`"
-        names = " ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
+        takes = f" {p.metavar}" if p.metavar else ""  # a unit, say, or a form
+        names = " ".join(f"`{o}{takes}`" for o in (*p.opts, *p.secondary_opts))
         if not any(o.startswith("-") for o in p.opts):
             names = f"`{p.metavar or p.name.upper()}`"
         rows.append([names, "off" if flag else "on" if p.default is True else default, p.help])
@@ -409,9 +412,11 @@ def pages() -> dict[Path, str]:
     wanted[folder / "index.md"] = index(every)
     readme = ROOT / "README.md"
     choose = ROOT / "docs" / "choose.md"
+    landing = ROOT / "docs" / "index.md"
     found, taken = real(), basis.taken()
     stated = basis.stated(taken["engines"])
     wanted[readme] = between(readme, "figures", f"{figure_pages.summary(found)}\n\n{stated}")
+    wanted[landing] = between(landing, "figures", f"{figure_pages.short(found)}\n\n{stated}")
     wanted[choose] = between(choose, "figures", f"{figure_pages.methods(found)}\n\n{stated}")
     text = f"{MADE.format('dev/measured/real.json')}\n\n{figure_pages.page(found)}"
     wanted[ROOT / "docs" / "figures.md"] = f"{text}\n{stated}\n"

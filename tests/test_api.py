@@ -4,7 +4,9 @@ else lost.
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import foretell
 from foretell import LM, ForetellError, Output, registry
 from foretell.drafters.draft import Draft
 from foretell.drafters.ngram import Ngram
@@ -24,6 +27,7 @@ from foretell.errors import (
     UnknownMethod,
     Unsupported,
 )
+from foretell.policy.options import ANSWER_TOKENS
 from foretell.rows.cfg import Cfg
 from foretell.warp.momentum import Momentum
 from foretell.warp.rpg import Rpg
@@ -155,6 +159,32 @@ def test_messages_need_a_template_and_their_fields(lm: LM) -> None:
             lm.generate([{"role": "user"}])
     finally:
         lm.tokenizer.chat_template = None
+
+
+def test_a_bare_text_for_a_chat_model_is_warned_of_once() -> None:
+    lm = foretell.wrap(tiny.llama(), copy.copy(tiny.tokenizer()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lm.generate("def", "plain", max_new_tokens=1)  # it has no template yet
+        assert caught == [] and lm.tokenizer is not None
+        lm.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+        turn = [{"role": "user", "content": "def"}]
+        for prompt in (turn, lm.encode("def"), foretell.Contexts(["a", "b"], turn)):
+            lm.generate(prompt, "plain", max_new_tokens=1)
+        assert caught == []
+        for _ in range(2):
+            lm.generate(["def", "x"], "plain", max_new_tokens=1)
+            list(lm.stream("def", "plain", max_new_tokens=1))
+    (told,) = caught
+    assert issubclass(told.category, foretell.ForetellWarning) and told.filename == __file__
+    assert '[{"role": "user", "content": text}]' in str(told.message)
+
+
+def test_an_answer_is_a_whole_one_unless_it_is_said_otherwise() -> None:
+    lm = foretell.wrap(tiny.llama(max_position_embeddings=700))
+    for more in ({}, {"min_new_tokens": 400}):
+        out = lm.generate([5, 6, 7], "plain", ignore_eos=True, **more)
+        assert len(out.tokens) == ANSWER_TOKENS == 512 and out.finish_reason == "length"
 
 
 def test_a_chat_that_the_template_refuses_is_refused_alone(lm: LM) -> None:

@@ -41,7 +41,7 @@ def test_every_turn_is_shown_to_the_model_before_the_next_question(chat: Chat) -
     first = say(chat, "One?")
     second = say(chat, "Two?")
     shown = f"system: Be brief.\nuser: One?\nassistant: {first}\nuser: Two?\n"
-    assert second == chat.lm.generate(shown, "plain", max_new_tokens=12).text
+    assert second == chat.lm.generate(chat.lm.encode(shown), "plain", max_new_tokens=12).text
     assert [(turn.question, turn.answer) for turn in chat.turns] == [
         ("One?", first),
         ("Two?", second),
@@ -111,7 +111,7 @@ def test_a_question_asked_again_draws_with_the_next_seed(chat: Chat) -> None:
     say(chat, "One?")
     again = "".join(piece.text for piece in chat.retry())
     sampling = {"max_new_tokens": 12, "temperature": 1.0, "seed": 4}
-    assert again == chat.lm.generate("user: One?\n", "plain", **sampling).text
+    assert again == chat.lm.generate(chat.lm.encode("user: One?\n"), "plain", **sampling).text
     assert [turn.answer for turn in chat.turns] == [again]
     pieces = chat.retry()
     pieces.close()  # before its first piece

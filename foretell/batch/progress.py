@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from foretell.progress import duration
+
 EVERY = 30.0  # seconds between two lines
 
 
@@ -58,16 +60,6 @@ class Meter:
     def line(self) -> str:
         """All of it."""
         return f"{self.earlier + self.done:,} of {self.earlier + self.total:,} done, {self.words()}"
-
-
-def duration(seconds: float) -> str:
-    """For people: 45 s, 12 min, 3 h 05 min."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BadConfig
 from foretell.fetching import resolve
+from foretell.progress import working
 
 if TYPE_CHECKING:
     from foretell.batch.running import Limits
@@ -107,7 +108,7 @@ def batch_workers(
         from foretell.batch.progress import Meter, shown
         from foretell.scaling.batching import Crew, answer, workers
 
-        with messages.status(f"loading {models.model} in {most} workers"):
+        with working(f"loading {models.model} in {most} workers", messages):
             start = workers(make, method, options.worker_cpus, options.worker_gpus)
             crew = Crew(start, most)
 
@@ -161,7 +162,7 @@ def serve_on_cluster(
             body=settings.body,
             drain=settings.drain,
         )
-        with messages.status(f"loading {models.model} in {least} processes"):
+        with working(f"loading {models.model} in {least} processes", messages):
             deploy(make, scale, host, port)
         message(f"{name} at http://{host}:{port}/v1, in {options.workers} processes")
         if options.ray_address is not None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import foretell
 from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
-from foretell.errors import Unsupported
+from foretell.errors import BareText, Unsupported
 from foretell.fetching import resolve
+from foretell.progress import working
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +46,7 @@ def load_model(
     for name in (options.model, options.draft, *others.values()):
         if name is not None:
             resolve(name)  # is fetched here, before the status, since it shows its own progress
-    with messages.status(f"loading {options.model}"), quiet():
+    with working(f"loading {options.model}", messages), quiet():
         lm = foretell.load(
             options.model,
             draft=options.draft,
@@ -61,6 +62,21 @@ def load_model(
         if profile:
             _ = lm.auto
         return lm
+
+
+def asked(lm: LM, text: str, turn: bool | None) -> str | list[dict[str, str]]:
+    """The prompt as `LM.generate` takes it: a turn of a chat or a text to continue. Where the user
+    has not said which it is, it is a turn for a model that has a chat template, and one line says
+    so.
+    """
+    if turn is None:
+        turn = lm.tokenizer is not None and bool(lm.tokenizer.chat_template)
+        if turn:
+            message("a chat model: the prompt is a turn, which it answers; --raw continues it")
+    if turn:
+        return [{"role": "user", "content": text}]
+    warnings.simplefilter("ignore", BareText)  # it was asked for
+    return text
 
 
 def fills_canvases(lm: LM) -> bool:
@@ -82,5 +98,5 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     from foretell.loading import load_tokenizer as load
 
     resolve(name)
-    with messages.status(f"loading {name}"), quiet():
+    with working(f"loading {name}", messages), quiet():
         return load(name, revision)

@@ -70,7 +70,15 @@ Json = Annotated[
 ]
 Prompt = Annotated[
     str,
-    typer.Argument(metavar="PROMPT|-", help="The text to continue; - reads standard input."),
+    typer.Argument(metavar="PROMPT|-", help="The question or text; - reads standard input."),
+]
+Turn = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="The prompt is a turn of a chat, which is answered, or a text, which is continued. "
+        "Without it, a turn where the model has a chat template.",
+    ),
 ]
 Method = Annotated[
     str,
@@ -133,6 +141,13 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class ChatModelOptions(ModelOptions):
+    """The same of a command that answers others: a chat model, unless another one is named."""
+
+    model: Model = "smollm2"
+
+
+@dataclass(frozen=True)
 class ExecutorOptions:
     """What computes the model's forwards."""
 
@@ -157,9 +172,13 @@ class SamplingOptions:
     them.
     """
 
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of the answer at most.")] = (
-        DEFAULT.max_new_tokens
-    )
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of an answer at most. Without it 512, and 256 on a canvas, all of which "
+            "is computed in every forward."
+        ),
+    ] = None
     min_new_tokens: Annotated[
         int, typer.Option(help="No end and no stop before so many tokens.")
     ] = DEFAULT.min_new_tokens
@@ -243,6 +262,8 @@ class SamplingOptions:
     def arguments(self) -> dict[str, Any]:
         """What LM.generate takes. Raises BadConfig for a value outside its range."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.max_new_tokens is None:
+            del given["max_new_tokens"]  # the model's kind decides
         for name in ("bad_words", "stop", "stop_token_ids"):
             given[name] = given[name] or ()
         given["logit_bias"] = biases(self.logit_bias or [])

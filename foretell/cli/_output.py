@@ -12,23 +12,21 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.measure import Measurement
+from rich.progress import ProgressColumn
 from rich.table import Column, Table
 
 from foretell.errors import BadConfig, BadFile
+from foretell.progress import COLUMNS, Bar
 
 CURE = "free some space or choose another place"
+WIDEST = 10_000  # of a table, in columns of a terminal
+TEXT = 24  # widest cell that is no text to be put on several lines
 
 
 messages = Console(stderr=True, highlight=False)
@@ -72,9 +70,25 @@ def _finite(value: Any) -> Any:
 
 
 def show(*renderables: Any, **options: Any) -> None:
-    """Writes rich texts and tables to standard output."""
+    """Writes rich texts and tables to standard output. A table is as wide as it has to be: where no
+    terminal is, a row is a line; on one that is too narrow long texts alone go over several.
+    """
+    console = Console(highlight=False)
+    wide = console.options.update(max_width=WIDEST)
+    for one in renderables:
+        if not isinstance(one, Table):
+            continue
+        needed = Measurement.get(console, wide, one).maximum
+        for column in one.columns:
+            parts = [Measurement.get(console, wide, p) for p in (column.header, *column.cells)]
+            widest = max(part.maximum for part in parts)
+            column.no_wrap = widest <= TEXT or not console.is_terminal
+            if not column.no_wrap:
+                column.overflow = "fold"
+                needed -= widest - max(part.minimum for part in parts)
+        console.width = max(console.width, needed)
     with refusals("standard output"):
-        Console(highlight=False).print(*renderables, **options)
+        console.print(*renderables, **options)
 
 
 def table(*columns: str | Column) -> Table:
@@ -134,24 +148,12 @@ def write_file(option: str, path: Path, text: str) -> None:
             part.unlink(missing_ok=True)
 
 
-def progress_bar(still: bool = False) -> Progress:
-    """A bar on standard error, shown on a terminal only.
+def progress_bar(still: bool = False, columns: Sequence[ProgressColumn] = COLUMNS) -> Bar:
+    """A bar on standard error; where that is no terminal, a line every so often.
 
     `still`: it moves only when it is told to, so that no thread disturbs what is being timed.
     """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(
-        *columns,
-        console=messages,
-        transient=True,
-        disable=not messages.is_terminal,
-        auto_refresh=not still,
-    )
+    return Bar(*columns, console=messages, transient=True, auto_refresh=not still)
 
 
 def abandon(*streams: Any) -> None:

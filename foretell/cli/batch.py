@@ -12,9 +12,16 @@ import typer
 
 from foretell.cli._cluster import ClusterOptions, batch_workers
 from foretell.cli._loading import load_model
-from foretell.cli._options import ExecutorOptions, Method, ModelOptions, check_method
+from foretell.cli._options import (
+    ChatModelOptions,
+    ExecutorOptions,
+    Method,
+    ModelOptions,
+    check_method,
+)
 from foretell.cli._output import check_writable, message, messages
 from foretell.errors import BadConfig
+from foretell.progress import working
 
 if TYPE_CHECKING:
     from foretell.batch.answering import Shared, Tell
@@ -43,7 +50,7 @@ def batch(
             help="Results. If some are there already, the run goes on behind them.",
         ),
     ],
-    models: ModelOptions,
+    models: ChatModelOptions,
     executors: ExecutorOptions,
     cluster: ClusterOptions,
     method: Method = "auto",
@@ -117,7 +124,7 @@ def _work(
     lm = load_model(models, executors)
 
     def work(asked: Requests, file: Results, tell: Tell) -> tuple[Meter, Shared]:
-        with messages.status("reading the prompts"):
+        with working("reading the prompts", messages):
             ready = prepare_rest(asked, file, Served(lm, models.model), method, tell)
         meter = Meter(len(ready), len(file.lines))
         with shown(meter, messages) as tick:
@@ -134,7 +141,7 @@ def _say_what_is_there(file: Results, total: int) -> None:
 
 
 def _say_what_was_done(meter: Meter, shared: Shared) -> None:
-    from foretell.batch.progress import duration
+    from foretell.progress import duration
 
     message(
         f"{meter.done:,} requests in {duration(meter.seconds)}: {meter.tokens:,} tokens, "

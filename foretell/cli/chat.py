@@ -20,9 +20,9 @@ from foretell.cli._answers import coloured, stats_line
 from foretell.cli._input import standard_input
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
+    ChatModelOptions,
     ExecutorOptions,
     Method,
-    ModelOptions,
     SamplingOptions,
     check_method,
 )
@@ -48,27 +48,10 @@ REMEMBERED = 1000  # lines of earlier chats
 PREFIXES = 2**30  # bytes of cache rows at most that are kept for the next question
 
 
-@dataclass(frozen=True)
-class ChatModelOptions(ModelOptions):
-    """The same for a chat, which needs a chat model."""
-
-    model: Annotated[
-        str,
-        typer.Option(help="A name that `foretell fetch` lists, a folder, hub id or .gguf file."),
-    ] = "smollm2"
-
-
-@dataclass(frozen=True)
-class ChatSamplingOptions(SamplingOptions):
-    """The same for a chat, whose answers are longer."""
-
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 512
-
-
 def chat(
     models: ChatModelOptions,
     executors: ExecutorOptions,
-    sampling: ChatSamplingOptions,
+    sampling: SamplingOptions,
     method: Method = "auto",
     system: Annotated[
         str, typer.Option(help="What the model is told before the conversation.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ import foretell
 from foretell.cli._answers import coloured, stats_line
 from foretell.cli._canvas import show as show_canvas
 from foretell.cli._input import prompt_text
-from foretell.cli._loading import load_model
+from foretell.cli._loading import asked, load_model
 from foretell.cli._options import (
     Budget,
     ExecutorOptions,
@@ -26,6 +27,7 @@ from foretell.cli._options import (
     Reward,
     Rows,
     SamplingOptions,
+    Turn,
     check_method,
     check_named,
     content,
@@ -43,6 +45,7 @@ from foretell.cli._output import (
 from foretell.contexts import Contexts
 from foretell.errors import BadConfig
 from foretell.policy.spending import spending_of
+from foretell.progress import working
 
 if TYPE_CHECKING:
     from foretell.api import LM, Output, Piece
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 Question = str | list[dict[str, str]]
 Asked = Question | Contexts
 ROUNDS = 3  # of --compare
+ECHOED = 400  # characters of a prompt at most that stand before the answer, on a terminal
 
 
 def generate(
@@ -85,12 +89,11 @@ def generate(
         bool,
         typer.Option("--compare", help="Also run plain decoding, and print the speed of both."),
     ] = False,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="The text is a question to a chat model, which answers it."),
-    ] = False,
+    turn: Turn = None,
 ) -> int:
-    """Continue a text. On a terminal, drafted tokens are coloured by who proposed them."""
+    """Answer a question, or continue a text. On a terminal, drafted tokens are coloured by who
+    proposed them.
+    """
     check_named("rows", rows)
     check_named("kv", kv)
     check_named("reward", reward)
@@ -107,8 +110,8 @@ def generate(
     texts = [content("--context", name) for name in context or ()]
     text = prompt_text(prompt)
     lm = load_model(models, executors)
-    question: Question = [{"role": "user", "content": text}] if chat else text
-    asked: Asked = Contexts(texts, question, prefix, expand or ()) if context else question
+    question = asked(lm, text, turn)
+    prompted: Asked = Contexts(texts, question, prefix, expand or ()) if context else question
     from foretell.measure.profiling import numbers
 
     about = {
@@ -118,22 +121,22 @@ def generate(
         "dtype": numbers(lm.models["target"]),
         "method": method,
         "prompt": text,
-        "chat": chat,
+        "chat": not isinstance(question, str),
     }
     if compare:
-        compared = _compare(lm, asked, method, options, visible=not as_json)
+        compared = _compare(lm, prompted, method, options, visible=not as_json)
         if as_json:
             emit_json(about | compared)
         return 0
     if as_json or sampling.n > 1:
-        with messages.status("generating"):
-            output = lm.generate(asked, method, **options)
+        with working("generating", messages):
+            output = lm.generate(prompted, method, **options)
         if as_json:
             emit_json(about | _document(output))
         else:
             _print_samples(output, method, sampling.seed, _fills(lm))
         return 0
-    last_piece = _print_stream(asked, lm.stream(asked, method, **options), lm)
+    last_piece = _print_stream(prompted, lm.stream(prompted, method, **options), lm)
     if last_piece is not None and last_piece.stats is not None:
         message(stats_line(last_piece.stats, method, fills=_fills(lm)))
     return 0
@@ -159,8 +162,8 @@ def _print_samples(output: Output, method: str, seed: int, fills: bool) -> None:
 
 
 def _print_stream(prompt: Asked, pieces: Iterator[Piece], lm: LM | None = None) -> Piece | None:
-    """Writes an answer as it comes; on a terminal after its prompt, and coloured, or, where `lm`
-    fills canvases, with what stands on its canvas. Returns the last piece.
+    """Writes an answer as it comes; on a terminal behind the end of its prompt, and coloured, or,
+    where `lm` fills canvases, with what stands on its canvas. Returns the last piece.
     """
     console = Console(highlight=False, soft_wrap=True)
     terminal = console.is_terminal
@@ -169,13 +172,16 @@ def _print_stream(prompt: Asked, pieces: Iterator[Piece], lm: LM | None = None) 
     with refusals("standard output"):
         if terminal:
             said: Any = prompt.question if isinstance(prompt, Contexts) else prompt
-            shown = Text()
-            shown.append(said if isinstance(said, str) else f"{said[0]['content']}\n\n", "dim")
+            shown = Text(
+                _end(said if isinstance(said, str) else f"{said[0]['content']}\n\n"), "dim"
+            )
             if lm is not None and _fills(lm):
                 return show_canvas(shown, pieces, lm.decode, console)
             console.print(shown, end="")
         try:
-            for piece in pieces:
+            with working("reading the prompt", messages):
+                first = next(pieces, None)
+            for piece in chain(() if first is None else (first,), pieces):
                 if terminal:
                     console.print(coloured(piece, styles), end="")
                 else:
@@ -186,6 +192,11 @@ def _print_stream(prompt: Asked, pieces: Iterator[Piece], lm: LM | None = None) 
     for source, colour in styles.items():
         messages.print(Text(f"drafted by {source}", colour))
     return piece
+
+
+def _end(text: str) -> str:
+    """Of a prompt so much as is worth seeing again."""
+    return text if len(text) <= ECHOED else f"… {text[-ECHOED:]}"
 
 
 def _compare(

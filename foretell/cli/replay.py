@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
 
 from foretell.cli._loading import load_tokenizer
 from foretell.cli._options import Revision, split_specs
@@ -16,10 +16,11 @@ from foretell.cli._output import (
     emit,
     json_text,
     message,
-    messages,
+    progress_bar,
     write_file,
 )
 from foretell.errors import BadConfig
+from foretell.progress import Bar
 
 
 def replay(
@@ -102,7 +103,7 @@ def replay(
     return 0
 
 
-def _progress_bar() -> Progress:
+def _progress_bar() -> Bar:
     """By bytes of the file, since the number of its documents is not known beforehand."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal)
+    return progress_bar(columns=columns)

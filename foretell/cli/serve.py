@@ -14,7 +14,7 @@ import typer
 
 from foretell.cli._cluster import ClusterOptions, serve_on_cluster
 from foretell.cli._loading import load_model
-from foretell.cli._options import ExecutorOptions, Method, Model, ModelOptions, check_method
+from foretell.cli._options import ChatModelOptions, ExecutorOptions, Method, check_method
 from foretell.cli._output import message
 from foretell.errors import BadConfig
 
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 GIGABYTE = 2**30
 MEGABYTE = 2**20
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class ServedOptions(ModelOptions):
-    """Which model is served: a real one, unless another is named."""
-
-    model: Model = "smollm2"
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ class LoadOptions:
 
 
 def serve(
-    models: ServedOptions,
+    models: ChatModelOptions,
     executors: ExecutorOptions,
     door: DoorOptions,
     load: LoadOptions,

@@ -6,7 +6,7 @@ import dataclasses
 
 import foretell
 from foretell.cli._input import prompt_text
-from foretell.cli._loading import check_writes, load_model
+from foretell.cli._loading import asked, check_writes, load_model
 from foretell.cli._options import (
     ExecutorOptions,
     Json,
@@ -14,10 +14,12 @@ from foretell.cli._options import (
     ModelOptions,
     Prompt,
     SamplingOptions,
+    Turn,
     check_method,
 )
 from foretell.cli._output import emit, emit_json, messages
 from foretell.errors import BadConfig
+from foretell.progress import working
 
 
 def trace(
@@ -26,6 +28,7 @@ def trace(
     executors: ExecutorOptions,
     sampling: SamplingOptions,
     method: Method = "auto",
+    turn: Turn = None,
     as_json: Json = False,
 ) -> int:
     """Show every step of one generation, and the first token that plain decoding has otherwise."""
@@ -38,10 +41,11 @@ def trace(
     check_writes(lm, "trace", "watch its canvas with generate or serve")
     from foretell import tracing
 
-    with messages.status("generating"):
-        steps = lm.trace(text, method, **options)
+    prompted = asked(lm, text, turn)
+    with working("generating", messages):
+        steps = lm.trace(prompted, method, **options)
         greedy = sampling.temperature == 0
-        plain = lm.trace(text, "plain", **options) if greedy else []
+        plain = lm.trace(prompted, "plain", **options) if greedy else []
     divergence = tracing.first_divergence(steps, plain) if greedy else None
     if as_json:
         emit_json(
@@ -51,6 +55,7 @@ def trace(
                 "model": models.model,
                 "method": method,
                 "prompt": text,
+                "chat": not isinstance(prompted, str),
                 "steps": [tracing.to_dict(step) for step in steps],
                 "compared": greedy,
                 "identical": divergence is None if greedy else None,

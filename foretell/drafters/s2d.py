@@ -41,7 +41,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, ForetellWarning
 from foretell.ops.chains import children
 from foretell.ops.exit_table import checked, thirds, trained
 from foretell.ops.lazy_layers import LazyLayers
@@ -110,6 +110,7 @@ class S2D(Drafter):
             warnings.warn(
                 f"{draft.name} was not trained with exits behind {' '.join(map(str, exits))} "
                 "layers and drafts badly there; `foretell train draft --exits` trains it",
+                ForetellWarning,
                 stacklevel=2,
             )
         thresholds = self.thresholds

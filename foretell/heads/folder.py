@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_line
 from foretell.heads.base import Head, HeadConfig, TargetShape
 from foretell.heads.output import check_tokens
 from foretell.ops.files import whole, write_text
@@ -215,5 +215,6 @@ def warn_of_another(folder: Path, told: dict[str, str], target: Any, bound: bool
         warnings.warn(
             f"{folder}: was made for {' and '.join(other)} other than those of {target.name}; "
             "it drafts worse, and never changes the answers",
+            ForetellWarning,
             stacklevel=2,
         )

@@ -22,7 +22,7 @@ import torch
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadFile
+from foretell.errors import BadFile, ForetellWarning
 from foretell.ops.files import cache_folder as folder
 from foretell.ops.files import write_text
 from foretell.policy.costs import FIRST_SHARE, SIZES, Costs
@@ -270,7 +270,7 @@ def _kept_seconds(path: Path, about: str, lengths: list[int]) -> dict[int, list[
         return None
     except (OSError, ValueError, RecursionError) as error:
         what = str(error) if type(error) is ValueError else "it cannot be read"
-        warnings.warn(f"{path}: {what}; the costs are measured again", stacklevel=3)
+        warnings.warn(f"{path}: {what}; the costs are measured again", ForetellWarning, 3)
         return None
 
 

@@ -1,7 +1,7 @@
 """Prompt files: JSON lines whose rows have `prompt`, `turns`, `messages`, `question` or `text`.
 
-The first of these that a row has counts. Of `turns` (the questions of one conversation) the first
-is the prompt.
+The first of these that a row has counts. `prompt` and `text` are texts that are continued, the
+others turns of a chat; of `turns` (the questions of one conversation) the first is the prompt.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _prompt(line: str, where: str) -> Prompt:
     if not isinstance(value, str) or not value:
         what = "a list of texts" if name == "turns" else "a text"
         raise BadConfig(f"{where}: `{name}` must be {what}, and not empty")
-    return value
+    return value if name in ("prompt", "text") else [{"role": "user", "content": value}]
 
 
 def _first_field(row: Any, where: str) -> str:

@@ -26,6 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from foretell.errors import ForetellWarning
+
 STARTING = 30.0  # seconds that a server may take until it is ready
 LATE = 3  # answers in a row that may be late; then it is as good as dead
 LONGEST = 64 * 2**20  # bytes of a message
@@ -323,6 +325,7 @@ class LanguageServer:
         warnings.warn(
             f"the language server {self.command[0]!r} was given up ({reason}): "
             "names are free from here on",
+            ForetellWarning,
             stacklevel=2,
         )
 

@@ -11,6 +11,9 @@ from foretell.policy.constraint import Constraint, TextConstraint, check_form, f
 from foretell.policy.penalties import Biased, Copying, Counted, Held
 from foretell.policy.warping import About, Warper
 
+ANSWER_TOKENS = 512  # of an answer at most: a whole one, in general
+CANVAS_TOKENS = 256  # the same of a canvas, all of which every forward computes
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -19,7 +22,7 @@ class Sampling:
     Every field is a function of the path, so that it holds inside drafts too.
     """
 
-    max_new_tokens: int = 64
+    max_new_tokens: int = ANSWER_TOKENS
     min_new_tokens: int = 0
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off

@@ -21,7 +21,7 @@ import torch
 
 from foretell.core.cache import Cache
 from foretell.core.model import Computed
-from foretell.errors import first_line
+from foretell.errors import ForetellWarning, first_line
 from foretell.families.fused import Fused, fits
 from foretell.families.loop import Loop
 from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, weight_bytes
@@ -200,6 +200,7 @@ class OnnxRuntimeExecutor(Executor):
                 warnings.warn(
                     f"executor 'onnxruntime' cannot give hidden states ({first_line(error)}); "
                     "others compute the steps of methods that read them",
+                    ForetellWarning,
                     stacklevel=2,
                 )
                 self._open(threads, recorded)

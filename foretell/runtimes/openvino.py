@@ -16,6 +16,7 @@ import torch
 
 from foretell.core.cache import Cache
 from foretell.core.model import Computed
+from foretell.errors import ForetellWarning
 from foretell.families.loop import Loop
 from foretell.families.packed import weight_bytes
 from foretell.memory.buffers import Layout
@@ -123,6 +124,7 @@ class OpenVinoExecutor(Executor):
             warnings.warn(
                 f"executor 'openvino' cannot give hidden states ({error}); torch computes the "
                 "steps of methods that read them",
+                ForetellWarning,
                 stacklevel=2,
             )
         return not self.refused_taps

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.contexts import Contexts
-from foretell.defaults import baseline
+from foretell.defaults import answer_tokens, baseline
 from foretell.errors import BadConfig, ForetellError, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
-CANVAS_TOKENS = 256  # of an answer in a chat with a model that fills canvases
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
 SEEDS = 2**31
@@ -305,7 +304,7 @@ def _limit(request: Request, lm: LM, ids: Sequence[int], bounds: Bounds, kv: Any
     if given is None and isinstance(request, CompletionRequest):
         given = COMPLETION_TOKENS
     if given is None and "canvas" in target.caps:  # all of it is computed in every forward
-        given = CANVAS_TOKENS
+        given = answer_tokens(target)
     return room if given is None else min(given, room)
 
 

@@ -42,7 +42,7 @@ class TrainAmateur:
     rank: int = 8  # numbers between the two matrices of a layer
     alpha: float = 16.0  # by which, divided by the rank, their product is multiplied
     layers: str = "q_proj k_proj v_proj o_proj"  # ends of the names of the linear layers
-    length: int = 512  # of a prompt with its answer at most
+    length: int = 512  # tokens of a prompt with its answer at most
     epochs: int = 3  # times that each answer is learnt from
     batch: int = 8  # answers a step
     rate: float = 0.0002  # learning rate (AdamW), which falls to 0

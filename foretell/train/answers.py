@@ -24,7 +24,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from foretell.errors import BadConfig, BadFile, ForetellError
+from foretell.errors import BadConfig, BadFile, ForetellError, ForetellWarning
+from foretell.measure.bench.sets import prompt_ids
 from foretell.ops.files import whole
 from foretell.train.corpus import documents
 
@@ -79,11 +80,12 @@ def write_answers(
             texts = []
             for (_, prompt), output in zip(part, outputs, strict=True):
                 if output is not None and output.tokens:
-                    texts.append(text_of(lm.prompt_ids(prompt), output))
+                    texts.append(text_of(prompt_ids(lm, prompt), output))
             if len(texts) < len(part):
                 warnings.warn(
                     f"{len(part) - len(texts)} of the prompts from number {first} on got no answer "
                     "(too long, or it ended at once) and are left out",
+                    ForetellWarning,
                     stacklevel=2,
                 )
             save(path, texts)
@@ -170,7 +172,7 @@ def side_by_side(
     async def answer(gate: asyncio.Semaphore, prompt: Any, option: dict[str, Any]) -> Any:
         async with gate:
             try:
-                return await lm.agenerate(prompt, "plain", **option)
+                return await lm.agenerate(prompt_ids(lm, prompt), "plain", **option)
             except ForetellError:
                 return None
 

@@ -62,7 +62,7 @@ class TrainCompressor:
     layers: int = 0  # of the target, a copy of which the encoder begins as; 0: all, or all but two
     width: int = 0  # between the matrices of arc-encoder's projection; 0: 2/3 of the target's
     window: int = 1024  # tokens that lclm encodes together, a multiple of ratio
-    length: int = 256  # of a context
+    length: int = 256  # tokens of a context
     following: int = 128  # of the text behind it
     repeat: float = 0.2  # share of the contexts that arc-encoder is to repeat
     alone: float = 0.25  # share of the steps in which lclm's adapter alone learns

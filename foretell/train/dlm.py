@@ -84,7 +84,7 @@ class TrainDLM:
     examples: int = 200_000  # texts in all
     batch: int = 64  # texts a step
     micro: int = 4_096  # tokens a forward
-    window: int = 640  # longest text
+    window: int = 640  # tokens of the longest text
     longest: int = 64  # of its own answers
     rank: int = 0  # of adapters, which alone are trained; 0: the whole model is
     rate: float = 0.003  # learning rate (AdamW)

@@ -40,7 +40,7 @@ class TrainDpo(TrainPairs):
     rank: int = 16  # numbers between the two matrices of a layer
     alpha: float = 32.0  # by which, divided by the rank, their product is multiplied
     layers: str = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"  # ends of their names
-    length: int = 2048  # of a prompt with its answer at most
+    length: int = 2048  # tokens of a prompt with its answer at most
     epochs: int = 1  # times that each pair is learnt from
     batch: int = 32  # pairs a step
     micro: int = 1  # pairs a forward

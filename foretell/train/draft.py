@@ -59,8 +59,8 @@ class TrainDraft:
     heads: int = 3  # attention heads
     kv_heads: int = 1  # heads of keys and values
     intermediate: int = 512  # width inside a feed-forward block
-    context: int = 8192  # longest sequence
-    window: int = 768  # longest text it is trained on
+    context: int = 8192  # tokens of the longest sequence
+    window: int = 768  # tokens of the longest text it is trained on
     tokens: int = 10_000_000  # training tokens in all, prompts included
     batch: int = 8_192  # tokens a step
     micro: int = 4_096  # tokens a forward

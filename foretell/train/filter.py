@@ -41,7 +41,7 @@ class TrainFilter:
     """Lengths are in tokens."""
 
     block: int = 32  # positions of a block
-    length: int = 256  # of every canvas
+    length: int = 256  # tokens of every canvas
     epochs: int = 40_000  # passes over all examples at once
     rate: float = 3e-3  # learning rate (AdamW)
     seed: int = 0  # of the split and of the first weights

@@ -52,7 +52,7 @@ class TrainHead:
     depths: int = 0  # that it learns to draft; 0: as many as its paper trains
     objective: str = "kl"  # kl, ce, tv, tvd++ or certainty
     keep: float = 0.4  # share of the tokens that is learnt from beside a reference
-    window: int = 640  # longest text it is trained on
+    window: int = 640  # tokens of the longest text it is trained on
     tokens: int = 2_400_000  # tokens of texts in all, prompts included
     batch: int = 1_024  # tokens a step
     micro: int = 1_024  # tokens a forward

@@ -50,7 +50,7 @@ class TrainKForcing:
     rank: int = 32  # of the adapters
     alpha: int = 32  # their output counts alpha / rank
     dropout: float = 0.0  # of their input
-    window: int = 640  # longest text
+    window: int = 640  # tokens of the longest text
     tokens: int = 1_000_000  # tokens of texts in all, prompts included, as many for each k
     batch: int = 1_024  # tokens a step
     rate: float = 0.0003  # learning rate of the adapters

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -39,6 +39,7 @@ from transformers import (
 from foretell.errors import BadConfig, first_line
 from foretell.loading import place_of
 from foretell.ops.files import whole, write_text
+from foretell.progress import Bar
 from foretell.train import recipes
 from foretell.train.corpus import END, prepare
 from foretell.train.processes import Processes, launched
@@ -62,7 +63,7 @@ class TrainLM:
     kv_heads: int = 2  # heads of keys and values
     intermediate: int = 1024  # width inside a feed-forward block
     vocab_size: int = 8192  # tokens of the tokenizer that is trained
-    context: int = 2048  # longest sequence, used by the last part of the run
+    context: int = 2048  # tokens of the longest sequence, used by the last part of the run
     short_context: int = 512  # sequence length before that
     long_share: float = 0.08  # share of the steps run at `context`
     tokens: int = 11_600_000  # training tokens in all
@@ -293,7 +294,7 @@ class Run:
             TimeRemainingColumn(),
         )
         first_one = self.processes.first
-        bars = Progress(*columns, console=Console(stderr=True), disable=quiet or not first_one)
+        bars = Bar(*columns, console=Console(stderr=True), quiet=quiet or not first_one)
         record = self.folder / "log.jsonl" if first_one else Path(os.devnull)
         with bars as progress, record.open("a") as log, interrupts() as stop:
             title = f"{self.size / 1e6:.1f} M parameters"

@@ -39,7 +39,7 @@ class TrainMango(TrainPairs):
     rank: int = 16  # numbers between the two matrices of a layer
     alpha: float = 32.0  # by which, divided by the rank, their product is multiplied
     layers: str = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"  # ends of their names
-    length: int = 2048  # of a prompt with its answer at most
+    length: int = 2048  # tokens of a prompt with its answer at most
     epochs: int = 3  # times that each answer is learnt from
     batch: int = 64  # answers a step
     micro: int = 1  # answers a forward, each with its other form

@@ -66,7 +66,7 @@ class TrainMedusa2:
     schedule: str = "sine"  # how that weight grows: sine, linear or constant
     depths: int = 0  # that the heads learn to draft; 0: all
     objective: str = "ce"  # of the heads: ce, kl, tv, tvd++ or certainty
-    window: int = 640  # longest text
+    window: int = 640  # tokens of the longest text
     tokens: int = 1_000_000  # tokens of texts in all, prompts included
     batch: int = 4_096  # tokens a step
     micro: int = 1_024  # tokens a forward

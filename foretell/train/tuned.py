@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, ForetellWarning
 from foretell.heads.anchored import Anchored
 from foretell.heads.folder import save
 from foretell.ops.files import write_text
@@ -199,6 +199,7 @@ def export(
         warnings.warn(
             f"{out}: so little was trained that its last norm is the target's, beside which its "
             "rows will not be refused; train longer, or at a higher rate",
+            ForetellWarning,
             stacklevel=2,
         )
     whole.save_pretrained(out / "model")

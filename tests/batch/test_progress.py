@@ -7,7 +7,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from foretell.batch.progress import EVERY, Meter, duration, lines, shown
+from foretell.batch.progress import EVERY, Meter, lines, shown
+from foretell.progress import duration
 
 
 class Clock:

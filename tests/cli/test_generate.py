@@ -148,6 +148,42 @@ def test_a_model_without_a_chat_template_says_so(run: Any, folder: str) -> None:
     assert code == 2 and out.strip() == "" and "chat template" in err
 
 
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_a_chat_model_takes_a_prompt_as_a_turn(run: Any, tmp_path: Path, command: str) -> None:
+    """Behind a bare text its first token is often its end, and the answer empty."""
+    folder = tiny.save(tiny.llama(), tmp_path)
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template, "utf-8")
+    options = [command, "--model", str(folder), "--method", "plain", "--max-new-tokens", "5"]
+    code, turn, err = run(*options, "def")
+    assert code == 0 and "the prompt is a turn" in err and "--raw continues it" in err
+    code, asked, err = run(*options, "--chat", "def")
+    assert (code, asked) == (0, turn) and "turn" not in err
+    code, raw, err = run(*options, "--raw", "def")
+    assert code == 0 and raw != turn and "turn" not in err and "warning" not in err
+    told = (
+        json.loads(run(*options, "--json", "def")[1]),
+        json.loads(run(*options, "--raw", "--json", "def")[1]),
+    )
+    assert [document["chat"] for document in told] == [True, False]
+    for spoken, text in (("user: def\n", turn), ("def", raw)):
+        if command == "generate":
+            assert tiny.lm().generate(spoken, "plain", max_new_tokens=5).text + "\n" == text
+
+
+def test_a_long_prompt_is_not_shown_again_in_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminal(**options: Any) -> Console:
+        return Console(force_terminal=True, color_system=None, **options)
+
+    monkeypatch.setattr(generate, "Console", terminal)
+    for prompt in ("a" * 5000 + "the end", [{"role": "user", "content": "a" * 5000 + "the end"}]):
+        generate._print_stream(prompt, iter(()))
+        out = capsys.readouterr().out
+        assert out.startswith("… aaa") and "the end" in out and len(out) < 500
+
+
 def test_the_question_stands_before_the_answer_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from foretell.cli import _output
 from foretell.errors import BadConfig, BadFile
@@ -114,3 +116,19 @@ def test_a_text_that_standard_output_cannot_hold_is_one_line() -> None:
     )
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "takes ascii text, which has no '\\U0001f642'; set PYTHONIOENCODING=utf-8" in done.stderr
+
+
+def test_tables_cut_no_digit(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """In a pipe, which has no width, and on a terminal that is too narrow."""
+    figure, prose = "1.06 (0.98 to 1.10)", "what it is that this method does for whom"
+    rows = _output.table("method", *("a title" for _ in range(5)), "about")
+    rows.add_row("token-recycling", *(figure for _ in range(5)), prose)
+    _output.show(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[1].count(figure) == 5 and lines[1].endswith(prose)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(_output, "Console", partial(Console, force_terminal=True))
+    _output.show(rows)
+    out = capsys.readouterr().out
+    assert "…" not in out and out.count(figure) == 5 and "token-recycling" in out
+    assert set(prose.split()) <= set(out.split()) and prose not in out

@@ -68,7 +68,8 @@ def output(server: Live, *command: str, **environment: str) -> str:
 
 def answer(server: Live, prompt: Any, tokens: int) -> str:
     """Of plain decoding."""
-    return str(server.lm.generate(prompt, "plain", max_new_tokens=tokens).text)
+    ids = server.lm.prompt_ids(prompt)
+    return str(server.lm.generate(ids, "plain", max_new_tokens=tokens).text)
 
 
 def user(text: str) -> dict[str, str]:

@@ -34,7 +34,8 @@ from foretell.ops.memory import SIZES
 from tests.families.families import WINDOW, config, tiny
 
 PROMPT = list(range(1, 25))
-UNKNOWN = ["arcee", "seed_oss", "apertus", "helium", "ernie4_5", "olmo3", "phi"]
+OTHERS = {"arcee", "seed_oss", "apertus", "helium", "ernie4_5", "olmo3", "phi"}
+UNKNOWN = sorted(OTHERS - PROVEN)  # until somebody proves one of them
 REFUSED = {
     "rwkv": "layers 0, 1, 2 do not use",  # a recurrent layer of a kind we do not know
     # with ALiBi, which none of them gives to transformers' interface
@@ -99,7 +100,6 @@ def test_models_that_are_no_decoders_are_refused() -> None:
 def test_unknown_families_are_right_once_the_self_test_passed(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert family not in PROVEN
     ran = []
     test = Decoder.self_test
     monkeypatch.setattr(Decoder, "self_test", lambda self: (ran.append(family), test(self)))

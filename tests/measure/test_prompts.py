@@ -22,7 +22,8 @@ def test_prompt_files_may_have_any_of_the_fields(tmp_path: Path) -> None:
     ]
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    assert read_prompts(path) == ["a", "b", messages, "d", "e"]
+    b, d = ([{"role": "user", "content": text}] for text in "bd")
+    assert read_prompts(path) == ["a", b, messages, d, "e"]
     path.write_text(json.dumps({"prompt": "two\u2028lines"}, ensure_ascii=False))
     assert read_prompts(path) == ["two\u2028lines"]
 

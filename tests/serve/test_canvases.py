@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from foretell import defaults
 from foretell.api import LM
 from foretell.families.canvas import Denoiser
-from foretell.serve import translate
 from tests import tiny
 from tests.serve.asked import TEXT, chat, completion, joined, refused, stream
 from tests.serve.live import Live, running, until
@@ -82,7 +82,7 @@ def test_without_speculation_a_token_takes_a_forward(client: httpx.Client) -> No
 def test_a_chat_has_no_canvas_as_long_as_the_context(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translate, "CANVAS_TOKENS", 9)
+    monkeypatch.setattr(defaults, "CANVAS_TOKENS", 9)
     answer = chat(client, temperature=0, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 9
 

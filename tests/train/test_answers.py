@@ -43,7 +43,7 @@ def test_what_is_written_are_the_texts_and_laws_of_the_target(lm: LM, tmp_path: 
         assert text.tokens[: text.prompt].tolist() == ids
         temperature = answers.TEMPERATURES[number]
         again = lm.generate(
-            prompt, "plain", max_new_tokens=6, temperature=temperature, seed=3 + number
+            ids, "plain", max_new_tokens=6, temperature=temperature, seed=3 + number
         )
         assert text.tokens[text.prompt :].tolist() == again.tokens
         assert text.best.shape == (len(again.tokens), answers.BEST)

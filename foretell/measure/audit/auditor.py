@@ -25,6 +25,7 @@ from foretell.measure.audit.law import check_ends, check_law
 from foretell.measure.audit.report import NO_CLAIM, Check, MethodReport, Report, summary
 from foretell.measure.audit.runs import Runs, dtype_name, has_exact_bits
 from foretell.measure.audit.samples import check_samples
+from foretell.measure.bench.sets import prompt_ids
 from foretell.measure.profiling import numbers
 from foretell.measure.prompts import Prompt
 
@@ -66,7 +67,7 @@ def audit(
     for option, value in (("max_new_tokens", max_new_tokens), ("samples", samples)):
         if value < 1:
             raise BadConfig.field(option, value, "at least 1")
-    encoded = [lm.prompt_ids(prompt) for prompt in (PROMPTS if prompts is None else prompts)]
+    encoded = [prompt_ids(lm, prompt) for prompt in (PROMPTS if prompts is None else prompts)]
     strategies = [(spec, *lm.resolve(spec)) for spec in methods]
     for _, name, strategy in strategies:
         _check_requests(lm, name, strategy, encoded)

@@ -42,6 +42,20 @@ def summary(document: Document) -> str:
     return f"{table(head, rows)}\n\n{circumstances(document)}"
 
 
+def short(document: Document) -> str:
+    """What the site begins with: the mean speed of our `auto` over all sets, by number format."""
+    made = figures(document)
+    rows = []
+    for bits in made.bits():
+        for name in made.of(bits):
+            if made.is_ours(name) and made.contenders[name]["method"] == AUTO:
+                rows.append(
+                    [str(bits), _times(made.mean(name, BASE)), _times(made.mean(name, "best"))]
+                )
+    head = ["bits", "times transformers' `generate` in bfloat16", "times the best other engine"]
+    return f"{table(head, rows)}\n\n{circumstances(document)}"
+
+
 def methods(document: Document) -> str:
     """Our methods on every set, by number format: times our plain decoding, and tokens a step."""
     made = figures(document)
