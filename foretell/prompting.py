@@ -35,7 +35,9 @@ from foretell.ops.memory import trim
 from foretell.ops.words import words_of
 from foretell.policy.constraint import Prompted, TextConstraint, form_of
 from foretell.policy.spending import spending_of
+from foretell.policy.unsaid import LONGEST, Unsaid
 from foretell.spec import Encode, constraint_of, kv_of, source_of, warpers_of
+from foretell.text import whole_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -178,6 +180,7 @@ class Text:
     ):
         """`vocab` and `eos`: of the model, for constraints."""
         self.tokenizer = tokenizer
+        self.name = "this model"
         self.grammars = Grammars(tokenizer, vocab, eos)
         self.kept: dict[Any, Any] = {}  # what constraints share
         # Setting up a fast tokenizer while another thread uses it is an error there. That is done
@@ -215,6 +218,7 @@ class Text:
                 "this model has no tokenizer: give token ids, or a folder that has tokenizer files"
             )
         try:
+            text.encode()  # tokenizers do not say what is wrong with half a character
             with self._alone():
                 encoded = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         except Exception as error:  # a text that is no Unicode, say
@@ -423,20 +427,19 @@ class Text:
         made = given.on(Prompted(tuple(prompt), words, target.vocab, self.kept))
         return dataclasses.replace(one, constraint=made)
 
-    def _bad_words(self, banned: Iterable[Any]) -> tuple[list[int], ...]:
-        sequences: list[list[int]] = []
+    def _bad_words(self, banned: Iterable[Any]) -> tuple[Any, ...]:
+        made: list[Any] = []
         for entry in banned:
-            if entry == "":
-                sequences.append([])
-            elif isinstance(entry, str):
-                # It is meant wherever it stands: at the start of a text and after a space.
-                forms = dict.fromkeys((entry, " " + entry.lstrip(" ")))
-                sequences += [self.encode_text(form) for form in forms]
-            elif isinstance(entry, list | tuple):
-                sequences.append([_as_python(token) for token in entry])
+            if isinstance(entry, str) and entry:
+                text = whole_text("bad_words", entry).encode()
+                if len(text) > LONGEST:
+                    raise BadConfig(f"bad_words: {entry[:20]!r}... has more than {LONGEST} bytes")
+                made.append(Unsaid(text, words_of(self, "bad_words")))
+            elif isinstance(entry, list | tuple) or entry == "":
+                made.append([_as_python(token) for token in entry])
             else:
                 raise BadConfig.field("bad_words", entry, "a text or a list of token ids")
-        return tuple(sequences)
+        return tuple(made)
 
 
 def _as_python(value: Any) -> Any:

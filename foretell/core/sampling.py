@@ -50,11 +50,12 @@ class Sampler:
         self.stops = frozenset((*(() if s.ignore_eos else eos), *s.stop_token_ids))
         self._check_ids("logit_bias", list(s.logit_bias))
         self._check_ids("stop_token_ids", s.stop_token_ids)
-        self._check_ids("bad_words", [token for word in s.bad_words for token in word])
+        sequences = [word for word in s.bad_words if isinstance(word, (list, tuple))]
+        self._check_ids("bad_words", [token for word in sequences for token in word])
         history = [  # these need the tokens before the row
             (s.repetition_penalty != 1, hf.RepetitionPenaltyLogitsProcessor, s.repetition_penalty),
             (s.no_repeat_ngram_size, hf.NoRepeatNGramLogitsProcessor, s.no_repeat_ngram_size),
-            (s.bad_words, hf.NoBadWordsLogitsProcessor, [list(word) for word in s.bad_words]),
+            (sequences, hf.NoBadWordsLogitsProcessor, [list(word) for word in sequences]),
         ]
         filters = [
             (s.temperature not in (0, 1), hf.TemperatureLogitsWarper, float(s.temperature)),

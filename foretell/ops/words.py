@@ -11,15 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
 from foretell.errors import Unsupported, first_line
-
-if TYPE_CHECKING:
-    from foretell.core.model import Model
 
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how tokenizers with byte fallback write a byte
 SPACE = "\u2581"  # how they write a space
@@ -188,7 +185,17 @@ def letters(vocab: int) -> Words:
 _known: WeakKeyDictionary[Any, Words] = WeakKeyDictionary()  # of each tokenizer
 
 
-def words_of(model: Model, method: str) -> Words:
+class Speaking(Protocol):
+    """A model, or what else has its tokenizer."""
+
+    name: str
+
+    @property
+    def tokenizer(self) -> Any:
+        """Hugging Face's, or Words."""
+
+
+def words_of(model: Speaking, method: str) -> Words:
     """The model's tokenizer as bytes, made once. Raises Unsupported where it is not known, or
     cannot be read so.
     """

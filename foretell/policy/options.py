@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from foretell.errors import BadConfig
 from foretell.policy.constraint import Constraint, TextConstraint, check_form, form_of
 from foretell.policy.penalties import Biased, Copying, Counted, Held
 from foretell.policy.warping import About, Warper
+from foretell.text import whole_text
+
+
+@runtime_checkable
+class Text(Protocol):
+    """A text that must not come out: policy.unsaid.Unsaid."""
+
+    def silence(self, prompt: int) -> Any:
+        """A processor for the output behind so many tokens."""
 
 ANSWER_TOKENS = 512  # of an answer at most: a whole one, in general
 CANVAS_TOKENS = 256  # the same of a canvas, all of which every forward computes
@@ -34,7 +43,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the output, per occurrence
     no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: Sequence[Sequence[int]] = ()  # token ids (texts are encoded on the way in)
+    bad_words: Sequence[Sequence[int] | Text] = ()  # token ids, or texts
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -67,10 +76,12 @@ class Sampling:
                 f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
                 f"{self.max_new_tokens}: lower the one or raise the other"
             )
-        for name, kinds in (("stop", str), ("bad_words", (list, tuple))):
+        for name, kinds in (("stop", str), ("bad_words", (list, tuple, Text))):
             items = getattr(self, name)
             if not all(isinstance(item, kinds) and item for item in items):
                 raise BadConfig.field(name, items, "a list without empty items")
+        for stop in self.stop:
+            whole_text("stop", stop)
         if not isinstance(self.warp, tuple) or not all(isinstance(w, Warper) for w in self.warp):
             raise BadConfig.field("warp", self.warp, "a tuple of warpers")
         check_form(form_of(self), self.constraint, self.ignore_eos)
@@ -85,7 +96,9 @@ class Sampling:
         for one branch, in their order. Raises BadConfig.
         """
         about = About(len(prompt), ends, text)
-        processors: list[Any] = [Copying(processor) for processor in self.logits_processors]
+        texts = [word for word in self.bad_words if isinstance(word, Text)]
+        processors: list[Any] = [text.silence(len(prompt)) for text in texts]
+        processors += [Copying(processor) for processor in self.logits_processors]
         processors += [warper.track(about) for warper in self.warp if not warper.off]
         if self.presence_penalty or self.frequency_penalty:
             processors.append(Counted(len(prompt), self.presence_penalty, self.frequency_penalty))

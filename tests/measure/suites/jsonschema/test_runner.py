@@ -153,7 +153,7 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.run([*words, *given]) == 1
     out, err = capsys.readouterr()
     assert "model, auto, greedy" in out and "compliance" in out and "66.7 %" in out
-    assert "not is not supported" in out and err.startswith("failed: plain on")
+    assert "pattern is not supported" in out and err.startswith("failed: plain on")
     assert err.count("\n") == 1
     assert json.loads((tmp_path / "o.json").read_text("utf-8"))["schema"] == suite.SCHEMA
     for more, said in (
