@@ -30,7 +30,7 @@ class Unsaid:
         return Silence(self, prompt)
 
     def completing(self, written: bytes, vocab: int) -> list[int]:
-        """The tokens behind which the text would stand by the end of what is before them, `written`."""
+        """The tokens behind which the text would stand, if that is the end of what is before."""
         spelled = _spelled(self.pieces, vocab)
         found = spelled.having(self.text)
         begun = written.find(self.text[:1])
