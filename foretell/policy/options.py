@@ -20,6 +20,7 @@ class Text(Protocol):
     def silence(self, prompt: int) -> Any:
         """A processor for the output behind so many tokens."""
 
+
 ANSWER_TOKENS = 512  # of an answer at most: a whole one, in general
 CANVAS_TOKENS = 256  # the same of a canvas, all of which every forward computes
 
