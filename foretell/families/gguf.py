@@ -19,6 +19,7 @@ from foretell.errors import first_line
 from foretell.families import gguf_limits
 from foretell.families.header import (
     ROTATION_TENSORS,
+    STATED,
     Header,
     check_keys,
     check_stated,
@@ -54,6 +55,16 @@ BIASED: dict[str, tuple[str, ...]] = {
     "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
     "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
 }
+# Keys that transformers' reading passes over, though its models compute what they say.
+SET = (
+    "context_length",
+    "feed_forward_length",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_weights_norm",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
 SCALED = (46, 62)  # layers of Gemma's models of 27 B, whose scores have a scale that no key says
 BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # of 32 numbers with their scales
 FORMATS = (*BLOCK_BYTES, "BF16")
@@ -185,12 +196,18 @@ def _check_config(header: Header, config: Any) -> None:
     """Lets a configuration of transformers' reading say the file's rotation too, and checks that it
     says all the rest. Raises LookupError.
     """
+    for name in SET:
+        field = next((field for field in STATED[name] if hasattr(config, field)), None)
+        value = header.get(name)
+        if field is not None and value is not None:
+            setattr(config, field, value)
     check_stated(header, config)
     width = getattr(config, "head_dim", None)
     width = width or config.hidden_size // config.num_attention_heads
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    if scalar is not None and (scalar != width or header.get("block_count") in SCALED):
-        raise LookupError(f"its scores are scaled as those of heads {scalar} wide")
+    if hasattr(config, "query_pre_attn_scalar"):
+        if header.get("block_count") in SCALED:
+            raise LookupError("its scores have a scale that its header does not say")
+        config.query_pre_attn_scalar = width
     rope = getattr(config, "rope_parameters", None)
     if rope is None:
         return

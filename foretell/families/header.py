@@ -21,7 +21,7 @@ STATED: dict[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings",),
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size",),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
     "expert_count": ("num_experts", "num_local_experts"),
@@ -34,7 +34,7 @@ STATED: dict[str, tuple[str, ...]] = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "attention.head_count": ("num_attention_heads",),
-    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
     "attention.key_length": ("head_dim",),
     "attention.value_length": ("v_head_dim", "head_dim"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"),
@@ -225,9 +225,7 @@ def _check_key(header: Header, key: str) -> None:
 
 
 def check_stated(header: Header, config: Any) -> None:
-    """Raises LookupError with the first key that a configuration does not state as the file does,
-    and where a whole head is not turned.
-    """
+    """Raises LookupError with the first key that a configuration does not state as the file."""
     for key in header.values:
         name = key.removeprefix(f"{header.architecture}.")
         if name == key or name not in STATED:
