@@ -7,6 +7,7 @@ makes answers of what it reports.
 from __future__ import annotations
 
 import asyncio
+import math
 import warnings
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -314,7 +315,7 @@ class LM:
             return error
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced, canvas, reward = map(terms.pop, ("trace", "canvas", "reward"))
-        sampling = self._text.sampling(options, terms["tenant"])
+        sampling = self._text.sampling(options, terms["tenant"], terms["deadline"])
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
         name, strategy = self.resolve(method, reward)
@@ -491,9 +492,9 @@ class LM:
         """Token ids of one prompt as `generate` takes it: see `Text.prompt_ids`."""
         return self._text.prompt_ids(prompt, most)
 
-    def compile(self, form: Mapping[str, Any], tenant: str = "") -> None:
+    def compile(self, form: Mapping[str, Any], tenant: str = "", until: float = math.inf) -> None:
         """Compiles a form (json_schema, regex or grammar) for requests to come."""
-        self._text.grammars.compile(form, tenant)
+        self._text.grammars.compile(form, tenant, until)
 
     def read_apart(self, prompt: Contexts, kv: Any = None) -> tuple[list[int], Any]:
         """Token ids of Contexts, and the cache policy that reads them: see `apart`."""

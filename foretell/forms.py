@@ -1,13 +1,14 @@
 """JSON schemas, regular expressions and grammars as constraints on a model's tokens.
 
 The work is llguidance's, which compiles a form against a tokenizer and says which tokens may come
-next; this file knows how to ask it. A form is compiled by whoever makes the request, and kept for
-the next one; the engine's thread only follows its texts. What a schema says and llguidance cannot
-enforce is refused by name.
+next; this file knows how to ask it. A form is tried in a process that can be ended, then compiled
+by whoever makes the request, and kept for the next one; the engine's thread only follows its texts.
+What a schema says and llguidance cannot enforce is refused by name.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,21 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
-from foretell.ops.compiling import matcher_of, source_of
-from foretell.ops.endings import Endings, Search, Spellings
+from foretell.ops.compiling import grammar_of, source_of
+from foretell.ops.form_trials import TRIALS
 from foretell.ops.paths import common
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
+    from foretell.ops.ending_tokens import Endings, Spellings
+    from foretell.ops.endings import Alphabet
+
+LARGEST = 2**18  # bytes of a form
+SECONDS = 5.0  # that trying one may take
+COMPILING = 1.0  # seconds of them for compiling it, which is done again
+FORCED = 2**13  # bytes that follow for lack of a choice: a mask spells them all
 KEPT = 64  # compiled forms of a tokenizer
 USES = 256  # of a compiled form: what its matchers note of texts, for all of them, only grows
 UNMASKED = 8  # questions about single tokens between two masks: see Matcher.permits
@@ -48,12 +56,14 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
-    def compile(self, form: Mapping[str, Any], tenant: str = "") -> Grammar:
-        """The constraint of a form: json_schema, regex or grammar, and what it is. `tenant`: who
-        asks for it.
+    def compile(
+        self, form: Mapping[str, Any], tenant: str = "", deadline: float = math.inf
+    ) -> Grammar:
+        """The constraint of a form: json_schema, regex or grammar, and what it is.
 
-        Raises BadConfig for a form that cannot be used, BadModel without a tokenizer that can be
-        read, Unsupported without llguidance.
+        `tenant`: who asks; `deadline`: by time.perf_counter(), when nobody waits for it any longer.
+        Raises BadConfig for a form that cannot be used or takes too much, BadModel without a
+        tokenizer that can be read, Unsupported without llguidance, DeadlineExceeded.
         """
         [(name, value)] = form.items()
         if self.tokenizer is None:
@@ -69,8 +79,7 @@ class Grammars:
                 known.uses += 1
                 self._compiled.move_to_end(key)
                 return known
-        endings = self._endings(self._matcher(name, source))
-        grammar = Grammar(self._matcher(name, source), name, self.vocab, self._ends(), endings)
+        grammar = self._made(name, source, tenant, deadline)
         start = grammar.matcher.deep_copy()
         start.compute_bitmask()
         nothing = start.is_error() and start.get_error().startswith("NoExtension")
@@ -89,11 +98,36 @@ class Grammars:
         most = max(kept.values())
         del self._compiled[next(key for key in self._compiled if kept[key[0]] == most)]
 
-    def _matcher(self, name: str, source: str) -> LLMatcher:
-        """Compiles. Raises BadConfig."""
+    def _made(self, name: str, source: str, tenant: str, deadline: float) -> Grammar:
+        """Tries and compiles. Raises as `compile` does."""
+        size = len(source.encode())
+        if size > LARGEST:
+            raise BadConfig(f"{name}: it has {size} bytes, at most {LARGEST} are read; shorten it")
         with self._reading:
-            tokens = self._tokens
-        return matcher_of(name, source, tokens)
+            tokens, alphabet, spellings = self._tokens, self._alphabet, self._spellings
+        from llguidance import LLMatcher
+
+        from foretell.ops.ending_tokens import Endings
+        from foretell.ops.endings import Search
+
+        question = {
+            "name": name,
+            "source": source,
+            "vocab": alphabet.vocab,
+            "specials": alphabet.specials,
+            "end": alphabet.end,
+        }
+        answer = TRIALS.ask(question, tenant, SECONDS, deadline)
+        if "refused" in answer:
+            raise BadConfig(answer["refused"])
+        if answer["seconds"] > COMPILING:
+            raise BadConfig(f"{name}: it takes too long to compile; simplify it")
+        text = grammar_of(name, answer["source"])
+        matcher, own = (LLMatcher(tokens, text, log_level=0) for _ in range(2))
+        search = Search(alphabet, name, answer["source"])
+        search.parts = answer["parts"]
+        endings = Endings.begin(search, spellings, own, search.start(), answer["ending"])
+        return Grammar(matcher, name, self.vocab, self._ends(), endings)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -116,15 +150,24 @@ class Grammars:
                 "has a byte-level decoder"
             ) from error
 
-    def _endings(self, matcher: LLMatcher) -> Endings:
-        with self._reading:
-            spellings = self._spellings
-        search = Search(spellings, self._tokens.eos_token)
-        return Endings(search, search.begin(matcher))
+    @cached_property
+    def _alphabet(self) -> Alphabet:
+        """What endings are looked for with."""
+        from foretell.ops.endings import Alphabet
+
+        tokens: Any = self._tokens
+        tokenizer: Any = self.tokenizer
+        specials = {}
+        for token in range(min(tokens.vocab_size, len(tokenizer))):
+            if tokens.is_special_token(token):
+                specials[token] = str(tokenizer.convert_ids_to_tokens(token))
+        return Alphabet(tokens.vocab_size, specials, tokens.eos_token)
 
     @cached_property
     def _spellings(self) -> Spellings:
         """The bytes of the tokens; specials have none. Takes some 50 ms."""
+        from foretell.ops.ending_tokens import Spellings
+
         tokens = self._tokens
         return Spellings(
             [
@@ -251,6 +294,8 @@ class Matcher:
     def _following(self) -> bytes:
         """A bit for each token that may follow `path`."""
         if self.bits is None:
+            if len(self.matcher.compute_ff_bytes()) > FORCED:
+                raise self._gave_up(f"more than {FORCED} bytes without a choice")
             self.bits = self.matcher.compute_bitmask()
             self.unmasked = 0
             self._check()
@@ -269,6 +314,8 @@ class Matcher:
         """Raises BadConfig where the grammar became too large to go on in."""
         if self.matcher.is_error():
             self.grammar.usable = False
-            name, reason = self.grammar.name, self.matcher.get_error().splitlines()[0]
-            place = f"after {len(self.path)} tokens"
-            raise BadConfig(f"{name}: gave up {place} ({reason}); simplify it")
+            raise self._gave_up(self.matcher.get_error().splitlines()[0])
+
+    def _gave_up(self, reason: str) -> BadConfig:
+        place = f"after {len(self.path)} tokens"
+        return BadConfig(f"{self.grammar.name}: gave up {place} ({reason}); simplify it")

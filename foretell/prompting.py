@@ -377,9 +377,11 @@ class Text:
                 "change them, or give a text"
             ) from error
 
-    def sampling(self, arguments: Mapping[str, Any], tenant: str = "") -> Sampling:
-        """The arguments with texts as token ids and single values as tuples; `tenant`: whose
-        compiled forms are looked at. Raises BadConfig.
+    def sampling(
+        self, arguments: Mapping[str, Any], tenant: str = "", deadline: float = math.inf
+    ) -> Sampling:
+        """The arguments with texts as token ids and single values as tuples, and forms compiled:
+        see `Grammars.compile`, also for errors. Raises BadConfig.
         """
         options: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -411,7 +413,8 @@ class Text:
             allowed = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
             raise BadConfig.field("constraint", constraint, allowed)
         if form:
-            sampling = dataclasses.replace(sampling, constraint=self.grammars.compile(form, tenant))
+            made = self.grammars.compile(form, tenant, deadline)
+            sampling = dataclasses.replace(sampling, constraint=made)
         return sampling
 
     def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:

@@ -289,6 +289,37 @@ def test_a_form_ends_before_the_length_does(method: str, temperature: float) -> 
     assert cut.finish_reason == "length"
 
 
+FREE: list[tuple[dict[str, Any], str]] = [
+    ({"regex": ".*ab"}, "(?s).*ab"),
+    ({"regex": ".*(END|STOP)"}, "(?s).*(END|STOP)"),
+    ({"regex": r"[^\s@]+@[^\s@]+\.[a-z]{2,4}"}, r"[^\s@]+@[^\s@]+\.[a-z]{2,4}"),
+    ({"regex": "(a|b)*c"}, "[ab]*c"),
+    ({"regex": "(x.*y|z.*w){2}"}, "(x.*y|z.*w){2}"),
+    ({"json_schema": {"type": "string", "pattern": "ab"}}, '".*ab.*"'),
+    ({"grammar": 'start: /(.|\\n)*/ "</think>" answer\nanswer: %json {"type": "object"}'},
+     r"(?s).*</think>\{.*\}"),
+    ({"grammar": 'start: t a\nt[lazy]: /(.|\\n)*<\\/think>/\na: /[0-9]{2}/'},
+     "(?s).*</think>[0-9]{2}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "means"), FREE)
+def test_a_free_part_may_take_in_what_must_follow_and_the_text_ends(
+    form: dict[str, Any], means: str
+) -> None:
+    """The tokens of the ending are counted as they are written, with drafts and without."""
+    shortest = grammars().compile(form).track().ending(())
+    assert shortest is not None
+    for most in (len(shortest), 24, 60):
+        for temperature, method in ((0.0, METHODS[1]), (1.0, "plain")):
+            options = {"temperature": temperature, "max_new_tokens": most, "seed": most}
+            output = lm().generate("The dog", method, **form, **options)
+            assert output.finish_reason == "stop" and len(output.tokens) <= most
+            assert re.fullmatch(means, output.text), output.text
+            plain = lm().generate("The dog", "plain", **form, **options)
+            assert plain.tokens == output.tokens
+
+
 def test_an_ending_is_drafted_at_once() -> None:
     form = {"regex": "(x y )+(one two three four five six seven)"}
     plain = lm().generate("x y", "plain", **form, max_new_tokens=40)
@@ -443,6 +474,9 @@ def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
             return "too many items\nin row 7"
 
         def compute_bitmask(self) -> bytes:
+            return b""
+
+        def compute_ff_bytes(self) -> bytes:
             return b""
 
     monkeypatch.setattr(grammar, "matcher", Broken())

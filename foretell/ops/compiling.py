@@ -48,20 +48,32 @@ def source_of(name: str, value: Any) -> str:
     return source
 
 
+def compilable(name: str, source: str) -> str:
+    """A form, see `source_of`, in the words of the compiler. Raises BadConfig."""
+    if name == "json_schema":
+        return json.dumps(rewritten(json.loads(source)))
+    return ascii_classes(source) if name == "regex" else compiled_form(source)
+
+
+def grammar_of(name: str, words: str) -> str:
+    """What `compilable` returned, for `LLMatcher`. Raises ValueError for a schema that is none."""
+    from llguidance import LLMatcher
+
+    if name == "regex":
+        return str(LLMatcher.grammar_from_regex(words))
+    if name == "grammar":
+        return str(LLMatcher.grammar_from_lark(words))
+    own = json.loads(words).get(OPTIONS) or {}
+    defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
+    return str(LLMatcher.grammar_from_json_schema(words, defaults=defaults))
+
+
 def matcher_of(name: str, source: str, tokens: LLTokenizer) -> LLMatcher:
     """What follows the texts of a form, see `source_of`. Raises BadConfig."""
     from llguidance import LLMatcher
 
     try:
-        if name == "json_schema":
-            schema = rewritten(json.loads(source))
-            own = schema.get(OPTIONS) or {}
-            defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=defaults)
-        elif name == "regex":
-            grammar = LLMatcher.grammar_from_regex(ascii_classes(source))
-        else:
-            grammar = LLMatcher.grammar_from_lark(compiled_form(source))
+        grammar = grammar_of(name, compilable(name, source))
         matcher = LLMatcher(tokens, grammar, log_level=0)
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: {first_line(error)}; change it") from None

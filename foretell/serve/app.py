@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 import foretell
 from foretell.defaults import baseline
+from foretell.ops.form_trials import TRIALS
 from foretell.serve.bodies import LARGE, read
 from foretell.serve.errors import ApiError
 from foretell.serve.guard import Guard
@@ -95,6 +96,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        TRIALS.end()
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch

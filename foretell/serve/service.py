@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -133,7 +135,9 @@ class Service:
         tenant = ""
         if asker.key is not None and not self.settings.share_between_keys:
             tenant = asker.key.name
-        work = partial(self._translated, request, tenant)
+        end = self._end(request, asker)
+        left = math.inf if end is None else end - GRACE - asyncio.get_running_loop().time()
+        work = partial(self._translated, request, tenant, time.perf_counter() + left)
         formed = request.response_format is not None or request.structured_outputs is not None
         try:
             async with asyncio.timeout_at(self._end(request, asker)):
@@ -147,7 +151,7 @@ class Service:
             log.info("%s: %s", answer.id, request.model_dump_json(exclude_none=True))
         return answer
 
-    def _translated(self, request: Request, tenant: str, errand: Errand) -> Answer:
+    def _translated(self, request: Request, tenant: str, until: float, errand: Errand) -> Answer:
         def go_on() -> None:
             if errand.over:
                 raise Gone
@@ -161,7 +165,7 @@ class Service:
         form = {name: call.arguments[name] for name in FORMS if name in call.arguments}
         if form:  # now, in its turn, and not when it is taken in
             try:
-                self.lm.compile(form, tenant)
+                self.lm.compile(form, tenant, until)
             except ForetellError as error:
                 raise self._refusal(error, answer) from error
         return answer

@@ -9,11 +9,11 @@ import re
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 
 from foretell.forms import Grammars, Matcher
-from foretell.ops.endings import KEPT, Search, Spellings
+from foretell.ops.ending_tokens import ANCHORS, EFFORT, KEPT, Endings
+from foretell.ops.endings import Alphabet
 from tests import laws, tiny
 
 LETTERS = 4
@@ -40,7 +40,8 @@ def shortest(form: str, output: tuple[int, ...]) -> int | None:
 
 def begun(form: str, rng: random.Random, most: int = 5) -> list[int]:
     """A text that the form allows, up to a place."""
-    tracker, output = matcher(form), []
+    tracker = matcher(form)
+    output: list[int] = []
     for _ in range(rng.randrange(most)):
         able = tracker.allowed(output).nonzero()[:, 0].tolist()
         if not able:
@@ -127,24 +128,94 @@ def test_json_is_closed(schema: object, begin: str, most: int) -> None:
     assert '"c"' not in text.removeprefix(begin) and not (most == 14 and '"a"' in text)
 
 
-def test_where_nothing_shows_the_way_none_is_found_and_little_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The tokens that may follow are the same before digits and behind them."""
-    pattern = {"type": "string", "pattern": "[0-9]{9}x"}
-    tracker = json_grammars().compile({"json_schema": pattern}).track()
-    assert tracker.ending(()) is None
-    walked: list[int] = []
-    own = Search._walk
+@pytest.mark.parametrize(
+    ("form", "begins"),
+    [
+        ({"regex": ".*ab"}, ["", "xa", "the dog"]),
+        ({"regex": ".*(END|STOP)"}, ["", "xEN", "xSTO"]),
+        ({"regex": r"[^\s@]+@[^\s@]+\.[a-z]{2,4}"}, ["", "fo", "fo@", "fo@ba", "fo@ba.", "f@b.c"]),
+        ({"regex": "(?s).{0,60}END"}, ["", "x" * 60]),
+        ({"regex": "(.*x.*y){2}z"}, ["", "ax", "axbyxy"]),
+        ({"regex": "(foo.*ab|bar.*cd)"}, ["", "foo, ", "bar, "]),
+        ({"regex": "(.*[0-9]{3}x)?[0-9]{3}y"}, ["", "12"]),
+        ({"json_schema": {"type": "string", "pattern": "ab"}}, ["", '"x', '"xa']),
+        ({"json_schema": {"type": "string", "pattern": "^a.*b$", "minLength": 9}}, ["", '"ax']),
+        ({"json_schema": {"type": "string", "pattern": "[0-9]{9}x"}}, ["", '"some words', '"12']),
+        ({"json_schema": {"items": {"type": "string", "pattern": "ab|cd"}}}, ["[", '["x', '["ab"']),
+        ({"json_schema": {"type": "string", "format": "email"}}, ["", '"fo']),
+        ({"json_schema": {"type": "object", "patternProperties": {"ab": {}}, "minProperties": 1,
+                          "additionalProperties": False}}, ["", '{"x']),
+        ({"grammar": 'start: /(.|\\n)*/ "</think>" a\na: %json {"type": "object"}'}, ["", "hm</t"]),
+        ({"grammar": 'start: t a\nt[lazy]: /(.|\\n)*<\\/think>/\na: /[0-9]+/'}, ["", "hm", "<"]),
+        ({"grammar": 'start: T "!"\nT: (A|B)* "END"\nA: /./\nB: "x"'}, ["", "xxE"]),
+        ({"grammar": 'start: /./* "END"'}, ["", "xx"]),
+        ({"grammar": 'start: a+\na: "<" /[a-z]+ends/ ">"'}, ["", "<foo", "<aends>"]),
+        ({"grammar": 'start: "ok" | /[a-z ]*/ "end" "."'}, ["", "the "]),
+        ({"grammar": 'start: x "."\nx[suffix="STOP"]: /.*/'}, ["", "the "]),
+    ],
+)  # fmt: skip
+def test_a_free_part_is_led_to_what_must_follow(form: dict[str, Any], begins: list[str]) -> None:
+    """Wherever the mask is the same at all places, far from the end and near it."""
+    tokenizer = tiny.tokenizer()
+    for begin in begins:
+        tracker = json_grammars().compile(form).track()
+        output: list[int] = tokenizer(begin)["input_ids"] if begin else []
+        ending = tracker.ending(output)
+        assert ending is not None, begin
+        assert tracker.whole([*output, *ending]), tokenizer.decode(ending)
+        assert all(
+            bool(tracker.allowed([*output, *ending[:n]])[ending[n]]) for n in range(len(ending))
+        )
+        if "regex" in form:
+            assert re.fullmatch(form["regex"], begin + tokenizer.decode(ending))
 
-    def walk(self: Search, *given: Any) -> list[int] | None:
-        walked.append(1)
+
+def test_an_ending_of_a_regular_expression_has_the_fewest_characters() -> None:
+    tokenizer = tiny.tokenizer()
+    for regex, want in (
+        (".*(ending|end!)", "end!"),
+        ("(a.{9}|b.{3})c", "bxxxc"),
+        (r"\s*y(\w+ )*x{2}", "yxx"),
+        ("(?s:.)*</think>", "</think>"),
+    ):
+        ending = json_grammars().compile({"regex": regex}).track().ending([])
+        assert ending is not None and len(tokenizer.decode(ending)) == len(want)
+
+
+def test_a_text_far_on_is_not_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = json_grammars().compile({"regex": "(.*x.*ab|.*y.*cd)"}).track()
+    ids: list[int] = tiny.tokenizer()("some words " * 80)["input_ids"]
+    steps: list[int] = []
+    own = Endings._step
+
+    def step(self: Endings, *given: Any) -> Any:
+        steps.append(1)
         return own(self, *given)
 
-    monkeypatch.setattr(Search, "_walk", walk)
-    ids: list[int] = tiny.tokenizer()('"some words and many more of them')["input_ids"]
-    assert tracker.ending(ids) is None
-    assert 0 < len(walked) < len(ids) / 2
+    monkeypatch.setattr(Endings, "_step", step)
+    first = tracker.ending(ids)
+    assert first and len(steps) < ANCHORS < len(ids) / 4
+    assert tracker.ending([*ids, ids[0]]) and len(steps) <= ANCHORS
+    again = json_grammars().compile({"regex": "(.*x.*ab|.*y.*cd)"}).track()
+    assert [again.ending(ids[:n]) for n in range(len(ids) + 1)][-1] == first
+
+
+def test_little_is_looked_at_where_no_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part behind which the same may follow always, of which no last part is known."""
+    form = {"grammar": "start: a+ /b/\na: /.{40}/"}
+    tracker = json_grammars().compile(form).track()
+    masks: list[int] = []
+    own = Alphabet.following
+
+    def following(self: Alphabet, *given: Any) -> Any:
+        masks.append(1)
+        return own(self, *given)
+
+    monkeypatch.setattr(Alphabet, "following", following)
+    ids: list[int] = tiny.tokenizer()("some words and many more of them")["input_ids"]
+    for n in range(len(ids)):
+        tracker.ending(ids[:n])
+    assert len(masks) < 3 * EFFORT * len(ids)
 
 
 def test_what_is_too_much_work_leaves_the_form_itself_usable() -> None:
@@ -155,20 +226,24 @@ def test_what_is_too_much_work_leaves_the_form_itself_usable() -> None:
         """A matcher that has given up."""
 
         def __getattr__(self, name: str) -> object:
-            answers = {"is_error": True, "compute_bitmask": b"", "deep_copy": self}
+            answers: dict[str, Any] = {"is_error": True, "compute_bitmask": b"", "deep_copy": self}
             return lambda *_: answers.get(name, False)
 
     place = tracker.endings.places[()]
     object.__setattr__(place, "matcher", Broken())
+    object.__setattr__(place, "inner", Broken())
     ids: list[int] = tiny.tokenizer()("ab")["input_ids"]
     assert tracker.ending(ids) is None and not tracker.ends_within((), ids[1], 5)
     assert tracker.permits(ids)
 
 
-def test_tokens_are_tried_by_what_they_begin_with() -> None:
-    pieces = [b"ab", b"a", b"}}", b"}", b"", b"\xc3", b" {", b"\\n", b"0"]
-    spellings = Spellings(pieces)
-    everything = np.ones(len(pieces), dtype=bool)
-    assert list(spellings.tried(everything)) == [3, 8, 0, 1, 6, 6]
-    assert spellings.longest(everything) in (0, 2, 6, 7)
-    assert spellings.longest(np.zeros(len(pieces), dtype=bool)) is None
+def test_bytes_are_tried_by_what_they_close() -> None:
+    alphabet = Alphabet(9, {0: "<end>", 3: "<turn>"}, 0)
+    assert alphabet.base == 16 and len(alphabet.tokens) == 272
+
+    def bits(*ids: int) -> bytes:
+        return sum(1 << one for one in ids).to_bytes(34, "little")
+
+    able = [16 + byte for byte in b'a"}{\\\xc3 0']
+    assert bytes(one - 16 for one in alphabet.following(bits(*able))) == b'}0"a{ '
+    assert list(alphabet.following(bits(0, 3, 16 + 92))) == [16 + 92, 3]

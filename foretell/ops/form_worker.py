@@ -1,0 +1,74 @@
+"""The program of a process that tries forms: whether one can be compiled, and how its texts end.
+
+    python -m foretell.ops.form_worker
+
+It reads questions from its standard input and answers on its standard output, both lines of JSON.
+A form may take it any time and memory, or break it, as one does that is nested too deeply; whoever
+asks ends it then: see ops.form_trials.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from foretell.ops.endings import Alphabet, Search
+from foretell.ops.form_text import lazily
+
+MEMORY = 2**30  # bytes that the process may have
+STACK = 2**20  # of the thread that compiles, less than others have where the form is used
+
+
+def tried(question: dict[str, Any]) -> dict[str, Any]:
+    """The answer: `error`, or the form's `source` as it is to be read, an `ending` of the empty
+    text or None, and what ends its `parts`, all three for ops.endings.
+    """
+    name, source = question["name"], question["source"]
+    specials = {int(token): text for token, text in question["specials"].items()}
+    alphabet = Alphabet(question["vocab"], specials, question["end"])
+
+    def dead(grammar: str) -> bool:
+        _, start, ending = Search.begin(alphabet, "grammar", grammar)
+        return not start.is_error() and ending is None
+
+    try:
+        if name == "grammar":
+            source = lazily(source, dead)
+        search, start, ending = Search.begin(alphabet, name, source)
+    except RecursionError:
+        return {"error": "nested too deeply"}
+    except ValueError as error:  # a schema that llguidance cannot read
+        return {"error": str(error)}
+    if start.is_error():
+        return {"error": start.get_error()}
+    return {"source": source, "ending": ending, "parts": search.parts}
+
+
+def main() -> None:
+    """Answers until its input ends."""
+    with suppress(ValueError, OSError):  # a lower limit holds already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK)
+    for line in sys.stdin.buffer:
+        answer: dict[str, Any] = {}
+
+        def work(line: bytes = line, answer: dict[str, Any] = answer) -> None:
+            try:
+                answer |= tried(json.loads(line))
+            except MemoryError:
+                answer["error"] = "it takes too much memory"
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
