@@ -7,7 +7,6 @@ makes answers of what it reports.
 from __future__ import annotations
 
 import asyncio
-import math
 import warnings
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -492,7 +491,7 @@ class LM:
         """Token ids of one prompt as `generate` takes it: see `Text.prompt_ids`."""
         return self._text.prompt_ids(prompt, most)
 
-    def compile(self, form: Mapping[str, Any], tenant: str = "", until: float = math.inf) -> None:
+    def compile(self, form: Mapping[str, Any], tenant: str, until: float) -> None:
         """Compiles a form (json_schema, regex or grammar) for requests to come."""
         self._text.grammars.compile(form, tenant, until)
 

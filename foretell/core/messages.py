@@ -88,10 +88,8 @@ def on_commit(engine: Host, live: Live, task: Task, commit: Commit) -> None:
         kept += 1
         if branch.quiet:
             continue
-        if branch.sampler.ended(branch.output):
-            reason = "stop"
-        elif len(branch.tokens) >= branch.limit:
-            reason = "length"
+        room = branch.limit - len(branch.tokens) + len(branch.output)
+        reason = branch.sampler.reason(branch.output, room)
         if reason:
             break
     branch.reason = reason

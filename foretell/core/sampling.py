@@ -86,6 +86,16 @@ class Sampler:
             return True
         return self.guide is not None and self.guide.complete(output)
 
+    def reason(self, output: Sequence[int], room: int) -> str | None:
+        """Why the text ends with the last of these output tokens, of which it may have `room`; None
+        where it goes on. A text that has its form at its limit is not cut by it.
+        """
+        if self.ended(output):
+            return "stop"
+        if len(output) < room:
+            return None
+        return "stop" if self.guide is not None and self.guide.whole(output) else "length"
+
     def detokenizer(self, decode: Text) -> Detokenizer:
         """Makes texts of outputs as a user gets them, cut before the stop string that ends them."""
         return Detokenizer(decode, self.sampling.stop, self.sampling.min_new_tokens)

@@ -41,9 +41,7 @@ def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
     room = ctx.limit - len(ctx.tokens)  # tokens
 
     def reason_of(tokens: tuple[int, ...]) -> str | None:
-        if ctx.sampler.ended(tokens):
-            return "stop"
-        return "length" if len(tokens) >= room else None
+        return ctx.sampler.reason(tokens, room)
 
     try:
         yield from grown(ctx, groups, diversity, reason_of)

@@ -68,12 +68,14 @@ def grammar_of(name: str, words: str) -> str:
     return str(LLMatcher.grammar_from_json_schema(words, defaults=defaults))
 
 
-def matcher_of(name: str, source: str, tokens: LLTokenizer) -> LLMatcher:
-    """What follows the texts of a form, see `source_of`. Raises BadConfig."""
+def matcher_of(name: str, source: str, tokens: LLTokenizer, words: str | None = None) -> LLMatcher:
+    """What follows the texts of a form, see `source_of`. `words`: see `compilable`, where they are
+    known. Raises BadConfig.
+    """
     from llguidance import LLMatcher
 
     try:
-        grammar = grammar_of(name, compilable(name, source))
+        grammar = grammar_of(name, compilable(name, source) if words is None else words)
         matcher = LLMatcher(tokens, grammar, log_level=0)
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: {first_line(error)}; change it") from None

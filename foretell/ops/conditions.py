@@ -99,9 +99,7 @@ def reason_of(ctx: Context) -> ReasonOf:
     room = ctx.limit - len(ctx.tokens)
 
     def reason(text: Text) -> str | None:
-        if ctx.sampler.ended(text):
-            return "stop"
-        return "length" if len(text) >= room else None
+        return ctx.sampler.reason(text, room)
 
     return reason
 

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from foretell.ops.endings import RUN, Search
 
 EFFORT = 512  # of a search behind a text
-LITTLE = 48  # of one behind a token that may come
+LITTLE = 32  # of one behind a token that may come
 ANCHORS = 64  # tokens from one place to the next at which an ending is looked for anew
 KEPT = 64  # texts whose endings are kept
 
@@ -88,12 +88,16 @@ class Endings:
         inner = before.inner.deep_copy()
         if not self._read(inner, token):
             return False
+        # Each token has one byte or more.
+        known = before.ending is not None and len(before.ids) <= room
+        if known and self.search.ends(inner, before.ids):
+            return True
         ids = self._still(before, inner)
         if ids is None and self._new(before, inner):
             ids = self.search.find_near(inner, self._words(before), LITTLE)
         if ids is None:
             return False
-        if len(ids) <= room:  # each token has one byte or more
+        if len(ids) <= room:
             return True
         if len(ids) > room * self.spellings.longest:
             return False
@@ -131,8 +135,9 @@ class Endings:
         start = self.places[near]
         matcher, inner = start.matcher.deep_copy(), start.inner.deep_copy()
         for place, token in enumerate(text[len(near) :]):
-            if place % (RUN // 2) == 0:
+            if place % (RUN // 4) == 0:
                 matcher.compute_bitmask()
+                inner.compute_bitmask()
             matcher.consume_token(token)
             self._read(inner, token)
         ids = self._still(self.places[()], inner)
@@ -145,6 +150,7 @@ class Endings:
         token = text[-1]
         matcher, inner = before.matcher.deep_copy(), before.inner.deep_copy()
         matcher.compute_bitmask()
+        inner.compute_bitmask()
         matcher.consume_token(token)
         self._read(inner, token)
         if before.ending and token == before.ending[0]:
@@ -190,10 +196,11 @@ class Endings:
         return [one for token in text for one in self._ids(token)]
 
     def _read(self, inner: LLMatcher, token: int) -> bool:
-        """Reads a token of the text."""
+        """Reads a token of the text, not long behind a mask."""
         ids = self._ids(token)
         for begin in range(0, len(ids), RUN):
-            inner.compute_bitmask()
+            if begin:
+                inner.compute_bitmask()
             if inner.try_consume_tokens(ids[begin : begin + RUN]) < len(ids[begin : begin + RUN]):
                 return False
         return True

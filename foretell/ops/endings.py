@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from foretell.ops.form_text import bounded, grammar_of, parts
+from foretell.ops.compiling import grammar_of
+from foretell.ops.form_text import bounded, parts
 
 LONGEST = 1024  # bytes of an ending at most, and characters of a bounded part
 FIRST = 4096  # effort for an ending of an empty text
@@ -26,6 +26,8 @@ CHECKED = 4096  # parts of an ending that are tried for leaving out, at most
 FEW = 8  # that are tried at a place from which every way leads to an end
 COMPILED = 32  # the effort of compiling a bounded form
 RUN = 32  # bytes that are read between two masks: llguidance limits the work between them
+# Of llguidance's work on a bounded form: to know whether it has a text at all is the most of it.
+FUEL = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=50_000)
 # What is tried first, and last; escapes and parts of characters only where nothing else may come,
 # since what may follow changes there and comes back.
 CLOSING = b'}],:0"'
@@ -79,7 +81,7 @@ class Alphabet:
                     yield token
 
     def matcher(self, grammar: str, limits: LLParserLimits | None = None) -> LLMatcher:
-        """A matcher, which may be in error."""
+        """A matcher, which may be in error. `limits`: of the work."""
         return LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
 
 
@@ -102,36 +104,37 @@ class Effort:
 class Search:
     """How endings of one form are found. They are lists of the alphabet's ids."""
 
-    def __init__(self, alphabet: Alphabet, name: str, source: str, limits: Any = None):
-        """`name` and `source`: of the form, as in ops.form_text."""
+    def __init__(self, alphabet: Alphabet, name: str, source: str):
+        """`name` and `source`: of the form, as ops.compiling has it for llguidance."""
         self.alphabet = alphabet
         self.name = name
         self.source = source
-        self.limits = limits
         self.parts: list[list[int]] = []  # what ends a free part of the form
         self._bounded: dict[int, LLMatcher | None] = {}
 
     @classmethod
     def begin(
-        cls, alphabet: Alphabet, name: str, source: str, limits: Any = None
+        cls, alphabet: Alphabet, name: str, source: str
     ) -> tuple[Search, LLMatcher, list[int] | None]:
         """The search of a form, the matcher of its beginning and an ending there."""
-        search = cls(alphabet, name, source, limits)
-        for part in parts(name, source):
-            inner = cls(alphabet, *part, limits)
-            start = inner.start()
-            found = None if start.is_error() else inner.find(start, (), (), FIRST // 2)
-            if found:
-                search.parts.append(found)
+        search = cls(alphabet, name, source)
         start = search.start()
         if start.is_error():
             return search, start, None
+        for part in parts(name, source):
+            inner = cls(alphabet, *part)
+            begun = inner.start()
+            found = None if begun.is_error() else inner.find(begun, (), (), FIRST // 2)
+            if found:
+                search.parts.append(found)
         ending = search.find(start, (), (), FIRST)
         return search, start, None if ending is None else search.without_detours(start, ending)
 
     def start(self) -> LLMatcher:
         """The matcher of the form's beginning, which may be in error."""
-        return self.alphabet.matcher(grammar_of(self.name, self.source), self.limits)
+        matcher = self.alphabet.matcher(grammar_of(self.name, self.source))
+        matcher.compute_bitmask()
+        return matcher
 
     def find(
         self, matcher: LLMatcher, text: Sequence[int], words: Sequence[list[int]], effort: int
@@ -303,7 +306,7 @@ class Search:
     def _less(self, most: int) -> LLMatcher | None:
         if most not in self._bounded:
             grammar = bounded(self.name, self.source, most)
-            made = None if grammar is None else self.alphabet.matcher(grammar, self.limits)
+            made = None if grammar is None else self.alphabet.matcher(grammar, FUEL)
             if len(self._bounded) > 64:
                 self._bounded.clear()
             self._bounded[most] = None if made is None or made.is_error() else made

@@ -1,4 +1,4 @@
-"""What llguidance is given for a form, and the same form with free parts that are bounded.
+"""Forms in llguidance's words with bounded free parts, and read so that their texts can end.
 
 A mask says which bytes may come next, not how far it is to an end: within `.*ab` it is always the
 same one. But a regular expression of which only texts of at most n characters count,
@@ -15,11 +15,8 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from llguidance import LLMatcher
+from foretell.ops.compiling import grammar_of
 
-# Between the parts of a JSON text: without a limit a small model may write line ends for ever.
-SPACE = r" {1,2}|\r?\n[ \t]{0,40}"
-OPTIONS = "x-guidance"  # where a schema says how llguidance is to read it
 NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 VALUES = {"enum", "const", "default", "examples"}  # keywords below which there are no schemas
 ASKED = ("pattern", "format", "minLength", "maxLength")  # of strings
@@ -41,24 +38,13 @@ TOKEN = re.compile(
 )
 
 
-def grammar_of(name: str, source: str) -> str:
-    """A form for `LLMatcher`. Raises ValueError for a schema that it cannot read."""
-    if name == "regex":
-        return str(LLMatcher.grammar_from_regex(source))
-    if name == "grammar":
-        return str(LLMatcher.grammar_from_lark(source))
-    own = json.loads(source).get(OPTIONS) or {}
-    defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
-    return str(LLMatcher.grammar_from_json_schema(source, defaults=defaults))
-
-
 def bounded(name: str, source: str, most: int) -> str | None:
     """The same with at most so many characters in each free part; None where there is none."""
     if name == "regex":
         # Slashes end an expression there.
         inner = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", source).replace("\n", r"\n")
         lark = _bound(most) + f"start: {OWN}_0\n{OWN}_0: {OWN} & {OWN}_BOUND\n{OWN}: /{inner}/\n"
-        return str(LLMatcher.grammar_from_lark(lark))
+        return grammar_of("grammar", lark)
     if name == "grammar":
         lark = _bounded_lark(source, most)
         return None if lark == source else grammar_of(name, lark)

@@ -13,9 +13,12 @@ import json
 import resource
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
+from foretell.errors import BadConfig
+from foretell.ops.compiling import compilable, matcher_of
 from foretell.ops.endings import Alphabet, Search
 from foretell.ops.form_text import lazily
 
@@ -24,8 +27,9 @@ STACK = 2**20  # of the thread that compiles, less than others have where the fo
 
 
 def tried(question: dict[str, Any]) -> dict[str, Any]:
-    """The answer: `error`, or the form's `source` as it is to be read, an `ending` of the empty
-    text or None, and what ends its `parts`, all three for ops.endings.
+    """The answer: why the form is `refused`, or the `source` of it in llguidance's words, an
+    `ending` of the empty text or None, and what ends its `parts`, all three for ops.endings; the
+    `seconds` that compiling took.
     """
     name, source = question["name"], question["source"]
     specials = {int(token): text for token, text in question["specials"].items()}
@@ -36,16 +40,22 @@ def tried(question: dict[str, Any]) -> dict[str, Any]:
         return not start.is_error() and ending is None
 
     try:
+        words = compilable(name, source)
         if name == "grammar":
-            source = lazily(source, dead)
-        search, start, ending = Search.begin(alphabet, name, source)
+            words = lazily(words, dead)
+        began = time.perf_counter()
+        start = matcher_of(name, source, alphabet.tokenizer, words)
+        start.compute_bitmask()
+        seconds = time.perf_counter() - began
+    except BadConfig as error:
+        return {"refused": str(error)}
     except RecursionError:
-        return {"error": "nested too deeply"}
-    except ValueError as error:  # a schema that llguidance cannot read
-        return {"error": str(error)}
-    if start.is_error():
-        return {"error": start.get_error()}
-    return {"source": source, "ending": ending, "parts": search.parts}
+        return {"refused": f"{name}: nested too deeply; simplify it"}
+    said = start.get_error()
+    if said and not said.startswith("NoExtension"):  # no text at all: told elsewhere
+        return {"refused": f"{name}: {said.splitlines()[0]}; simplify it"}
+    search, _, ending = Search.begin(alphabet, name, words)
+    return {"source": words, "ending": ending, "parts": search.parts, "seconds": seconds}
 
 
 def main() -> None:
@@ -58,10 +68,12 @@ def main() -> None:
         answer: dict[str, Any] = {}
 
         def work(line: bytes = line, answer: dict[str, Any] = answer) -> None:
+            question = json.loads(line)
             try:
-                answer |= tried(json.loads(line))
+                answer |= tried(question)
             except MemoryError:
-                answer["error"] = "it takes too much memory"
+                said = "it takes too much memory to compile; simplify it"
+                answer["refused"] = f"{question['name']}: {said}"
 
         thread = threading.Thread(target=work)
         thread.start()

@@ -210,6 +210,10 @@ class Guide:
             return False
         return self.tracker.whole(output) and not bool(self.tracker.allowed(output).any())
 
+    def whole(self, output: Sequence[int]) -> bool:
+        """Whether the text may end here, if it is of a form that ends."""
+        return not getattr(self.tracker, "endless", False) and self.tracker.whole(output)
+
     def masked(
         self, scores: torch.Tensor, output: Sequence[int], only_best: bool = False
     ) -> torch.Tensor:

@@ -178,6 +178,4 @@ def likeliest(ctx: Context, row: torch.Tensor, text: Text | list[int], k: int) -
 
 def reason_of(ctx: Context, text: Text) -> str | None:
     """Why a text has ended, if it has."""
-    if ctx.sampler.ended(text):
-        return "stop"
-    return "length" if len(ctx.tokens) + len(text) >= ctx.limit else None
+    return ctx.sampler.reason(text, ctx.limit - len(ctx.tokens))
