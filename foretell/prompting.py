@@ -422,7 +422,8 @@ class Text:
 
         Raises BadConfig or Unsupported.
         """
-        one = dataclasses.replace(sampling, seed=sampling.seed + k, n=1)
+        seed = None if sampling.seed is None else sampling.seed + k
+        one = dataclasses.replace(sampling, seed=seed, n=1)
         given = sampling.constraint
         if not isinstance(given, TextConstraint):
             return one

@@ -123,6 +123,15 @@ def test_alone_as_in_a_mixed_batch(spec: str) -> None:
     laws.check_batch([laws.build(spec, nodes=5), *(laws.build(s, nodes=5) for s in others)])
 
 
+@pytest.mark.parametrize("spec", FIRSTS)
+def test_exact_law_without_a_seed(spec: str) -> None:
+    """Load and time may decide how much is drawn, as they do so before the draw."""
+    setting = laws.Setting(Sampling(temperature=1.0, seed=None))
+    strategy = laws.build(spec, nodes=0)
+    if isinstance(strategy, Speculative) and strategy.drafter.draws:
+        laws.check_law(strategy, setting, tokens=2, warm=False, prepare=measured, drafts=False)
+
+
 @pytest.mark.parametrize("spec", EXACT)
 def test_beginnings_are_read_once(spec: str) -> None:
     laws.check_prefixes(laws.build(spec), sampled=spec not in LEARNING)

@@ -227,7 +227,7 @@ class SamplingOptions:
         bool, typer.Option("--ignore-eos", help="Go on after the model's own end.")
     ] = DEFAULT.ignore_eos
     seed: Annotated[int, typer.Option(help="Of the random numbers, above temperature 0.")] = (
-        DEFAULT.seed
+        DEFAULT.seed or 0
     )
     n: Annotated[
         int, typer.Option("--n", "-n", help="Answers, with this seed and those after it.")

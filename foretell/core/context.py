@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -79,7 +80,9 @@ class Context:
         text, room = request.text, limit - len(prompt)
         sampler = Sampler(request.sampling, prompt, engine.eos, target.vocab, text, room)
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
-        self.door: Door = request.rng or Rng(request.sampling.seed)
+        seed = request.sampling.seed
+        self.repeats = seed is not None  # whether the same seed must give the same tokens again
+        self.door: Door = request.rng or Rng(secrets.randbits(62) if seed is None else seed)
         self.rng = self.door
 
     # --- the branch; none of these lists may be changed

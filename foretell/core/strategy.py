@@ -77,9 +77,10 @@ class Speculative(Strategy):
     def run(self, ctx: Context) -> Steps:
         ctx = ctx.scoped(self.drafter)
         # Where another draft would mean other samples, measured time decides nothing: a seed gives
-        # its tokens again.
+        # its tokens again. A request without one promises none.
         settled = ctx.sampler.greedy and (self.rule is None or self.rule.greedy)
-        ctx.timed = not self.nodes and (settled or not (self.drafter.draws or self.rule))
+        same = settled or not (self.drafter.draws or self.rule)
+        ctx.timed = not self.nodes and (same or not ctx.repeats)
         source = source_of(ctx.request)
         target_state = yield from source.start(ctx)
         state = self.drafter.start(ctx)

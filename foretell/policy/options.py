@@ -48,7 +48,7 @@ class Sampling:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    seed: int = 0
+    seed: int | None = 0  # None: drawn at random, and no tokens are promised to come again
     n: int = 1
     # None: none; k: the emitted token's and the k best, of the unprocessed row
     logprobs: int | None = None
@@ -64,7 +64,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():
             value = getattr(self, name)
-            if name == "logprobs" and value is None:
+            if name in ("logprobs", "seed") and value is None:
                 continue
             whole = isinstance(value, int) and not isinstance(value, bool)
             right_type = whole or (kind is float and isinstance(value, float))

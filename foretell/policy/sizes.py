@@ -10,7 +10,8 @@ rarely; what a request's first draft takes does not count, since it takes in the
 Where other drafts would mean other samples (drawn trees, some rules) neither the draw nor a clock
 may decide, or a seed would not give its tokens again: `DrawnSizes` chooses the number of nodes
 before they are drawn, by what the request's own earlier drafts of that size brought in and by the
-cost curve that was measured beforehand.
+cost curve that was measured beforehand. A request without a seed promises no tokens: there the load
+and the time that drafting takes decide as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.policy.costs import Payoff
+from foretell.policy.costs import RATE, Payoff
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -59,7 +60,8 @@ class Sizes(Protocol):
 def sizes_for(ctx: Context, nodes: int, drafter: Drafter) -> Sizes:
     """`nodes`: how many at most; 0: the policy decides."""
     sizes: Sizes
-    if nodes or ctx.timed:
+    drawn = drafter.draws and not ctx.sampler.greedy
+    if nodes or (ctx.timed and not drawn):
         sizes = Policy(ctx, nodes, drafter.whole)
     else:
         sizes = DrawnSizes(ctx, drafter.whole)
@@ -188,30 +190,75 @@ class Capped:
         self.sizes.observe(outcome)
 
 
-class DrawnSizes:
-    """Sizes chosen before the draw, by this request's own history and a fixed cost curve.
+class History:
+    """What drafts of each size in DRAWN_SIZES came to, the latest counting most."""
 
-    Neither other requests nor the machine's mood have a say, so the same seed gives the same tokens
-    in any batch. Of each size in DRAWN_SIZES it knows how many drafts of it were accepted on the
-    mean; a size not tried yet is expected to bring in what its nearest tried neighbour does, scaled
-    by the logarithm of the sizes.
+    def __init__(self) -> None:
+        self.trials = [0.0] * len(DRAWN_SIZES)
+        self.gains = [0.0] * len(DRAWN_SIZES)
+        self.node_seconds = 0.0  # that drafting a node takes
+
+    @property
+    def tried(self) -> list[int]:
+        """Places of the sizes that were tried, 0 aside."""
+        return [place for place, trials in enumerate(self.trials) if trials and place]
+
+    def note(self, place: int, gained: int) -> None:
+        self.trials[place] = KEEP * self.trials[place] + 1
+        self.gains[place] = KEEP * self.gains[place] + gained
+
+    def note_seconds(self, nodes: int, seconds: float) -> None:
+        change = seconds / nodes - self.node_seconds
+        self.node_seconds += change * (RATE if self.node_seconds else 1.0)
+
+    def expected(self, place: int) -> float:
+        """Drafts of a step that are accepted with the size at this place. Of a size not tried yet:
+        what its nearest tried neighbour brings in, scaled by the logarithm of the sizes.
+        """
+        if not place:
+            return 0.0
+        if not self.tried:
+            return math.inf
+        nearest = min(self.tried, key=lambda i: (abs(i - place), i))
+        mean = self.gains[nearest] / self.trials[nearest]
+        return mean * math.log1p(DRAWN_SIZES[place]) / math.log1p(DRAWN_SIZES[nearest])
+
+
+class DrawnSizes:
+    """Sizes of drawn drafts, chosen before the draw.
+
+    Where a seed's tokens must come again, neither other requests nor the machine's mood have a say:
+    the request's own history decides, and a cost curve that was measured beforehand. Without a seed
+    all requests share what they learn, and sizes follow the load and the time that drafting takes.
     """
 
     def __init__(self, ctx: Context, whole: bool = False):
+        self.ctx = ctx
         self.whole = whole
+        self.repeats = ctx.repeats
         curve = ctx.costs.fixed_curve(LIMIT + 1, len(ctx.tokens))
-        self.costs = None if curve is None else [float(curve[size]) for size in DRAWN_SIZES]
-        self.trials = [0.0] * len(DRAWN_SIZES)
-        self.gains = [0.0] * len(DRAWN_SIZES)
+        self.fixed = None if curve is None else [float(curve[size]) for size in DRAWN_SIZES]
+        self.history = History() if self.repeats else ctx.shared(History, "drawn sizes")
         self.chosen = DRAWN_SIZES.index(DRAWN_START)
         self.used = 0  # place of the size of the running step
         self.steps = 0
         self.waited = 0  # steps without a draft
+        if self.history.tried:
+            self._choose()
+
+    def costs(self) -> list[float] | None:
+        """Seconds of a step with a draft of each size; None: nothing was measured."""
+        if self.repeats:
+            return self.fixed
+        engine = self.ctx.engine
+        length = len(self.ctx.tokens)
+        curve = self.ctx.costs.share(LIMIT + 1, length, engine.running, engine.texts)
+        return [float(curve[size]) + size * self.history.node_seconds for size in DRAWN_SIZES]
 
     def budget(self) -> int:
         self.steps += 1
         self.used = self.chosen
-        if self.costs is not None and self.steps % PROBE == 0 and self.chosen:
+        if self.steps % PROBE == 0 and self.chosen and self.costs() is not None:
             # Next larger and next smaller in turn, so that the estimates stay fresh.
             step = 1 if (self.steps // PROBE) % 2 else -1
             self.used = min(max(1, self.chosen + step), len(DRAWN_SIZES) - 1)
@@ -223,33 +270,26 @@ class DrawnSizes:
         return DRAWN_SIZES[self.used] + 1
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        if len(tree) > 1 and not self.repeats:
+            self.history.note_seconds(len(tree) - 1, seconds)
         nodes = DRAWN_SIZES[self.used]
         if tree.drawn or self.whole or len(tree) <= 1 + nodes:
             return tree
         order = sorted(range(1, len(tree)), key=lambda node: -tree.values[node])
         return tree.keep(sorted(order[:nodes]))
 
-    def expected(self, place: int) -> float:
-        """Drafts of a step that are accepted with the size at this place of DRAWN_SIZES."""
-        if not place:
-            return 0.0
-        tried = [i for i, trials in enumerate(self.trials) if trials and i]
-        if not tried:
-            return math.inf
-        nearest = min(tried, key=lambda i: (abs(i - place), i))
-        mean = self.gains[nearest] / self.trials[nearest]
-        return mean * math.log1p(DRAWN_SIZES[place]) / math.log1p(DRAWN_SIZES[nearest])
-
     def observe(self, outcome: Outcome) -> None:
-        if self.costs is None or not self.used:
+        if not self.used or self.costs() is None:
             return
-        self.trials[self.used] = KEEP * self.trials[self.used] + 1
-        self.gains[self.used] = KEEP * self.gains[self.used] + len(outcome.path)
-        speeds = []
-        for place, cost in enumerate(self.costs):
-            speeds.append((1 + self.expected(place)) / cost)
+        self.history.note(self.used, len(outcome.path))
+        self._choose()
+
+    def _choose(self) -> None:
+        costs = self.costs()
+        assert costs is not None
+        speeds = [(1 + self.history.expected(place)) / cost for place, cost in enumerate(costs)]
         best = int(np.argmax(speeds))
         # Not far beyond what was tried, and drafting has to win by a margin.
-        best = min(best, max(i for i, trials in enumerate(self.trials) if trials) + 1)
+        best = min(best, self.history.tried[-1] + 1)
         margin = STAY if self.chosen else START
         self.chosen = best if speeds[best] > margin * speeds[0] else 0

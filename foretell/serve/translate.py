@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,6 @@ TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context
 MOST_CHOICES = 128
 LARGEST_FIELD = 10_000  # of a method, whose fields say how much it computes and keeps
-SEEDS = 2**31
 TESTS = "tests"  # the reward that runs programs
 # Fields of what stands beside a request that name a file or a folder.
 NAME_FILES = (
@@ -128,10 +126,8 @@ def translate(
     if request.logit_bias:
         arguments["logit_bias"] = _bias(request.logit_bias)
     arguments["logprobs"] = _logprobs(request)
-    first = request.seed
-    if first is None:
-        first = secrets.randbelow(SEEDS) if seed is None else seed
-    arguments["seed"] = [first + k for _ in ids for k in range(n)]
+    first = seed if request.seed is None else request.seed
+    arguments["seed"] = [None if first is None else first + k for _ in ids for k in range(n)]
     arguments["max_new_tokens"] = [
         _limit(request, lm, one, bounds, kv) for one in ids for _ in range(n)
     ]

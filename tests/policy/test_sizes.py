@@ -312,6 +312,40 @@ def test_the_size_of_a_drawn_tree_does_not_depend_on_what_is_timed_meanwhile() -
     assert play(DrawnSizes(policy.ctx), lambda nodes: nodes // 3) == before
 
 
+def unseeded(seconds: dict[int, float], node_seconds: float = 0.0) -> DrawnSizes:
+    policy = make(seconds)
+    policy.ctx.repeats = False
+    sizes = DrawnSizes(policy.ctx)
+    fit = TokenTree(0).chain([1] * 16)
+    sizes.fit(fit, 16 * node_seconds)
+    return sizes
+
+
+def test_without_a_seed_drawn_trees_shrink_with_load_and_grow_again() -> None:
+    knee = {1: 1.0, 16: 1.1, 32: 2.0, 64: 4.0, 128: 8.0, 1024: 64.0}
+    sizes = unseeded(knee)
+    assert play(sizes, lambda nodes: nodes // 3)[-1] >= 8
+    sizes.ctx.engine.running = 16
+    crowded = play(sizes, lambda nodes: nodes // 3)
+    assert crowded[-1] == 0 and sum(size > 0 for size in crowded) < 12
+    sizes.ctx.engine.running = 1
+    assert play(sizes, lambda nodes: nodes // 3)[-1] >= 8
+
+
+def test_without_a_seed_what_drafting_takes_counts() -> None:
+    quick, slow = unseeded(FLAT, 0.0), unseeded(FLAT, 1.0)
+    assert play(quick, lambda nodes: nodes // 4)[-1] > 16
+    assert play(slow, lambda nodes: nodes // 4)[-1] == 0
+
+
+def test_without_a_seed_requests_begin_where_earlier_ones_were() -> None:
+    sizes = unseeded(FLAT, 1.0)
+    play(sizes, lambda nodes: 0)
+    assert DrawnSizes(sizes.ctx).budget() == 1
+    sizes.ctx.repeats = True
+    assert DrawnSizes(sizes.ctx).budget() == 17, "a seed's sizes are its own"
+
+
 def test_fixed_trees_are_cut_to_the_size_decided_before_unless_they_are_whole() -> None:
     sizes, whole = drawn(FLAT), drawn(FLAT)
     whole.whole = True
@@ -356,6 +390,14 @@ def test_time_decides_nothing_that_would_change_samples(
         Speculative(Spy(), strategy.rule, strategy.nodes), [1], setting, {"target": Toy(4)}
     )
     assert seen == [timed]
+    sampling = Sampling(temperature=temperature, max_new_tokens=2, seed=None)
+    laws.generate(
+        Speculative(Spy(), strategy.rule, strategy.nodes),
+        [1],
+        laws.Setting(sampling),
+        {"target": Toy(4)},
+    )
+    assert seen[1:] == [not strategy.nodes], "without a seed no samples have to come again"
 
 
 def test_the_engine_says_how_much_of_prompts_fills_its_forwards() -> None:
