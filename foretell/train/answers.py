@@ -258,7 +258,17 @@ def read(path: Path) -> Iterator[Text]:
         arrays = load_file(path)
         starts, prompts = arrays["starts"], arrays["prompts"]
         tokens, best, logprobs = arrays["tokens"], arrays["best"], arrays["logprobs"]
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        lengths = np.diff(starts)
+        fits = [
+            tokens.dtype.kind == best.dtype.kind == "i" and prompts.shape == lengths.shape,
+            len(starts) > 0 and starts[0] == 0 and starts[-1] == len(tokens),
+            (lengths > 0).all() and (prompts > 0).all() and (prompts <= lengths).all(),
+            best.ndim == 2 and best.shape == logprobs.shape and len(best) == len(tokens),
+            (tokens >= 0).all() and (best >= 0).all(),
+        ]
+        if not all(fits):
+            raise ValueError("its parts do not belong together")
+    except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise BadFile(f"{path}: no file of answers ({error}); write it again") from error
     for start, end, prompt in zip(starts[:-1], starts[1:], prompts, strict=True):
         answer = slice(int(start) + int(prompt), int(end))

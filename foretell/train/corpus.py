@@ -16,14 +16,16 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, BadFile, first_line
 from foretell.ops.parsing import json_of
 
 END = "<|endoftext|>"
+PIECE = 1 << 24  # tokens that are looked through at a time
 SPECIALS = [END, "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>", "<|r0|>", "<|r1|>"]
 SUFFIXES = {".py", ".rst", ".md", ".txt"}
 # Words with their leading space, single digits, runs of punctuation with the line end, indentation
@@ -140,7 +142,7 @@ def prepare(
     out.mkdir(parents=True, exist_ok=True)
     record = out / "corpus.json"
     if record.exists():
-        done: dict[str, object] = json.loads(record.read_text())
+        done = _made(out, record)
         if done["sources"] == sources and done["vocab_size"] == vocab_size:
             return done
         raise BadConfig(
@@ -187,3 +189,31 @@ def prepare(
     }
     record.write_text(json.dumps(info, indent=1))
     return info
+
+
+def _made(out: Path, record: Path) -> dict[str, object]:
+    """What is said of a corpus that was made before. Raises BadFile where its files are not it."""
+    try:
+        done: dict[str, Any] = json_of(record.read_text("utf-8"))
+        vocab = Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab_size()
+        for part in ("train", "heldout"):
+            path, count = out / f"{part}.bin", done[f"{part}_tokens"]
+            if path.stat().st_size != 2 * count:
+                raise ValueError(f"{path.name} has {path.stat().st_size} bytes, not {2 * count}")
+            # By pieces: it may be larger than memory.
+            ids = np.memmap(path, np.uint16, "r") if count else np.empty(0, np.uint16)
+            for first in range(0, count, PIECE):
+                if int(ids[first : first + PIECE].max()) >= vocab:
+                    raise ValueError(f"{path.name} has tokens beyond its tokenizer's {vocab}")
+        lines = (out / "heldout.jsonl").read_text("utf-8").splitlines()
+        rows = [json_of(line) for line in lines]
+        if len(rows) != done["heldout_documents"] or not all(
+            isinstance(row[name], str) for row in rows for name in ("name", "text")
+        ):
+            raise ValueError(f"heldout.jsonl has not its {done['heldout_documents']} texts")
+        if not {"sources", "vocab_size"} <= done.keys():
+            raise ValueError("it says not what it was made of")
+    except Exception as error:  # tokenizers raises nothing more special
+        what = f"its files are damaged ({first_line(error)})"
+        raise BadFile(f"{record}: {what}; delete the folder, and it is made again") from error
+    return done

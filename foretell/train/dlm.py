@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from foretell.errors import BadConfig, BadFile
+from foretell.errors import BadConfig, BadFile, first_line
 from foretell.families.adapted import LoraLinear
 from foretell.families.masked import OURS
 from foretell.ops.devices import check_device
@@ -325,11 +326,20 @@ def kept(path: Path, made: Callable[[], list[Example]]) -> list[Example]:
         }
         with whole(path) as part:
             save_file(arrays, part)
-    found = load_file(path)
-    if "cut" not in found:
-        raise BadFile(f"{path}: is of an earlier version; remove it, and it is made again")
-    starts = found["starts"]
-    about = found["given"].tolist(), found["cut"].tolist()
+    try:
+        found = load_file(path)
+        if "cut" not in found:
+            raise BadFile(f"{path}: is of an earlier version; remove it, and it is made again")
+        starts, prompts = found["starts"], found["given"]
+        sizes = np.diff(starts)
+        fits = starts[0] == 0 and starts[-1] == len(found["ids"]) and (sizes > 0).all()
+        fits = fits and prompts.shape == found["cut"].shape == sizes.shape
+        if not fits or (prompts < 0).any() or (prompts > sizes).any() or (found["ids"] < 0).any():
+            raise ValueError("its parts do not belong together")
+    except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
+        what = f"is no file of texts ({first_line(error)})"
+        raise BadFile(f"{path}: {what}; remove it, and it is made again") from error
+    about = prompts.tolist(), found["cut"].tolist()
     spans = zip(starts[:-1], starts[1:], *about, strict=True)
     return [Example(found["ids"][low:high], given, cut) for low, high, given, cut in spans]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from foretell.errors import BadConfig
+from foretell.errors import BadConfig, BadFile
 from foretell.heads.base import Head, Texts
 from foretell.heads.output import Output
 from foretell.train.answers import Text, read
@@ -48,7 +48,12 @@ class Corpus:
         for file, beside in zip(files, every, strict=True):
             rows = None if beside is None else load_states(beside)
             start = 0
-            for text in read(file):
+            texts = list(read(file))
+            needed = sum(len(text.tokens) for text in texts)
+            if rows is not None and len(rows) != needed:
+                what = f"has states of {len(rows)} tokens, and {file.name} has {needed}"
+                raise BadFile(f"{beside}: {what}; delete it to have it made")
+            for text in texts:
                 count = len(text.tokens)
                 part = torch.zeros(count, 0) if rows is None else rows[start : start + count]
                 known = self._known(text, part, window)

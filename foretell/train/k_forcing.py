@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from foretell.errors import BadConfig
 from foretell.heads.folder import build, target_shape
 from foretell.ops.draws import draws
 from foretell.ops.files import whole
-from foretell.train import recipes
+from foretell.train import recipes, saved
 from foretell.train.anchored import Pass
 from foretell.train.answers import Text
 from foretell.train.objectives import divergence
@@ -208,7 +208,9 @@ class KForcingRun(TunedRun):
                 own = {n: p.detach().cpu().contiguous().clone() for n, p in self.trained.items()}
                 with whole(path) as part:
                     save_file(own, part)
-            self.teacher, self.taught = load_file(path), k
+            teacher = saved.tensors_of(path)
+            saved.check(path, teacher, self.trained)
+            self.teacher, self.taught = teacher, k
         return k
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -39,8 +39,9 @@ from transformers import (
 from foretell.errors import BadConfig, first_line
 from foretell.loading import place_of
 from foretell.ops.files import whole, write_text
+from foretell.ops.parsing import json_of
 from foretell.progress import Bar
-from foretell.train import recipes
+from foretell.train import recipes, saved
 from foretell.train.corpus import END, prepare
 from foretell.train.processes import Processes, launched
 
@@ -132,7 +133,7 @@ def evaluate(model: torch.nn.Module, corpus: Path, length: int = 1024) -> dict[s
     data = np.fromfile(corpus / "heldout.bin", dtype=np.uint16)
     names, sizes = [], []
     for line in (corpus / "heldout.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
+        row = json_of(line)
         names.append(row["name"].split("/")[0])
         sizes.append(len(row["text"].encode()))
     starts = [*np.flatnonzero(data == 0).tolist(), len(data)]  # every document begins with token 0
@@ -206,10 +207,14 @@ class Run:
         self.rates = [rate for _, rate in rated]
         settings = folder / "train.json"
         if settings.exists():
-            before = json.loads(settings.read_text())
             now = asdict(config)
-            same = {**before, self.longer: 0} == {**now, self.longer: 0}
-            if not same or before[self.longer] > now[self.longer]:
+            try:
+                before = json_of(settings.read_text("utf-8"))
+                same = {**before, self.longer: 0} == {**now, self.longer: 0}
+                same = same and before[self.longer] <= now[self.longer]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise saved.damaged(settings, first_line(error)) from error
+            if not same:
                 raise BadConfig(
                     f"{folder} holds a run with other settings; "
                     "repeat them, or choose another --out"
@@ -257,19 +262,26 @@ class Run:
             save_file({key: value.contiguous().clone() for key, value in tensors.items()}, part)
 
     def restore(self) -> None:
-        tensors = load_file(self.folder / "state.safetensors")
-        self.step = int(tensors["step"])
+        """Goes on from what is saved. Raises BadFile where it is not what this run saved."""
+        path = self.folder / "state.safetensors"
+        tensors = saved.tensors_of(path)
+        model, extra = saved.part(tensors, "model."), saved.part(tensors, "extra.")
+        step = tensors.get("step", torch.tensor(-1))
+        if step.shape or step.is_floating_point() or not 0 <= int(step) <= self.config.steps:
+            raise saved.damaged(path, f"its step is none of {self.config.steps}")
+        saved.check(path, model, self.trained)
+        saved.check(path, extra, self.extra())
+        states = []
+        for which, optimiser in enumerate(self.optimisers):
+            own = [p for group in optimiser.param_groups for p in group["params"]]
+            part = saved.part(tensors, f"optimiser.{which}.")
+            states.append(saved.optimiser_state(path, part, own))
+        self.step = int(step)
         with torch.no_grad():
             for name, p in self.trained.items():
-                p.copy_(tensors[f"model.{name}"])
-        for which, optimiser in enumerate(self.optimisers):
-            state: dict[int, dict[str, torch.Tensor]] = {}
-            for key, value in tensors.items():
-                if key.startswith(f"optimiser.{which}."):
-                    _, _, index, name = key.split(".", 3)
-                    state.setdefault(int(index), {})[name] = value
+                p.copy_(model[name])
+        for optimiser, state in zip(self.optimisers, states, strict=True):
             optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
-        extra = {k.removeprefix("extra."): v for k, v in tensors.items() if k.startswith("extra.")}
         if extra:
             self.take_extra(extra)
 

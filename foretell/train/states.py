@@ -107,6 +107,12 @@ def check(path: Path, told: dict[str, str]) -> None:
 
 
 def load_states(path: Path) -> torch.Tensor:
-    """(n, F) bfloat16; it stays on disk until it is read."""
-    with safe_open(path, "pt") as opened:
-        return opened.get_tensor("states")
+    """(n, F) bfloat16; it stays on disk until it is read. Raises BadFile."""
+    try:
+        with safe_open(path, "pt") as opened:
+            states: torch.Tensor = opened.get_tensor("states")
+    except (OSError, SafetensorError) as error:
+        raise BadFile(f"{path}: no file of states ({error}); delete it to have it made") from error
+    if states.dim() != 2 or not states.is_floating_point():
+        raise BadFile(f"{path}: states are {tuple(states.shape)}; delete it to have it made")
+    return states
