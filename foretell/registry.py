@@ -36,6 +36,11 @@ BESIDE = (
     "reward",
     "constraint",
 )  # kinds that go with a method, and have arguments of their own
+WORDS = {
+    "kv": "cache policy",
+    "rows": "source of rows",
+    "warp": "warper",
+}  # not as kinds are called
 
 
 @cache
@@ -76,13 +81,33 @@ def kind_of(name: str) -> str:
     for kind, known in files():
         if known == name and kind not in BESIDE:
             return kind
-    raise UnknownMethod.near("method", name, methods())
+    raise unknown("method", name)
+
+
+def unknown(kind: str, name: str) -> UnknownMethod:
+    """That there is none of this name, which is near others or is of another kind. `kind` may be
+    "method".
+    """
+    for other, known in files():
+        if known == name:
+            is_one = WORDS.get(other, other) if other in BESIDE else "method"
+            what = f"{name!r} is a {is_one}, no {WORDS.get(kind, kind)}"
+            return UnknownMethod(f"{what}; give it as {written(other, name)}")
+    return UnknownMethod.near(kind, name, methods() if kind == "method" else names(kind))
+
+
+def written(kind: str, name: str) -> str:
+    """How a method of this kind is asked for, in Python and on the command line."""
+    if kind == "rule":
+        return f"the rule of a drafter, as in draft:rule={name}"
+    argument = kind if kind in BESIDE else "method"
+    return f"{argument}={name!r}, --{argument} {name}"
 
 
 def load(name: str, kind: str) -> type[Any]:
     """Imports the method's file and returns its one dataclass. Raises UnknownMethod."""
     if (kind, name) not in files():
-        raise UnknownMethod.near(kind, name, names(kind))
+        raise unknown(kind, name)
     path = files()[kind, name]
     module_name = f"foretell.{FOLDERS[kind]}.{path.stem}"
     if path.is_relative_to(Path(__file__).parent):

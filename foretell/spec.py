@@ -16,6 +16,7 @@ cache policy likewise: `view:kv=quest:budget=512`. Any other value may have them
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -48,6 +49,7 @@ HEAD = "eagle3:depth=5,breadth=4,least=0.1,reads=256"
 HEAD_STEP = 2.5e-3  # seconds
 YES = ("1", "true", "yes", "on")
 NO = ("0", "false", "no", "off")
+SPEC = re.compile(r"[a-z][\w-]*:\w+=")  # what is meant as a method, known or not
 Encode = Callable[[str], list[int]]
 T = TypeVar("T")
 
@@ -188,9 +190,9 @@ def unwrapped(value: str) -> str:
     return value
 
 
-def given(spec: str) -> Iterator[tuple[str, str, str]]:
+def given(spec: str, kind: str = "drafter") -> Iterator[tuple[str, str, str]]:
     """(method, field, value) of all that a spec says, the specs within it included."""
-    for piece in pieces(spec):
+    for piece in pieces(spec, kind):
         name, _, fields = piece.partition(":")
         for field in filter(None, split(fields, ",")):
             key, _, value = field.partition("=")
@@ -201,13 +203,14 @@ def given(spec: str) -> Iterator[tuple[str, str, str]]:
 
 def pieces(spec: str, kind: str = "drafter") -> list[str]:
     """The parts of `a+b:x=1`, methods of one kind. A + in the path of a file (`source=@a+b.txt`,
-    `path=./a+b`) joins nothing.
+    `path=./a+b`) joins nothing, nor one in a reward's own text (`words=C++`).
     """
     parts: list[str] = []
     for piece in split(spec, "+"):
         last_value = parts[-1].rpartition(",")[2].partition("=")[2] if parts else ""
-        in_path = last_value.startswith("@") or "/" in last_value
-        if in_path and piece.partition(":")[0] not in names(kind):
+        in_value = last_value.startswith("@") or "/" in last_value
+        in_value |= kind == "reward" and bool(parts) and not SPEC.match(piece)
+        if in_value and piece.partition(":")[0] not in names(kind):
             parts[-1] += f"+{piece}"
         else:
             parts.append(piece)
@@ -241,8 +244,10 @@ def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tup
 
 
 def reward_of(spec: str | Reward, encode: Encode | None = None) -> Reward:
-    """The reward that a spec string or a config object means. Raises UnknownMethod or BadConfig."""
-    from foretell.ops.rewards import Reward
+    """The reward that a spec string or a config object means, of several joined by `+` their mean,
+    each with its `weight`. Raises UnknownMethod or BadConfig.
+    """
+    from foretell.ops.rewards import Mean, Reward
 
     if isinstance(spec, Reward):
         return spec
@@ -250,9 +255,16 @@ def reward_of(spec: str | Reward, encode: Encode | None = None) -> Reward:
         raise BadConfig.field(
             "reward", spec, "a spec like 'keywords:words=dog', or a config object"
         )
-    name, _, fields = spec.partition(":")
-    made: Reward = build(name, "reward", _options(spec, fields), encode)
-    return made
+    made: list[Reward] = []
+    weights: list[float] = []
+    parts = pieces(spec, "reward")
+    for piece in parts:
+        name, _, fields = piece.partition(":")
+        options = _options(spec, fields)
+        if len(parts) > 1:
+            weights.append(_value(f"{name}:weight", float, options.pop("weight", "1"), None))
+        made.append(build(name, "reward", options, encode))
+    return made[0] if len(made) == 1 else Mean(tuple(made), tuple(weights))
 
 
 def with_reward(

@@ -228,3 +228,27 @@ def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr(ast, "parse", noted)
         cards = list(pool.map(card, ["ngram", "suffix"] * 4))
     assert most == 1 and [one.name for one in cards] == ["ngram", "suffix"] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        (
+            "method",
+            "judge",
+            "'judge' is a rule, no method; give it as the rule of a drafter, as in",
+        ),
+        ("method", "kseq", "draft:rule=kseq"),
+        ("method", "snapkv", "is a cache policy, no method; give it as kv='snapkv', --kv snapkv"),
+        ("method", "cfg", "is a source of rows, no method; give it as rows='cfg', --rows cfg"),
+        ("method", "momentum", "is a warper, no method"),
+        ("method", "bleu", "is a reward, no method"),
+        ("kv", "best-of", "is a method, no cache policy; give it as method='best-of'"),
+        ("rule", "ngram", "'ngram' is a method, no rule"),
+        ("method", "jugde", "unknown method 'jugde'"),
+    ],
+)
+def test_a_name_of_another_kind_is_told(kind: str, name: str, words: str) -> None:
+    with pytest.raises(UnknownMethod) as error:
+        resolve(name) if kind == "method" else registry.load(name, kind)
+    assert words in str(error.value)

@@ -306,14 +306,13 @@ def check_method(spec: str) -> None:
 
 def check_named(kind: str, spec: str | None) -> None:
     """The same for the methods of another kind that a spec joins by `+`."""
-    from foretell.errors import UnknownMethod
-    from foretell.registry import names
+    from foretell.registry import names, unknown
     from foretell.spec import pieces
 
     for piece in pieces(spec, kind) if spec is not None else ():
         name = piece.partition(":")[0]
         if name not in names(kind):
-            raise UnknownMethod.near(kind, name, names(kind))
+            raise unknown(kind, name)
 
 
 def several(text: str) -> tuple[str, ...]:

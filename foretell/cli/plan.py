@@ -18,6 +18,7 @@ from foretell.errors import BadConfig
 if TYPE_CHECKING:
     from foretell.measure.planning import Choice, Fit, Planner
 
+WEAK = 0.9  # R² below which a fit is told to be a weak one
 MOST = 100_000  # combinations that are worked out for a batch
 
 
@@ -177,6 +178,16 @@ def _print(planner: Planner, best: list[Choice]) -> None:
     )
     _print_seconds("t_verify", planner.verify, "", "batch", "batch x length")
     _print_seconds("t_draft", planner.draft, "", "N", "N x batch")
+    for name, fitted in (
+        ("MAT", planner.mat),
+        ("t_verify", planner.verify),
+        ("t_draft", planner.draft),
+    ):
+        if fitted.r2 < WEAK:
+            message(
+                f"{name}: R² {fitted.r2:.2f}, so sizes explain little of what was measured; "
+                "give more points before you go by what follows"
+            )
     show("")
     checks = planner.checks()
     if checks:

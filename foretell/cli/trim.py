@@ -11,7 +11,7 @@ import typer
 from foretell.cli._input import texts_of
 from foretell.cli._loading import load_model
 from foretell.cli._options import ModelOptions
-from foretell.cli._output import check_writable, emit, progress_bar, show, table
+from foretell.cli._output import check_writable, emit, message, progress_bar, show, table
 from foretell.errors import BadConfig, Unsupported
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def trim(
         raise BadConfig.field("--size", size, allowed)
     rows = ranking.table(alpha, chosen)
     trimming.save(out, ranking.kept(chosen), ranking.vocab, lm.decode, rows)
-    _print(ranking, rows, chosen)
+    _print(ranking, rows, chosen, 1 - coverage)
     emit(f"{out}: {chosen:,} of {ranking.vocab:,} tokens; use it with --draft-vocab {out}")
     return 0
 
@@ -93,7 +93,7 @@ def _always(lm: LM, vocab: int) -> set[int]:
     return {token for token in special | {*lm.engine.eos} if token < vocab}
 
 
-def _print(ranking: Ranking, rows: Sequence[dict[str, float]], chosen: int) -> None:
+def _print(ranking: Ranking, rows: Sequence[dict[str, float]], chosen: int, least: float) -> None:
     sizes = table("tokens", "covers", "saves", "worth", "")
     for row in rows:
         figures = [f"{row[name]:.1%}" for name in ("coverage", "saved")]
@@ -101,3 +101,8 @@ def _print(ranking: Ranking, rows: Sequence[dict[str, float]], chosen: int) -> N
         sizes.add_row(f"{row['size']:,}", *figures, f"{row['utility']:.4f}", mark)
     show(f"{ranking.total:,} tokens counted", soft_wrap=True)
     show(sizes)
+    if ranking.unseen > least:
+        message(
+            f"these are few texts: about {ranking.unseen:.0%} of the tokens of others like them "
+            "stand in none of these (by how many stand here once), so they cover less; give more"
+        )

@@ -75,6 +75,16 @@ class Speculative(Strategy):
         return self.drafter.bring(models)
 
     def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for a rule of drawn tokens where none are."""
+        rule = self.rule
+        walks = ctx.sampler.greedy and rule is not None and rule.greedy
+        if rule is not None and rule.drawn and not (self.drafter.draws or walks):
+            what = f"rule {type(rule).__name__.lower()!r} cannot verify these trees"
+            raise BadConfig(f"{what}: it needs {rule.needs}, and these are not drawn")
+        return self.steps(ctx)
+
+    def steps(self, ctx: Context) -> Steps:
+        """The messages of `run`."""
         ctx = ctx.scoped(self.drafter)
         # Where another draft would mean other samples, measured time decides nothing: a seed gives
         # its tokens again. A request without one promises none.

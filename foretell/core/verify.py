@@ -28,6 +28,7 @@ class Rule:
     """The base of a rule, which is a frozen dataclass with `verify`; its arguments are walk's."""
 
     needs = "any tree"  # in words, for the error
+    drawn = False  # whether it verifies drawn tokens alone
     exact = True  # whether its law is the target's
     greedy = True  # whether at temperature 0 it is the walk
     taps: tuple[int, ...] = ()  # hidden states that it reads in Target.reply, as of a Drafter

@@ -8,7 +8,9 @@ number drops the text it was asked about.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.types import Call, Message
@@ -24,6 +26,11 @@ class Reward:
 
     kind = "reward"
     partial = True  # whether it says something of texts that are not finished
+
+    @property
+    def called(self) -> str:
+        """As specs call it."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
 
     def check(self, ctx: Context) -> None:
         """Raises, before anything runs, for what it needs and the request has not."""
@@ -50,8 +57,9 @@ def scored(
     texts = [ctx.sampler.detokenizer(decode).push(output, final=True) for output in outputs]
     found = yield from reward.steps(ctx, prompt, texts)
     if len(found) != len(texts):
-        name = type(reward).__name__.lower()
-        raise BadConfig(f"reward {name!r} gave {len(found)} numbers for {len(texts)} texts")
+        raise BadConfig(
+            f"reward {reward.called!r} gave {len(found)} numbers for {len(texts)} texts"
+        )
     return [-math.inf if math.isnan(score) else float(score) for score in found]
 
 
@@ -75,11 +83,52 @@ def needs_text(method: str, ctx: Context, *rewards: Reward | None) -> None:
             reward.check(ctx)
 
 
-def needs_partial(method: str, reward: Reward | None) -> None:
+def needs_partial(method: str, *rewards: Reward | None) -> None:
     """Raises BadConfig for a reward that says nothing of texts that are not finished."""
-    if reward is not None and not reward.partial:
-        name = type(reward).__name__
-        raise BadConfig(
-            f"{method} asks what unfinished texts are worth, and the reward {name} reads whole "
-            "ones alone; take best-of or pg-td with it, or another reward"
-        )
+    for reward in rewards:
+        if reward is not None and not reward.partial:
+            raise BadConfig(
+                f"{method} asks what unfinished texts are worth, and the reward {reward.called} "
+                "reads whole ones alone; take best-of or pg-td with it, or another reward"
+            )
+
+
+@dataclass(frozen=True)
+class Mean(Reward):
+    """What several rewards say, weighed, so that numbers from 0 to 1 stay such."""
+
+    parts: tuple[Reward, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for weight in self.weights:
+            if not 0 < weight <= 1e6:
+                raise BadConfig.field("weight", weight, "above 0, and at most 1000000")
+
+    @property
+    def called(self) -> str:
+        return "+".join(part.called for part in self.parts)
+
+    @property
+    def partial(self) -> bool:  # type: ignore[override]
+        return all(part.partial for part in self.parts)
+
+    def check(self, ctx: Context) -> None:
+        for part in self.parts:
+            part.check(ctx)
+
+    def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        return self.weighed([part.scores(prompt, texts) for part in self.parts])
+
+    def steps(
+        self, ctx: Context, prompt: str, texts: Sequence[str]
+    ) -> Generator[Message, Any, list[float]]:
+        found = []
+        for part in self.parts:
+            found.append((yield from part.steps(ctx, prompt, texts)))
+        return self.weighed(found)
+
+    def weighed(self, found: Sequence[Sequence[float]]) -> list[float]:
+        total = sum(self.weights)
+        rows = zip(*found, strict=True)
+        return [sum(w * v for w, v in zip(self.weights, row, strict=True)) / total for row in rows]

@@ -51,6 +51,7 @@ class Ranking:
         self.total = int(counts.sum())
         if not self.total:
             raise BadConfig("the texts have no tokens; give some that have")
+        self.unseen = float((counts == 1).sum()) / self.total  # of further text (Good and Turing)
         self.row_share = row_share
         forced = np.zeros(self.vocab, bool)
         forced[sorted({*always})] = True

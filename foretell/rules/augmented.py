@@ -41,6 +41,7 @@ class Augmented(Rule):
     alpha: float = 0.1  # share of the drafter's best chance below which a token stays as it is
 
     needs = "a chain of tokens that were drawn"
+    drawn = True
     exact = False
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class Block(Rule):
     """Nothing to set."""
 
     needs = "a chain of drawn tokens"
+    drawn = True
 
     def accepts(self, tree: TokenTree) -> bool:
         return tree.is_chain and all(tree.laws[1:])

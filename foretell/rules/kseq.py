@@ -33,6 +33,7 @@ class Kseq(Rule):
     """Nothing to set."""
 
     needs = "children drawn independently from one law"
+    drawn = True
 
     def accepts(self, tree: TokenTree) -> bool:
         for tries in tree.tries:

@@ -25,6 +25,7 @@ from foretell.spec import (
     constraint_of,
     given,
     kv_of,
+    pieces,
     reward_of,
     source_of,
     unwrapped,
@@ -413,7 +414,7 @@ def _beside(request: Request, tests: str) -> dict[str, Any]:
         spec = getattr(request, field)
         if spec is None:
             continue
-        if field == "reward" and spec.partition(":")[0] == TESTS:
+        if field == "reward" and TESTS in {one.partition(":")[0] for one in pieces(spec, field)}:
             found[field] = _tested(spec, tests)
             continue
         _refuse_files(field, spec)
@@ -448,6 +449,8 @@ def _constraint(request: Request, bounds: Bounds) -> dict[str, Any]:
 
 def _tested(spec: str, file: str) -> Reward:
     """The reward that runs programs, by the tests of the server's own file. Raises ApiError."""
+    if len(pieces(spec, "reward")) > 1:
+        raise _refused("reward", f"{TESTS}: over HTTP it goes with no other reward")
     fields = {name: value for _, name, value in given(spec)}
     if not file:
         why = "it runs programs; start the server with --allow-tests FILE to have them tested"
@@ -463,7 +466,7 @@ def _tested(spec: str, file: str) -> Reward:
 
 
 def _refuse_files(field: str, spec: str) -> None:
-    for _, name, value in given(spec):
+    for _, name, value in given(spec, "drafter" if field == "method" else field):
         value = unwrapped(value)
         named = value.startswith("@") if name in TEXTS else not {*"@/\\"}.isdisjoint(value)
         if named or name in NAME_FILES:

@@ -175,7 +175,7 @@ class AStar(Strategy):
         found = yield from scored(ctx, self.reward, outputs)
         for value in found:
             if value > 1 or -float("inf") < value < 0:
-                name = type(self.reward).__name__.lower()
+                name = self.reward.called
                 raise BadConfig(
                     f"a-star: the reward {name!r} gave {value:.4g}, and the search needs numbers "
                     "from 0 to 1; take another reward, or bring its numbers to that range"

@@ -19,6 +19,7 @@ Trains: the classifier, if any, by `foretell train attribute`; the target stays 
 Differs:
 - no code was released; widths, shortlist and the form of the classifier are ours
 - a text's end counts with the same P, and besides must meet the condition
+- a reward may say 0 of a text that only begins (no keyword stands in it yet); P is then `floor`
 - the condition is by default that a text is not empty and has no 4-gram of tokens twice
 - nothing is drafted: a beam's next tokens depend on the other beams after every step
 """
@@ -42,7 +43,7 @@ from foretell.ops.beaming import Branches, log_law, moved, refuse, search
 from foretell.ops.beams import Beam, Ended, Group
 from foretell.ops.conditions import Condition, Text, met, mode, reason_of
 from foretell.ops.judging import LinearJudge, classifier_of, states_of
-from foretell.ops.rewards import Reward, needs_text, scored
+from foretell.ops.rewards import Reward, needs_partial, needs_text, scored
 from foretell.ops.states import last_tap
 from foretell.policy.checks import refuse_policy
 from foretell.policy.spending import REASON, Spent
@@ -58,6 +59,7 @@ class ConditionalBeam(Strategy):
     penalty: float = 0.0  # power of the length that scores are divided by
     attribute: str = ""  # file of a classifier of the target's states
     reward: Reward | None = None  # P by a reward instead
+    floor: float = 0.001  # P where the reward is less
     least: int = 1  # tokens of a text before its end at least, 1: it is not empty
     grams: int = 4  # size of an n-gram that does not stand twice in a text; 0: may
     pattern: str = ""  # regular expression that matches the whole text
@@ -67,7 +69,7 @@ class ConditionalBeam(Strategy):
 
     def __post_init__(self) -> None:
         ranges = {"width": (1, 256), "shortlist": (1, 4096), "penalty": (-10, 10)}
-        for name, (low, high) in {**ranges, "weight": (0, 1e6)}.items():
+        for name, (low, high) in {**ranges, "weight": (0, 1e6), "floor": (1e-30, 1)}.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 what = f"between {low} and {high:g}"
@@ -100,7 +102,8 @@ class ConditionalBeam(Strategy):
         """Raises BadConfig, BadFile or Unsupported, before anything runs, for what it cannot do."""
         refuse("conditional-beam", ctx)
         if self.pattern or (self.judged and self.reward is not None):
-            needs_text("conditional-beam", ctx)
+            needs_text("conditional-beam", ctx, self.reward)
+            needs_partial("conditional-beam", self.reward)
         if self.needs:
             refuse_policy("conditional-beam", ctx.request)
         if self.exact:
@@ -195,12 +198,12 @@ class ConditionalBeam(Strategy):
             found = yield from scored(ctx, self.reward, texts)
             if any(not (0 <= value <= 1 or value == -math.inf) for value in found):
                 raise BadConfig("conditional-beam: needs a reward that gives numbers from 0 to 1")
-            logs = dict(zip(texts, map(log, found), strict=True))
+            logs = {text: self.log(value) for text, value in zip(texts, found, strict=True)}
         return [self.weight * logs[text] for text in texts], rows
 
-
-def log(chance: float) -> float:
-    return math.log(chance) if chance > 0 else -math.inf
+    def log(self, reward: float) -> float:
+        """ln P by a reward; -inf where there is none."""
+        return reward if reward == -math.inf else math.log(max(reward, self.floor))
 
 
 def told(ctx: Context, texts: Sequence[tuple[Text, float, str]]) -> Steps:

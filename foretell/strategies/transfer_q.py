@@ -33,7 +33,7 @@ from foretell.core.types import Message, Steps
 from foretell.errors import BadConfig
 from foretell.ops.ahead import Path, one_by_one
 from foretell.ops.mixing import check_partner, check_room
-from foretell.ops.rewards import Reward, needs_text, scored
+from foretell.ops.rewards import Reward, needs_partial, needs_text, scored
 from foretell.policy.checks import refuse_options
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class TransferQ(Strategy):
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         refuse_options("transfer-q", ctx.request.sampling, REFUSED)
         needs_text("transfer-q", ctx, self.reward, self.own)
+        needs_partial("transfer-q", self.reward, self.own)
         for name in self.models:
             check_room(ctx, "transfer-q:baseline", name)
         reward, own = self.reward, self.own

@@ -13,7 +13,10 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
-from foretell.ops.rewards import Reward
+from foretell.ops.rewards import Mean, Reward
+from foretell.rewards.keywords import Keywords
+from foretell.rewards.length import Length
+from foretell.spec import reward_of
 from foretell.strategies.a_star import AStar
 from foretell.strategies.best_of import BestOf
 from foretell.strategies.deal import Deal
@@ -54,5 +57,48 @@ def test_a_judge_of_whole_texts_is_asked_about_no_unfinished_one(method: Any) ->
         Engine({"target": Toy(4)}).add(request)
 
     add(Listening())
-    with pytest.raises(BadConfig, match=r"unfinished texts .* Whole reads whole ones alone"):
+    with pytest.raises(BadConfig, match=r"unfinished texts .* whole reads whole ones alone"):
         add(Whole())
+
+
+def test_several_rewards_are_their_mean_by_weight() -> None:
+    both = reward_of("keywords:words=return+length:target=4,weight=3")
+    assert both == Mean((Keywords("return"), Length(4)), (1.0, 3.0))
+    assert both.scores("", ["a b return d", "a b"]) == [1.0, (0 + 3 * 0.5) / 4]
+    assert both.partial and not Mean((Keywords("a"), Whole()), (1, 1)).partial
+    live = write(BestOf(3, both), Sampling(temperature=1.0, max_new_tokens=5))
+    assert len(live.answers) == 3 and all(0 <= score <= 1 for _, score, _ in live.answers)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("keywords:words=C++", "C++"),
+        ("keywords:words=salt+pepper", "salt+pepper"),
+        ("keywords:words=(salt+length)", "salt+length"),
+    ],
+)
+def test_a_plus_in_a_rewards_own_text_joins_nothing(spec: str, words: str) -> None:
+    assert reward_of(spec) == Keywords(words)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("keywords:words=a+lenght:target=5", "unknown reward 'lenght'; did you mean length"),
+        ("keywords:words=a+length:target=5,weight=0", "weight=0.0"),
+        ("keywords:words=a+length:target=5,weight=x", "length:weight='x'"),
+        ("keywords:words=a+length:size=5", "unknown field of length 'size'"),
+        ("keywords:words=a,weight=2", "unknown field of keywords 'weight'"),
+        ("ngram", "'ngram' is a method, no reward; give it as method='ngram', --method ngram"),
+    ],
+)
+def test_a_sum_of_rewards_that_cannot_be_is_said_in_a_line(spec: str, words: str) -> None:
+    with pytest.raises(BadConfig) as error:
+        reward_of(spec)
+    assert words in str(error.value)
+
+
+@dataclass(frozen=True)
+class Whole(Listening):
+    partial = False

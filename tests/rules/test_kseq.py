@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretell.core.context import Context
+from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.tree import Law, TokenTree
+from foretell.core.types import Sampling
+from foretell.errors import BadConfig
+from foretell.families.toy import Toy
 from foretell.rules.kseq import Kseq
+from foretell.spec import resolve
 from tests.rules.tables import chain, copies, over_drafts, plain, table, without
 
 
@@ -45,3 +52,16 @@ def test_only_independent_draws_of_one_law_are_for_it() -> None:
     assert Kseq().accepts(tree)
     tree.add(0, 2, law=without(law, [1]), value=0.5)
     assert not Kseq().accepts(tree) and not Kseq().accepts(TokenTree(0).chain([1]))
+
+
+@pytest.mark.parametrize("rule", ["kseq", "block", "augmented"])
+def test_without_draws_it_is_refused_before_anything_runs(rule: str) -> None:
+    strategy = resolve(f"ngram:rule={rule}")[1]
+    engine = Engine({"target": Toy(8)})
+    request = Request([1, 2, 3], strategy, Sampling(temperature=1.0, max_new_tokens=4))
+    ctx = Context(engine, request, engine.models)
+    with pytest.raises(BadConfig, match=f"rule '{rule}' cannot verify.*these are not drawn"):
+        strategy.run(ctx)
+    # Greedily it is the walk, of any tree.
+    engine.add(Request([1, 2, 3], strategy, Sampling(max_new_tokens=4)))
+    assert [event.done for event in engine.run() if event.done] == ["length"]

@@ -229,6 +229,12 @@ def test_programs_are_tested_only_by_the_servers_own_file(lm: LM, tmp_path: Path
     with pytest.raises(ApiError, match="no tests of the name 'b'") as caught:
         made(allowed, reward="tests:name=b")
     assert str(tmp_path) not in str(caught.value)
+    for spec in ("bleu+tests", f"keywords:words=a+tests:path={path}", "tests:name=a+bleu"):
+        with pytest.raises(ApiError, match="reward: tests: over HTTP it goes with no other reward"):
+            made(allowed, reward=spec)
+    for spec in ("bleu+r3:encoder=folder", "keywords:words=a/b+r3:encoder=folder"):
+        with pytest.raises(ApiError, match="files of the server cannot be named"):
+            made(allowed, reward=spec)
     for method in ("best-of:reward=tests", "best-of:reward=(tests:name=a)"):
         with pytest.raises(ApiError, match="give it in the field `reward`"):
             made(allowed, method=method, reward="length")

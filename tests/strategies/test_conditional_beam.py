@@ -294,3 +294,28 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for fields in bad:
         with pytest.raises(BadConfig, match=next(iter(fields))):
             ConditionalBeam(**fields)
+
+
+@dataclass(frozen=True)
+class Late(Reward):
+    """0 until a text has two letters b, as keywords are."""
+
+    def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        return [float(text.count("b") >= 2) for text in texts]
+
+
+@dataclass(frozen=True)
+class Whole(Late):
+    partial = False
+
+
+def test_a_reward_that_says_nothing_of_a_beginning_finds_a_text_all_the_same() -> None:
+    found = 0
+    for seed in range(4):
+        live = toy_run(ConditionalBeam(4, reward=Late(), grams=0), seed)
+        found += laws.spell(live.ctx.output).count("b") >= 2
+    assert found >= 3
+    with pytest.raises(BadConfig, match="asks what unfinished texts are worth"):
+        toy_run(ConditionalBeam(reward=Whole()), 0)
+    with pytest.raises(BadConfig, match="floor"):
+        ConditionalBeam(reward=Late(), floor=0.0)

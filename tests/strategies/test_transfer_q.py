@@ -115,3 +115,14 @@ def test_what_cannot_be_is_refused() -> None:
     for fields in ({"k": 0}, {"ahead": 999}, {"weight": -1}):
         with pytest.raises(BadConfig, match=next(iter(fields))):
             TransferQ(Count(), **fields)
+
+
+@dataclass(frozen=True)
+class Whole(Count):
+    partial = False
+
+
+@pytest.mark.parametrize("rewards", [{"reward": Whole()}, {"reward": Count(), "own": Whole()}])
+def test_rewards_of_whole_texts_are_refused(rewards: dict[str, Reward]) -> None:
+    with pytest.raises(BadConfig, match="transfer-q asks what unfinished texts are worth"):
+        write(TransferQ(**rewards), Sampling(max_new_tokens=8))
