@@ -100,7 +100,8 @@ Kv = Annotated[
 Reward = Annotated[
     str | None,
     typer.Option(
-        help="What best-of, deal and the like choose by: keywords:words=dog, r3:encoder=FOLDER."
+        help="What best-of, deal and the like choose by: keywords:words=dog, r3:encoder=FOLDER; "
+        "a+b is their mean, each by its weight: length:target=9,weight=2."
     ),
 ]
 Budget = Annotated[

@@ -18,6 +18,15 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_weak_fit_is_told(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+    path.write_text(json.dumps(points(noise=0.9)))
+    code, _, err = run("plan", str(path), "--batches", "1")
+    assert code == 0 and "MAT: R² 0." in err and "give more points" in err
+    path.write_text(json.dumps(points(noise=0.0)))
+    assert "R²" not in run("plan", str(path), "--batches", "1")[2]
+
+
 def test_a_plan_is_tables_or_a_document(run: Any, file: str) -> None:
     code, out, _ = run("plan", file, "--batches", "1,16", "--tokens", "1e10,5e10")
     assert code == 0
