@@ -37,7 +37,7 @@ from foretell.ops.threads import threads_here
 from foretell.outputs import Output, Piece, Stream, outputs, refused
 from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
-from foretell.policy.checks import check_prefix, models_for
+from foretell.policy.checks import check_prefix, drawn, models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan
@@ -314,10 +314,11 @@ class LM:
             return error
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced, canvas, reward = map(terms.pop, ("trace", "canvas", "reward"))
-        sampling = self._text.sampling(options, terms["tenant"], terms["deadline"])
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
         name, strategy = self.resolve(method, reward)
+        options = drawn(name, strategy, options)
+        sampling = self._text.sampling(options, terms["tenant"], terms["deadline"])
         begin, inputs = placed(self.models["target"], ids, terms.pop("pictures"))
         if canvas is not None:
             inputs = {**inputs, CANVAS: canvas}

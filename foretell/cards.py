@@ -36,6 +36,7 @@ class Card:
     differs: tuple[str, ...]  # every departure from the paper
     trial: str  # options of `foretell generate` that try it; "": its name is enough
     defaults: dict[str, Any]  # the hyper-parameters
+    temperature: float  # of one that samples, where none is given, and 0 is refused; 0: any will do
     file: Path
 
 
@@ -49,8 +50,8 @@ def card(name: str, kind: str | None = None) -> Card:
     missing = [label for label in LABELS if label.lower() not in labels]
     if missing:
         raise BadConfig(f"the card of {name!r} lacks {', '.join(missing)}: {path}")
-    fields = _defaults(module, registry.class_name(name))
-    if fields is None:
+    node = _class(module, registry.class_name(name))
+    if node is None:
         raise BadConfig(f"{path}: lacks the class {registry.class_name(name)}")
     differs = labels.pop("differs")
     trial = labels.pop(TRIAL.lower(), "")
@@ -61,7 +62,8 @@ def card(name: str, kind: str | None = None) -> Card:
         prose="\n".join(prose[1:]).strip(),
         differs=tuple(items) or (differs,),
         trial=trial,
-        defaults=fields,
+        defaults=_fields(node),
+        temperature=_constant(node, "drawn_at", 0.0),
         file=path,
         **labels,
     )
@@ -89,17 +91,24 @@ def _parts(docstring: str) -> tuple[list[str], dict[str, str], list[str]]:
     return prose, labels, items
 
 
-def _defaults(module: ast.Module, class_name: str) -> dict[str, Any] | None:
-    """The fields of a class that have a value, read from its source; None: there is no such
-    class.
-    """
+def _class(module: ast.Module, name: str) -> ast.ClassDef | None:
+    """The class of this name; None: there is none."""
     for node in module.body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            return _fields(node)
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
     return None
 
 
+def _constant(node: ast.ClassDef, name: str, usual: Any) -> Any:
+    """What a class sets a name to that is none of its fields."""
+    for item in node.body:
+        if isinstance(item, ast.Assign) and [ast.unparse(one) for one in item.targets] == [name]:
+            return ast.literal_eval(item.value)
+    return usual
+
+
 def _fields(node: ast.ClassDef) -> dict[str, Any]:
+    """The fields of a class that have a value, read from its source."""
     fields = {}
     for item in node.body:
         if not isinstance(item, ast.AnnAssign) or item.value is None:

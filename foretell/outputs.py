@@ -60,6 +60,8 @@ class Piece:
     # changed, from 0 on, each with its token, None: masked again. What is final in `tokens` too.
     placed: list[tuple[int, int | None]] = field(default_factory=list)
     length: int | None = None  # places that there are, told with `placed`
+    # On the last piece, what else its method found, with scores: other samples or beams.
+    others: list[Output] = field(default_factory=list)
 
 
 def refused(prompts: Sequence[object]) -> list[Piece]:
@@ -77,6 +79,7 @@ class Stream:
     def __init__(self, live: Live, prompt: int, decode: Decode):
         self.live = live
         self.prompt = prompt
+        self.decode = decode
         self.detokenizer = live.ctx.sampler.detokenizer(decode)
         self.told = 0  # tokens that pieces have carried
 
@@ -94,6 +97,7 @@ class Stream:
             piece.finish_reason = event.done
             piece.error = failure(self.live)
             piece.stats = self.live.ctx.stats
+            piece.others = outputs(self.live, [], self.decode)[1:] if piece.error is None else []
         return piece
 
     def _step(self, tokens: int) -> TraceStep | None:

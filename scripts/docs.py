@@ -241,6 +241,8 @@ def page(card: Card, every: list[Card]) -> str:
     source = card.file.relative_to(ROOT).as_posix()
     named = ("kind", *(label.lower() for label in LABELS if label != "Differs"))
     labels = {name: linked(getattr(card, name)) for name in named}
+    if card.temperature:
+        labels["temperature"] = f"{card.temperature:g} where none is given; 0 is refused"
     labels["source"] = f"`{source}`"
     parts = [MADE.format(source), f"# {card.name}", card.summary, card.prose]
     parts.append(table(["", ""], [[f"**{name.title()}**", text] for name, text in labels.items()]))

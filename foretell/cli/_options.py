@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from foretell.cli._output import message
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 
@@ -184,8 +185,12 @@ class SamplingOptions:
         int, typer.Option(help="No end and no stop before so many tokens.")
     ] = DEFAULT.min_new_tokens
     temperature: Annotated[
-        float, typer.Option(help="0 takes the best token; higher draws more freely.")
-    ] = DEFAULT.temperature
+        float | None,
+        typer.Option(
+            help="0 takes the best token; higher draws more freely. Without it 0, or what the card "
+            "of a method says that chooses among what is drawn."
+        ),
+    ] = None
     top_k: Annotated[int, typer.Option(help="Draw among so many best tokens; 0: among all.")] = (
         DEFAULT.top_k
     )
@@ -268,6 +273,8 @@ class SamplingOptions:
         for name in ("bad_words", "stop", "stop_token_ids"):
             given[name] = given[name] or ()
         given["logit_bias"] = biases(self.logit_bias or [])
+        if self.temperature is None:
+            del given["temperature"]
         if self.json_schema is not None:
             given["json_schema"] = schema(self.json_schema)
         if self.grammar is not None:
@@ -303,6 +310,21 @@ def check_method(spec: str) -> None:
 
     for piece in pieces(spec) if spec != "auto" else ():
         kind_of(piece.partition(":")[0])
+
+
+def tempered(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run with a temperature, and a line where the method's card gives it."""
+    from foretell.cards import card
+    from foretell.registry import kind_of
+    from foretell.spec import pieces
+
+    found = {"temperature": DEFAULT.temperature, **options}
+    names = [piece.partition(":")[0] for piece in pieces(spec)] if spec != "auto" else []
+    usual = max((card(name, kind_of(name)).temperature for name in names), default=0.0)
+    if usual and "temperature" not in options:
+        found["temperature"] = usual
+        message(f"{spec} chooses among what is drawn: temperature {usual:g}, as none is given")
+    return found
 
 
 def check_named(kind: str, spec: str | None) -> None:

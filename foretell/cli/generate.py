@@ -31,6 +31,7 @@ from foretell.cli._options import (
     check_method,
     check_named,
     content,
+    tempered,
 )
 from foretell.cli._output import (
     emit,
@@ -101,6 +102,9 @@ def generate(
     options = {**sampling.arguments(), "rows": rows, "reward": reward, "budget": budget}
     options["kv"] = kv
     check_method(method)
+    options = tempered(method, options)
+    if sampling.n > 1 and not options["temperature"]:
+        message("at temperature 0 all answers are alike: --temperature sets another")
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
     if prefix and not context:
@@ -138,8 +142,17 @@ def generate(
         return 0
     last_piece = _print_stream(prompted, lm.stream(prompted, method, **options), lm)
     if last_piece is not None and last_piece.stats is not None:
+        _print_others(last_piece)
         message(stats_line(last_piece.stats, method, fills=_fills(lm)))
     return 0
+
+
+def _print_others(piece: Piece) -> None:
+    """What else its method found, best first."""
+    for number, other in enumerate(piece.others, 2):
+        told = "" if other.score is None else f", score {other.score:.4g}"
+        message(f"--- text {number} of {len(piece.others) + 1}{told}")
+        emit(other.text)
 
 
 def _fills(lm: LM) -> bool:
@@ -156,7 +169,8 @@ def _document(output: Output) -> dict[str, Any]:
 def _print_samples(output: Output, method: str, seed: int, fills: bool) -> None:
     count = len(output.samples)
     for index, sample in enumerate(output.samples):
-        message(f"--- sample {index + 1} of {count}, seed {seed + index}")
+        told = f"seed {seed + index}" if sample.score is None else f"score {sample.score:.4g}"
+        message(f"--- sample {index + 1} of {count}, {told}")
         emit(sample.text)
         message(stats_line(sample.stats, method, fills))
 

@@ -16,6 +16,7 @@ from foretell.cli._options import (
     SamplingOptions,
     Turn,
     check_method,
+    tempered,
 )
 from foretell.cli._output import emit, emit_json, messages
 from foretell.errors import BadConfig
@@ -32,8 +33,8 @@ def trace(
     as_json: Json = False,
 ) -> int:
     """Show every step of one generation, and the first token that plain decoding has otherwise."""
-    options = sampling.arguments()
     check_method(method)
+    options = tempered(method, sampling.arguments())
     if sampling.n > 1:
         raise BadConfig("trace shows one sample: leave --n out")
     text = prompt_text(prompt)
@@ -44,7 +45,7 @@ def trace(
     prompted = asked(lm, text, turn)
     with working("generating", messages):
         steps = lm.trace(prompted, method, **options)
-        greedy = sampling.temperature == 0
+        greedy = options["temperature"] == 0
         plain = lm.trace(prompted, "plain", **options) if greedy else []
     divergence = tracing.first_divergence(steps, plain) if greedy else None
     if as_json:

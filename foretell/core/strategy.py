@@ -38,6 +38,9 @@ class Strategy(Method):
 
     kind = "strategy"
     one_text = False  # whether it works on the request's own branch alone
+    # Of one that chooses among what was drawn, the temperature of a request that names none; 0 is
+    # refused then, at which all draws are alike. 0.0: any temperature will do.
+    drawn_at = 0.0
 
     def run(self, ctx: Context) -> Steps:
         """Yields messages until the branch is done: a Commit on it came back with a reason."""

@@ -12,7 +12,7 @@ from foretell.policy.budget import room_for
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
-    from foretell.core.request import Request
+    from foretell.core.request import Method, Request
     from foretell.core.types import Ask
     from foretell.policy.options import Sampling
 
@@ -186,3 +186,18 @@ def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
     if "tree" not in model.caps and not ask.tree.is_chain:
         return "branching trees", len(ask.tree)
     return None
+
+
+def drawn(name: str, strategy: Method, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request's options with a temperature for a method that chooses among what is drawn. Raises
+    BadConfig for 0, at which all that it draws is alike.
+    """
+    usual = getattr(strategy, "drawn_at", 0.0)
+    if not usual or options.get("temperature"):
+        return options
+    if options.get("temperature") is not None:
+        raise BadConfig(
+            f"temperature=0: {name} chooses among what is drawn, and at 0 all draws are alike; "
+            f"leave it out, for {usual:g}, or give one above 0"
+        )
+    return {**options, "temperature": usual}

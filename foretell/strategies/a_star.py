@@ -14,7 +14,7 @@ Needs: a reward of partial texts, from 0 to 1, see `foretell methods`; a tokeniz
 Trains: nothing
 Try: --method a-star --reward "keywords:words=return sum"
 Differs:
-- k, the end of a step and the budget are ours, the paper's are not known; draw at temperature 0.8
+- k, the end of a step and the budget are ours, the paper's are not known
 - g, of which notes on the paper say that it adds up rises of the reward, is the smallest that keeps
 f from falling
 - of equal steps behind one text one is kept; at most `frontier` partial answers are kept, the best
@@ -63,6 +63,8 @@ class AStar(Strategy):
     goals: int = 1  # whole answers that are taken, of which the one of the highest reward is kept
     frontier: int = 64  # partial answers that are kept
     tokens: int = 0  # that may be drawn in all; 0: as many as it takes
+
+    drawn_at = 0.8
 
     def __post_init__(self) -> None:
         if self.reward is None:

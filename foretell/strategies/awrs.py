@@ -13,8 +13,9 @@ Rejection Sampling, arXiv:2504.05410
 Guarantee: lossy: of several texts one is drawn by weight, which comes the nearer to the model's law
 given the whole form the more there are; with n=1 it has the law that masks give
 Cost: target 1
-Needs: nothing; without a form of the text, and at temperature 0, it is plain decoding
+Needs: a form of the text; without one it is plain sampling
 Trains: nothing
+Try: --method awrs --regex "[a-z ]{20,60}"
 Differs:
 - after `refusals` refused tokens at one place the whole mask is asked once; law and mean weight
 stay, since what was refused is known (refusals=0: never, as in the paper)
@@ -63,13 +64,15 @@ class Particle:
 
 @dataclass(frozen=True)
 class Awrs(Strategy):
-    """With n=1 it samples as masks do, and without a form it is plain decoding."""
+    """With n=1 it samples as masks do, and without a form it is plain sampling."""
 
     n: int = 10  # particles
     threshold: float = 0.5  # of n: an effective number of particles below it draws them anew
     estimator: str = "auto"  # of weights: recursive, geometric, or auto, which takes fewer checks
     accepts: int = 2  # passes that the geometric estimator waits for
     refusals: int = 32  # at one place, after which the mask is asked; 0: none
+
+    drawn_at = 1.0
 
     def __post_init__(self) -> None:
         ranges = {"n": (1, 256), "threshold": (0, 1), "accepts": (2, 64), "refusals": (0, 1 << 20)}

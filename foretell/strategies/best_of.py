@@ -50,6 +50,8 @@ class BestOf(Samples):
     t: float = 10.0  # of soft: how much a rank counts
     inner: Drafter | None = None  # drafts for each sample
 
+    drawn_at = 0.8
+
     def __post_init__(self) -> None:
         for name, least, most in (("n", 1, 256), ("references", 0, 1024)):
             value = getattr(self, name)

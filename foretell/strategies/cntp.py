@@ -40,12 +40,14 @@ MARKS = (".", ",", "\n", "?", "!", ":", ";", ")", "]", "}")
 
 @dataclass(frozen=True)
 class Cntp(Strategy):
-    """With most=1 it is plain sampling, and at temperature 0 greedy decoding."""
+    """With most=1 it is plain sampling."""
 
     most: int = 10  # continuations
     low: float = 0.01  # nats up to which one is enough
     high: float = 1.5  # nats from which on there are the most
     longest: int = 64  # tokens of a continuation
+
+    drawn_at = 1.0
 
     def __post_init__(self) -> None:
         for name, upper in (("most", 64), ("longest", 512)):

@@ -40,6 +40,8 @@ class FirstFinish(Samples):
     n: int = 4  # samples
     inner: Drafter | None = None  # drafts for each of them
 
+    drawn_at = 0.8
+
     def __post_init__(self) -> None:
         if not 1 <= self.n <= 256:
             raise BadConfig.field("first-finish:n", self.n, "between 1 and 256")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import pytest
 from rich.console import Console
 
 import foretell
+from foretell import cards, registry
 from foretell.cli import generate
+from foretell.errors import BadConfig
 from foretell.rows.cfg import Cfg
 from tests import tiny
 from tests.ops import lsp_server
@@ -294,3 +299,80 @@ def test_contexts_are_read_apart(run: Any, folder: str, tmp_path: Path) -> None:
     ):
         code, _, err = run(*options, *wrong)
         assert code == 2 and message in err and err.count("\n") == 1
+
+
+@cache
+def pages() -> Any:
+    """The script that writes the methods' pages."""
+    path = Path(__file__).parents[2] / "scripts" / "docs.py"
+    spec = importlib.util.spec_from_file_location("docs_pages", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setitem(sys.modules, "docs_pages", module)
+        spec.loader.exec_module(module)
+    return module
+
+
+def command_of(kind: str, name: str) -> list[str]:
+    """What the page of a method says to try."""
+    return shlex.split(pages().command(cards.card(name, kind)).replace("$'", "'"))
+
+
+@pytest.mark.parametrize(("kind", "name"), sorted(registry.files()))
+def test_the_command_of_every_page_is_one(
+    kind: str, name: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: Any) -> None:
+        raise BadConfig("all that is checked before a model is loaded")
+
+    monkeypatch.setattr(generate, "load_model", loaded)
+    program, *args = command_of(kind, name)
+    here = Path(__file__)
+    code, _, err = run(*(str(here) if arg == "FILE" else arg for arg in args))
+    assert program == "foretell" and code == 2, err
+    assert err.splitlines()[-1].endswith("all that is checked before a model is loaded")
+    # A method that draws is not tried where nothing is drawn, and says so.
+    method = args[args.index("--method") + 1].partition(":")[0] if "--method" in args else "auto"
+    strategy = method in registry.names("strategy")
+    draws = cards.card(method, "strategy").temperature if strategy else 0.0
+    assert ("chooses among what is drawn" in err) == bool(draws)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in registry.names("strategy") if cards.card(n, "strategy").temperature]
+)
+def test_a_method_that_draws_has_a_temperature(name: str, run: Any, folder: str) -> None:
+    args = command_of("strategy", name)[1:]
+    args = [arg for arg in args if arg != "--compare"]
+    args += ["--model", folder, "--max-new-tokens", "8"]
+    code, out, err = run(*args)
+    assert code == 0 and out and f"temperature {cards.card(name).temperature:g}, as none" in err
+    code, _, err = run(*args, "--temperature", "0")
+    assert code == 2 and err.count("\n") == 1
+    assert f"temperature=0: {name} chooses among what is drawn, and at 0 all draws" in err
+    code, _, err = run(*args, "--temperature", "0.5")
+    assert code == 0 and "none is given" not in err
+
+
+@pytest.mark.parametrize(
+    ("spec", "texts"),
+    [("best-of:n=3", 3), ("beam:width=2", 2), ("superposed:k=3", 3)],
+)
+def test_all_texts_that_a_method_found_are_shown(
+    spec: str, texts: int, run: Any, folder: str
+) -> None:
+    args = ["generate", "def", "--model", folder, "--method", spec, "--max-new-tokens", "6"]
+    found = json.loads(run(*args, "--json")[1])["samples"]
+    code, out, err = run(*args)
+    assert code == 0 and len(found) == texts
+    assert out == "".join(f"{one['text']}\n" for one in found)
+    for number in range(2, texts + 1):
+        assert f"--- text {number} of {texts}, score {found[number - 1]['score']:.4g}" in err
+
+
+def test_several_answers_at_temperature_0_are_told_to_be_one(run: Any, folder: str) -> None:
+    args = ["generate", "def", "--model", folder, "--max-new-tokens", "4", "--n", "2"]
+    assert "at temperature 0 all answers are alike" in run(*args)[2]
+    assert "alike" not in run(*args, "--temperature", "1")[2]
