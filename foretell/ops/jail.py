@@ -16,6 +16,7 @@ are dropped, so it makes no difference whether it runs as root.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import struct
@@ -25,6 +26,8 @@ from types import ModuleType
 from typing import Any
 
 SHOWN = 200  # characters of an error
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # of a file that may become no longer
+ALIKE = 16  # keys of a set or dict that may have one hash
 SEVERAL = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -61,10 +64,25 @@ def unpacked(data: Any) -> Any:
     if name == "bytes":
         return bytes.fromhex(inner)
     if name == "dict":
-        return {unpacked(key): unpacked(one) for key, one in inner}
+        pairs = [(unpacked(key), unpacked(one)) for key, one in inner]
+        check_spread([key for key, _ in pairs])
+        return dict(pairs)
     if name not in SEVERAL or not isinstance(inner, list):
         raise ValueError("this is no packed value")
-    return SEVERAL[name](unpacked(one) for one in inner)
+    several = [unpacked(one) for one in inner]
+    if name in ("set", "frozenset"):
+        check_spread(several)
+    return SEVERAL[name](several)
+
+
+def check_spread(keys: list[Any]) -> None:
+    """Raises ValueError where many keys have one hash, so that each is compared with all others."""
+    seen: dict[int, int] = {}
+    for key in keys:
+        mark = hash(key)
+        seen[mark] = seen.get(mark, 0) + 1
+        if seen[mark] > ALIKE:
+            raise ValueError(f"more than {ALIKE} keys have one hash")
 
 
 # --- system calls
@@ -213,8 +231,10 @@ WRITE_FILE, REMOVE_FILE, MAKE_FILE, TRUNCATE = 1 << 1, 1 << 5, 1 << 8, 1 << 14
 RIGHTS = (13, 14, 15, 15, 16)  # how many kinds of access Landlock tells apart, by its version
 
 
-def by_landlock(machine: str, folder: str) -> None:
-    """Leaves access to libraries and to the folder."""
+def by_landlock(machine: str, folder: str, space: int) -> None:
+    """Leaves access to libraries and to the folder; the space is counted from outside. Names, sizes
+    and times of other files can still be asked for.
+    """
     version = syscall("Landlock", 444, None, 0, 1)
     every = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
     given = ctypes.create_string_buffer(struct.pack("Q", every), 8)
@@ -239,6 +259,7 @@ def _beneath(rules: int, path: str, rights: int) -> None:
         os.close(place)
 
 
+FILES = 256  # that a program may have at once
 NEW_MOUNTS, NEW_NETWORK, NEW_USER = 0x00020000, 0x40000000, 0x10000000
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = (
     1,
@@ -254,8 +275,10 @@ DETACH = 2
 LASTING = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
 
 
-def by_namespaces(machine: str, folder: str) -> None:
-    """Moves to a file system that holds libraries and the folder alone, and to no network."""
+def by_namespaces(machine: str, folder: str, space: int) -> None:
+    """Moves to a file system that holds libraries and the folder alone, and to no network. The
+    folder is memory of so much space, whatever becomes of the files' names.
+    """
     uid, gid = os.getuid(), os.getgid()
     if libc().unshare(NEW_MOUNTS | NEW_NETWORK) < 0:  # only a privileged one may without the third
         done(libc().unshare(NEW_MOUNTS | NEW_NETWORK | NEW_USER), "unshare")
@@ -271,7 +294,9 @@ def by_namespaces(machine: str, folder: str) -> None:
             os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
     for path in libraries():
         _bound(root, path, READ_ONLY)
-    _bound(root, folder, 0)
+    os.makedirs(root + folder)
+    size = f"size={space},nr_inodes={FILES},mode=700"
+    mount("tmpfs", root + folder, "tmpfs", NO_SUID | NO_DEVICES, size)
     os.chdir(root)
     syscall("pivot_root", MACHINES[machine][2]["pivot"], b".", b".")
     done(libc().umount2(b".", DETACH), "umount2")
@@ -300,9 +325,10 @@ def mount(source: str | None, place: str, kind: str | None, flags: int, data: st
     done(result, f"mount at {place}")
 
 
-WALLS: dict[str, Callable[[str, str], None]] = {
-    "landlock": by_landlock,
+# The better ones first.
+WALLS: dict[str, Callable[[str, str, int], None]] = {
     "namespaces": by_namespaces,
+    "landlock": by_landlock,
 }
 
 
@@ -335,7 +361,7 @@ def wall_in(way: str, request: dict[str, Any]) -> None:
     machine = os.uname().machine
     limit(request["limits"], request["parent"])
     prctl("no_new_privs", 38, 1)  # PR_SET_NO_NEW_PRIVS, without which others may not filter
-    WALLS[way](machine, os.getcwd())
+    WALLS[way](machine, os.getcwd(), request["limits"]["disk"])
     drop_capabilities(machine)
     filter_calls(machine)
 
@@ -364,6 +390,8 @@ def fault(error: BaseException) -> list[str]:
     """What kind of fault an error is, and one line about it."""
     kinds = {SyntaxError: "syntax", MemoryError: "memory"}
     kind = next((name for one, name in kinds.items() if isinstance(error, one)), "raised")
+    if isinstance(error, OSError) and error.errno in FULL:
+        kind = "disk"
     try:
         said = " ".join(str(error).split())
     except BaseException:  # even this is the program's code

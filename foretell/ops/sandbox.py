@@ -9,6 +9,11 @@ A program reads the interpreter's libraries and nothing else, writes into an emp
 removed, starts no process and no thread, and reaches no network: see `ops.jail`. Its time, memory,
 output and files are limited. Which walls a machine allows is found out once, by trying them with a
 program that pushes against each. Where they cannot be had nothing is run: Unsupported.
+
+Two things hold only where user namespaces are allowed: that a program learns nothing of other
+files, and that its files never take more than their limit. Behind Landlock alone it can ask for
+names, sizes and times (`stat`), never for contents, and what its files take is counted 20 times a
+second, with those that it has deleted and holds open: in between it may go over.
 """
 
 from __future__ import annotations
@@ -29,12 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import Unsupported
-from foretell.ops.jail import MACHINES, SHOWN, WALLS, packed, unpacked
+from foretell.ops.jail import FILES, MACHINES, SHOWN, WALLS, packed, unpacked
 
 JAIL = Path(__file__).with_name("jail.py")
 START = 60.0  # seconds that the interpreter may take until its walls stand
 TICK = 0.05  # seconds between two looks at what it has written
-FILES = 256  # that a program may have at once
 MEGABYTE = 1 << 20
 # What goes wrong with a call, besides a wrong value.
 FAULTS = {
@@ -227,6 +231,7 @@ class _Watch:
         self.lines: list[dict[str, Any]] = []
         self.printed = 0
         self.deadline = time.monotonic() + START
+        self.device = folder.stat().st_dev
 
     def answers(self) -> list[Answer]:
         """Of each call. Raises Unsupported where the walls did not stand."""
@@ -301,11 +306,15 @@ class _Watch:
         return _fault("garbage") if len(self.pending) > 2 * self.limits.answer else None
 
     def _disk(self) -> Answer | None:
+        """What its files take, those too that it has deleted and still holds."""
         total = count = 0
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 count += 1
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
+        for size in held(self.process.pid, self.device).values():
+            count += 1
+            total += size
         if total > self.limits.disk or count > FILES:
             most = f"{FILES} files or {self.limits.disk} bytes"
             return _fault("disk", f"it wrote more than {most}")
@@ -322,6 +331,28 @@ class _Watch:
         if code < 0:
             return _fault("killed", f"its process was ended by signal {-code}")
         return _fault("ended", f"its process ended with code {code} before it answered")
+
+
+def held(process: int, device: int) -> dict[int, int]:
+    """Of each file on this device that a process holds and that has no name any more, by its
+    number, the bytes that it takes, or as many as are mapped.
+    """
+    found: dict[int, int] = {}
+    about = Path(f"/proc/{process}")
+    with contextlib.suppress(OSError):
+        for line in (about / "maps").read_text("utf-8", "replace").splitlines():
+            place, _, _, where, inode, *_ = line.split(maxsplit=5)
+            major, _, minor = where.partition(":")
+            if line.endswith("(deleted)") and os.makedev(int(major, 16), int(minor, 16)) == device:
+                first, _, end = place.partition("-")
+                size = int(end, 16) - int(first, 16)
+                found[int(inode)] = found.get(int(inode), 0) + size
+        for entry in (about / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                stat = entry.stat()
+                if stat.st_dev == device and not stat.st_nlink:
+                    found[stat.st_ino] = stat.st_blocks * 512
+    return found
 
 
 def checked(line: Any, place: int) -> None:

@@ -240,6 +240,74 @@ def test_walls_of_each_kind_hold_or_say_why_not(way: str) -> None:
         assert answer.value == 20
 
 
+HELD = {
+    "open": """
+import os, time
+def f(n):
+    held = []
+    for number in range(40):
+        held.append(open(str(number), "wb"))
+        os.unlink(str(number))
+        held[-1].write(b"x" * (8 << 20))
+        held[-1].flush()
+    time.sleep(1)
+""",
+    "mapped": """
+import mmap, os, time
+def f(n):
+    held = []
+    for number in range(40):
+        with open(str(number), "w+b") as file:
+            file.truncate(8 << 20)
+            held.append(mmap.mmap(file.fileno(), 8 << 20))
+        os.unlink(str(number))
+        held[-1].write(b"x" * (8 << 20))
+    time.sleep(1)
+""",
+}
+
+
+@pytest.mark.parametrize("how", HELD)
+@pytest.mark.parametrize("way", jail.WALLS)
+def test_files_without_a_name_count(way: str, how: str) -> None:
+    if leaks(way):
+        pytest.skip(f"{way} cannot be had here")
+    (answer,) = sandbox._run(way, HELD[how], ASKED, Limits())
+    # Where the folder is memory of that size, a mapped page that finds no room ends the process.
+    memory = way == "namespaces" and how == "mapped"
+    assert answer.fault == ("killed" if memory else "disk"), str(answer)
+
+
+def test_of_files_elsewhere_nothing_is_told_behind_namespaces() -> None:
+    if leaks("namespaces"):
+        pytest.skip("namespaces cannot be had here")
+    program = """
+import os
+def f(n):
+    found = []
+    for path in ("/etc/passwd", "/etc/hostname", "/proc/self"):
+        found.append(os.access(path, os.F_OK))
+        try: found.append(os.stat(path))
+        except OSError: pass
+    return any(found)
+"""
+    (answer,) = sandbox._run("namespaces", program, ASKED, Limits())
+    assert answer.value is False
+
+
+def test_keys_that_share_a_hash_are_no_answer() -> None:
+    """Each would be compared with all others, outside of any limit."""
+    for made in (
+        "{k * (2**61 - 1) for k in range(100)}",
+        "{k * (2**61 - 1): k for k in range(100)}",
+    ):
+        assert one(f"def f(n): return [{made}]").fault == "garbage"
+    assert one("def f(n): return {k * (2**61 - 1) for k in range(9)} | {-1, -2}").fault == ""
+
+
+WALL = 'WALLS[way](machine, os.getcwd(), request["limits"]["disk"])'
+
+
 def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, line: str) -> None:
     """Takes a line out of the jail."""
     text = Path(jail.__file__).read_text("utf-8")
@@ -253,7 +321,10 @@ def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, line: str) -> None:
     ("line", "open_to"),
     [
         ("filter_calls(machine)", "emptying|sockets, processes, programs, threads, signals"),
-        ("WALLS[way](machine, os.getcwd())", "reading, listing, writing, new files"),
+        (
+            WALL,
+            "reading, listing, writing, new files",
+        ),
     ],
 )
 def test_a_missing_wall_is_noticed(
@@ -273,7 +344,7 @@ def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ):
         run("def f(n): return n", ASKED)
     monkeypatch.undo()
-    broken(monkeypatch, tmp_path, "WALLS[way](machine, os.getcwd())")
+    broken(monkeypatch, tmp_path, WALL)
     with pytest.raises(
         Unsupported, match=r"finds no walls here .*open to reading.*; run it on Linux"
     ):
