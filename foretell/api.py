@@ -218,10 +218,8 @@ class LM:
 
     def _streams(self, batch: _Batch, lives: Sequence[Live]) -> dict[int, Stream]:
         usable = [i for i, requests in enumerate(batch.prompts) if isinstance(requests, list)]
-        streams = {}
-        for prompt, live in zip(usable, lives, strict=True):
-            streams[live.index] = Stream(live, prompt, self.decode)
-        return streams
+        pairs = zip(usable, lives, strict=True)
+        return {live.index: Stream(live, prompt, self.decode) for prompt, live in pairs}
 
     @staticmethod
     def _piece(stream: Stream, event: Any, many: bool) -> Piece:
