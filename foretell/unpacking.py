@@ -80,8 +80,7 @@ def read_tokenizer(file: Path) -> Any:
         tokenizer.backend_tokenizer.model.ignore_merges = True
         if values.get("tokenizer.ggml.add_bos_token") is None and tokenizer.bos_token is not None:
             tokenizer.add_bos_token = True
-    if values.get("tokenizer.ggml.add_space_prefix") is False:
-        _begin_without_space(tokenizer.backend_tokenizer)
+    _begin(tokenizer.backend_tokenizer, values.get("tokenizer.ggml.add_space_prefix") is not False)
     return tokenizer
 
 
@@ -103,18 +102,21 @@ def _split_words(tokenizer: Any, file: Path, rule: str) -> None:
     core.pre_tokenizer = pre_tokenizers.Sequence([digits, core.pre_tokenizer])
 
 
-def _begin_without_space(core: Any) -> None:
-    """Puts no space before a text, where sentencepiece's usual way is to put one there."""
+def _begin(core: Any, space: bool) -> None:
+    """Puts a space before a text of sentencepiece's, and before what follows a special token, or
+    none. transformers puts one where no other stands.
+    """
     from tokenizers import decoders, normalizers, pre_tokenizers
 
     if isinstance(core.pre_tokenizer, pre_tokenizers.Metaspace):
-        core.pre_tokenizer.prepend_scheme = "never"
-    elif isinstance(core.normalizer, normalizers.Sequence):
-        core.normalizer = normalizers.Replace(" ", SPACE)
-    else:
+        core.pre_tokenizer = None
+    elif space or not isinstance(core.normalizer, normalizers.Sequence):
         return
-    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    core.decoder = decoders.Sequence(parts)
+    whole = normalizers.Replace(" ", SPACE)
+    core.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), whole]) if space else whole
+    if not space:
+        parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        core.decoder = decoders.Sequence(parts)
 
 
 def exit_code(work: Callable[[], None]) -> int:

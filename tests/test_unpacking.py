@@ -82,6 +82,11 @@ def test_a_space_stands_before_a_text_where_the_file_says_so(
     first = "ab" if space is False else "\u2581ab"
     assert coder.convert_ids_to_tokens(ids) == [first, "\u2581a"]
     assert coder.decode(ids) == "ab a"
+    spaced = coder(" ab")["input_ids"]
+    assert coder.convert_ids_to_tokens(spaced) == (
+        ["\u2581", "\u2581ab"] if space is not False else ["\u2581ab"]
+    )
+    assert coder.decode(spaced) == " ab"
     assert coder.decode(ids[1:]) == ("a" if space is not False else " a")
 
 
