@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foretell import profiles, stores
 from foretell.contexts import Contexts, apart, read_by
@@ -27,6 +26,7 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Speculative, Strategy
 from foretell.defaults import simplest, usual
+from foretell.diagnosis import in_brief
 from foretell.driver import Driver
 from foretell.editor import Editor
 from foretell.errors import BadConfig, ForetellError, ForetellWarning
@@ -34,13 +34,14 @@ from foretell.measure.profiling import ROWS, identity, profile
 from foretell.memory.prefixes import PrefixTree
 from foretell.ops.denoising import CANVAS
 from foretell.ops.threads import threads_here
-from foretell.outputs import Output, Piece, Stream, outputs, refused
+from foretell.outputs import Output, Piece, Stream, outputs, refused, whole
 from foretell.policy.asking import asking, bare
 from foretell.policy.budget import least
 from foretell.policy.checks import check_prefix, drawn, models_for
 from foretell.policy.costs import SIZES
 from foretell.policy.reuse import Reuse
 from foretell.policy.schedule import FairPlan
+from foretell.progress import COLUMNS, Bar
 from foretell.prompting import (
     Text,
     check_names,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Method = str | Drafter | Strategy
-COLUMNS = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
 __all__ = ["LM", "Output", "Piece", "Stats"]
 
 
@@ -109,6 +109,9 @@ class LM:
         self._default = AUTO
         # What `auto` stands for, with the number of threads it was looked up for.
         self._auto: tuple[int, str] | None = None
+
+    def __repr__(self) -> str:
+        return in_brief(self)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -245,10 +248,7 @@ class LM:
             answers.append(samples[0])
         if batch.many:
             return answers
-        for sample in answers[0].samples:
-            if sample.error is not None:
-                raise sample.error
-        return answers[0]
+        return whole(answers[0])
 
     def fill(self, parts: Sequence[str | int], method: Method = "auto", **sampling: Any) -> Output:
         """Fills the gaps of a text with a model that fills canvases. `parts`: texts, and numbers of
@@ -401,9 +401,7 @@ class LM:
         measures in any case. Running requests wait for it.
         """
         target = self.models["target"]
-        console = Console(stderr=True)
-        quiet = not console.is_terminal  # where rich would write an empty line
-        with Progress(*COLUMNS, console=console, transient=True, disable=quiet) as progress:
+        with Bar(*COLUMNS, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task(f"measuring {target.name}", visible=False, total=None)
 
             def tell(done: int, total: int) -> None:

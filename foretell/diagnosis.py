@@ -42,6 +42,18 @@ def diagnose(lm: LM) -> list[ModelReport]:
     return [_report(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()]
 
 
+def in_brief(lm: LM) -> str:
+    """A line for people, as in a notebook: the models, their number formats, who computes them."""
+    said = []
+    for report in diagnose(lm):
+        name = "" if report.name == "target" else f"{report.name} "
+        said.append(
+            f"{name}{report.model}: {report.family} in {report.dtype} by {report.executor}, "
+            f"{report.context:,} tokens of context"
+        )
+    return f"<foretell.LM {'; '.join(said)}>"
+
+
 def notice(message: str) -> None:
     """One line on stderr, once per process for each message."""
     if message not in _told:

@@ -17,12 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class ForetellError(Exception):
-    """The root of all of them. `exit_code` is what the command line returns."""
+    """The root of all of them. `exit_code` is what the command line returns, `output` what there
+    was of the one answer that failed, an Output: its text up to a deadline, say.
+    """
 
     exit_code = 2
+    output: Any = None
 
 
 class ForetellWarning(UserWarning):

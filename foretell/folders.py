@@ -3,16 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from foretell.errors import BadModel, first_line
 from foretell.ops.parsing import json_of
 
+ADAPTER = "adapter_config.json"  # of LoRA weights and the like, in PEFT's layout
+MERGE = (
+    "merge them by peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+    ".save_pretrained(MERGED), and load MERGED"
+)
+UNPACKED = (
+    "name the model with weights of 16 bits, which dtype='int8' or 'int4' packs, or a .gguf file"
+)
+# Where older tools say how they packed the weights, and how the names of such weights end.
+PACKERS = ("quantize_config.json", "quant_config.json")
+PACKED = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale", ".SCB", ".absmax")
+
+
+def packed_by(path: Path | None, error: BaseException | None = None) -> str:
+    """Who packed a model's weights into few bits in a way of their own ("gptq"), as its folder or
+    the error of reading it says; "" where nothing speaks for it.
+    """
+    for name in ("config.json", *PACKERS) if path is not None else ():
+        assert path is not None
+        try:
+            said = json_of((path / name).read_text("utf-8"))
+            found = said if name in PACKERS else said["quantization_config"]
+            return str(found.get("quant_method", name.partition("_")[0]))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return "a quantiser" if error is not None and "quantiz" in str(error).lower() else ""
+
+
+def cure_of(error: Exception, path: Path | None) -> str:
+    """What helps where transformers could not load a model from this folder; None: the hub."""
+    if "trust_remote_code" in str(error):
+        return "pass trust_remote_code=True if you trust its code"
+    if packer := packed_by(path, error):
+        return f"its weights are packed by {packer}: {UNPACKED}"
+    return "check the folder's files" if path else "check the id, or give a local folder"
+
 
 def check_files(path: Path) -> None:
     """Raises BadModel where a folder does not hold a whole model in safetensors."""
+    if (path / ADAPTER).is_file():
+        raise BadModel(f"{path}: holds weights that are added to a model's; {MERGE}")
     if not (path / "config.json").is_file():
         raise BadModel(f"{path}: has no config.json, so it is no transformers model folder")
     files = sorted(path.glob("*.safetensors"))
@@ -42,20 +79,3 @@ def check_files(path: Path) -> None:
             raise BadModel(
                 f"{file}: damaged or cut off ({first_line(error)}); fetch it again"
             ) from error
-
-
-def check_keys(name: str, report: dict[str, Any]) -> None:
-    """Raises BadModel where weights are missing, which transformers makes up at random, or unknown,
-    which it leaves out; both with no more than a warning.
-    """
-    for kind, meaning in (
-        ("missing_keys", "lack"),
-        ("unexpected_keys", "have, and its configuration does not,"),
-    ):
-        keys = sorted(report[kind])
-        if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise BadModel(
-                f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
-                "config.json and the .safetensors files do not belong together"
-            )

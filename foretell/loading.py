@@ -22,7 +22,7 @@ from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import ask_hub, resolve
-from foretell.folders import check_files
+from foretell.folders import check_files, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim
@@ -416,7 +416,7 @@ def _model(
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.families.classes import check_keys, class_of
+    from foretell.families.classes import check_whole, read
     from foretell.families.seq2seq import check_plain
 
     arguments: dict[str, Any] = {
@@ -429,19 +429,15 @@ def _model(
     if path is not None:
         check_files(path)
         place = path
-        cure = "check the folder's files"
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
-        cure = "check the id and the connection, or give a local folder"
     try:
-        kind = class_of(place, arguments)
-        hf, report = kind.from_pretrained(place, output_loading_info=True, **arguments)
+        hf, report = read(place, arguments)
     except Exception as error:  # transformers raises nearly anything here
-        if "trust_remote_code" in str(error):
-            cure = "pass trust_remote_code=True if you trust its code"
-        raise BadModel(f"{name}: cannot be loaded ({first_line(error)}); {cure}") from error
-    check_keys(name, report)
+        why = first_line(error)
+        raise BadModel(f"{name}: cannot be loaded ({why}); {cure_of(error, path)}") from error
+    check_whole(name, hf, report)
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.executor, options.dtype)
     return _placed(hf, name, options), path

@@ -64,6 +64,15 @@ class Piece:
     others: list[Output] = field(default_factory=list)
 
 
+def whole(output: Output) -> Output:
+    """The same. Raises the error of the first sample that failed, which holds what there is."""
+    for sample in output.samples:
+        if sample.error is not None:
+            sample.error.output = output
+            raise sample.error
+    return output
+
+
 def refused(prompts: Sequence[object]) -> list[Piece]:
     """The only pieces of those prompts that cannot be used: of each its error."""
     pieces = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 import warnings
 from typing import Any
 
@@ -22,6 +23,7 @@ from foretell.drafters.ngram import Ngram
 from foretell.errors import (
     BadConfig,
     BadModel,
+    DeadlineExceeded,
     PromptTooLong,
     RequestFailed,
     UnknownMethod,
@@ -154,7 +156,7 @@ def test_messages_need_a_template_and_their_fields(lm: LM) -> None:
     )
     try:
         out = lm.generate([{"role": "user", "content": "hi"}], "plain", max_new_tokens=5)
-        assert same(out, one("user: hi", max_new_tokens=5))
+        assert same(out, one(lm.encode("user: hi"), max_new_tokens=5))
         with pytest.raises(BadConfig, match="`role` and `content`"):
             lm.generate([{"role": "user"}])
     finally:
@@ -180,6 +182,28 @@ def test_a_bare_text_for_a_chat_model_is_warned_of_once() -> None:
     assert '[{"role": "user", "content": text}]' in str(told.message)
 
 
+def test_an_lm_says_in_a_line_what_it_is() -> None:
+    assert repr(SHARED) == (
+        "<foretell.LM tiny: llama in float32 by torch, 128 tokens of context; "
+        "draft tiny (draft): llama in float32 by torch, 128 tokens of context>"
+    )
+
+
+def test_what_was_written_by_a_deadline_is_not_lost() -> None:
+    length = len(SHARED.encode(CODE))
+
+    def slow(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        time.sleep(1.1 if ids.shape[1] == length + 3 else 0)
+        return scores
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        SHARED.generate(CODE, "plain", logits_processors=[slow], timeout=1.0, max_new_tokens=100)
+    output = caught.value.output
+    assert isinstance(output, Output) and output.error is caught.value
+    assert output.tokens == one(CODE, max_new_tokens=100).tokens[: len(output.tokens)]
+    assert output.finish_reason == "error"
+
+
 def test_an_answer_is_a_whole_one_unless_it_is_said_otherwise() -> None:
     lm = foretell.wrap(tiny.llama(max_position_embeddings=700))
     for more in ({}, {"min_new_tokens": 400}):
@@ -201,7 +225,7 @@ def test_a_chat_that_the_template_refuses_is_refused_alone(lm: LM) -> None:
             assert isinstance(wrong.error, BadConfig) and wrong.finish_reason == "error"
             assert "chat template refuses these messages" in str(wrong.error)
             assert why in str(wrong.error) and "\n" not in str(wrong.error)
-        assert same(outs[0], one("Hi", max_new_tokens=5)) and same(outs[3], outs[0])
+        assert same(outs[0], one(lm.encode("Hi"), max_new_tokens=5)) and same(outs[3], outs[0])
         pieces = list(lm.stream([[bad], [good]], "plain", max_new_tokens=5))
         assert pieces[0].prompt == 0 and isinstance(pieces[0].error, BadConfig)
         assert "".join(piece.text for piece in pieces) == outs[0].text

@@ -264,9 +264,40 @@ def a_layer_less(path: Path) -> None:
     edit(path, num_hidden_layers=1)
 
 
+def an_adapter(path: Path) -> None:
+    without_config(path)
+    beside_an_adapter(path)
+
+
+def beside_an_adapter(path: Path) -> None:
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA"}', "utf-8")
+
+
+def packed_as_gptq(path: Path) -> None:
+    edit(path, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def packed_as_awq(path: Path) -> None:
+    edit(path, quantization_config={"quant_method": "awq", "bits": 4})
+
+
+def packed_by_an_older_tool(path: Path) -> None:
+    """It says so in a file of its own, which transformers does not read."""
+    (path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}', "utf-8")
+    weights = load_file(path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj"
+    weights[f"{name}.qweight"] = weights.pop(f"{name}.weight").to(torch.int32)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
+        (an_adapter, "merge them by peft"),
+        (beside_an_adapter, "merge them by peft"),
+        (packed_as_gptq, "packed by gptq: name the model with weights of 16 bits"),
+        (packed_as_awq, "packed by awq: name the model with weights of 16 bits"),
+        (packed_by_an_older_tool, "packed by another library; name the model with weights of 16"),
         (without_config, "has no config.json"),
         (broken_config, "cannot be loaded"),
         (no_family, "no_such_family"),

@@ -17,11 +17,13 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
 )
+from transformers.utils import logging
 
 from foretell.errors import BadModel
 from foretell.families.masked import Masked, is_masked
 from foretell.families.own import class_of_own
 from foretell.families.projected import projected
+from foretell.folders import MERGE, PACKED, UNPACKED
 from foretell.ops.head_merging import FIELD
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
@@ -50,10 +52,27 @@ def class_of(place: str | Path, arguments: dict[str, Any]) -> Any:
     return AutoModelForCausalLM
 
 
-def check_keys(name: str, report: Mapping[str, Any]) -> None:
+def read(place: str | Path, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model, and transformers' report of its weights; no bars. Raises nearly all."""
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        kind = class_of(place, arguments)
+        hf, report = kind.from_pretrained(place, output_loading_info=True, **arguments)
+        return hf, report
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def check_whole(name: str, hf: Any, report: Mapping[str, Any]) -> None:
     """Raises BadModel where weights are missing, which transformers makes up at random, or unknown,
-    which it leaves out; both with no more than a warning.
+    which it leaves out, both with no more than a warning, or where it has added LoRA weights.
     """
+    if getattr(hf, "_hf_peft_config_loaded", False):
+        raise BadModel(f"{name}: holds weights that are added to a model's; {MERGE}")
+    if any(key.endswith(PACKED) for key in report["unexpected_keys"]):
+        raise BadModel(f"{name}: its weights are packed by another library; {UNPACKED}")
     for kind, meaning in (
         ("missing_keys", "lack"),
         ("unexpected_keys", "have, and its configuration does not,"),
