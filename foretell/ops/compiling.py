@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig, first_line
+from foretell.ops.distinct import MARK, Atlas, DistinctMatcher, Reading, Vocabulary
 from foretell.ops.lark import compiled_form
 from foretell.ops.patterns import ascii_classes, rust_of_javascript
 from foretell.ops.schema_reading import Document
@@ -77,6 +78,10 @@ def matcher_of(name: str, source: str, tokens: LLTokenizer, words: str | None = 
     try:
         grammar = grammar_of(name, compilable(name, source) if words is None else words)
         matcher = LLMatcher(tokens, grammar, log_level=0)
+        if name == "json_schema" and MARK in json.dumps(schema) and not matcher.is_error():
+            said = Document(json.loads(source)).said.get("uniqueItems", [("#", True)])
+            start = Reading(Atlas(schema, said[0][0]).root)
+            return DistinctMatcher(matcher, Vocabulary(tokens), start)  # type: ignore[return-value]
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: {first_line(error)}; change it") from None
     if not matcher.is_error():

@@ -8,7 +8,9 @@ import json
 import re
 
 from foretell.errors import BadConfig
+from foretell.ops.distinct import MARK
 from foretell.ops.patterns import ascii_classes
+from foretell.ops.schema_reading import NotHeld
 from foretell.ops.schema_rewriting import rewritten
 
 # Texts, comments, regexes with their flags, and what follows %json; all else stays as it is.
@@ -49,7 +51,10 @@ def _schema(grammar: str, place: int) -> tuple[object, int]:
     line = grammar.count("\n", 0, place) + 1
     try:
         schema, end = json.JSONDecoder().raw_decode(grammar, place)
-        return rewritten(schema), end
+        made = rewritten(schema)
+        if MARK in json.dumps(made):
+            raise NotHeld("#", "uniqueItems is not supported within a grammar")
+        return made, end
     except BadConfig as error:
         said = str(error).removeprefix("json_schema")
         raise BadConfig(f"grammar, line {line}, %json{said}") from None

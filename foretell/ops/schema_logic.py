@@ -175,6 +175,21 @@ class Logic:
                     return True
         return False
 
+    def listed(self, node: Any) -> list[Any] | None:
+        """The values of a schema that says no more than these, each once; None: it says more."""
+        parts = self._parts(node)
+        if not all(part.keys() <= {*WITHOUT, "enum", "const", "type", "$ref"} for part in parts):
+            return None
+        values = [values for part in parts for values in _listed(part)]
+        if any(part.get("type") == "boolean" for part in parts):
+            values.append([False, True])
+        if not values:
+            return None
+        keys = set.intersection(*({key_of(one) for one in some} for some in values))
+        types = self._types(node, 0)
+        kept = {key_of(one): one for one in values[0] if key_of(one) in keys}
+        return [one for one in kept.values() if type_of(one) in types]
+
     def _parts(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
         """Schemas that all hold where this one does, itself first."""
         if isinstance(node, bool) or depth > DEEP:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
+from foretell.ops.distinct import HELD, MARK
 from foretell.ops.formats import FORMATS, LONGEST, UNCHECKED
 from foretell.ops.patterns import rust_of_javascript
 from foretell.ops.schema_logic import WITHOUT, Logic
@@ -307,11 +308,11 @@ class Rewriting:
             return []
         if value is False:
             return [{"maxProperties": 0}]
-        value = {name: part for name, part in value.items() if name not in WITHOUT}
-        listed = value.get("enum", [value["const"]] if "const" in value else None)
-        if len(value) == 1 and listed is not None:
+        listed = self.logic.listed(value)
+        if listed is not None:
             names = dict.fromkeys((one for one in listed if isinstance(one, str)), True)
             return [{"properties": names, "additionalProperties": False}]
+        value = {name: part for name, part in value.items() if name not in WITHOUT}
         if value == {"type": "string"}:
             return []
         if value.get("type", "string") != "string" or not value.keys() <= {"type", *NAME_WORDS}:
@@ -411,10 +412,23 @@ class Rewriting:
         return [self.schema({"anyOf": [*ways, _but("array")]}, place)]
 
     def _unique(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        """Items that all differ: where there is one at most, or where few values are listed."""
-        if value is False or node.get("maxItems", 2) <= 1:
+        """Items that all differ: of few listed values by all their orders, else by a mark."""
+        most = node.get("maxItems", math.inf)
+        if value is False or most <= 1:
             return []
-        raise NotHeld(place, "uniqueItems is not supported", LEAVE)
+        listed = self.logic.listed(node.get("items", True))
+        if listed is None or "prefixItems" in node:
+            made[MARK] = True
+            return []
+        if len(listed) > 4:
+            raise NotHeld(place, HELD, LEAVE)
+        ways = [
+            {"type": "array", "minItems": count, "maxItems": count,
+             "prefixItems": [{"const": one} for one in some]}
+            for count in range(len(listed) + 1)
+            for some in permutations(listed, count)
+        ]  # fmt: skip
+        return [{"anyOf": [*ways, _but("array")]}]
 
 
 NAME_WORDS = ("minLength", "maxLength", "pattern", "format")

@@ -100,6 +100,11 @@ def _spelled(drawn: Drawn, name: str) -> str:
         ({"items": [{"type": "null"}], "additionalItems": False}, ["[null]"], ["[1]", "[null,1]"]),
         ({"type": "string", "format": "password"}, ['"x"'], ["1"]),
         ({"format": "binary"}, ['"x"', "3"], []),
+        (
+            {"propertyNames": {"$ref": "#/$defs/kind"}, "$defs": {"kind": {"enum": ["a", 3]}}},
+            ['{"a":1}', "{}"],
+            ['{"b":1}'],
+        ),
         ({"propertyNames": {"format": "date"}}, ['{"2020-02-29":1}'], ['{"2021-02-29":1}']),
         (
             {"$ref": "#/$defs/tree", "$defs": {"tree": {"items": {"$ref": "#/$defs/tree"},

@@ -81,6 +81,11 @@ def test_an_object_of_any_kind_is_one_however_short(client: httpx.Client) -> Non
         ({"structured_outputs": {"grammar": "x y z"}}, "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
         ({"structured_outputs": {"json": {"type": "nope"}}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {"contains": {"type": "null"}}}}, "structured_outputs"),
+        ({"structured_outputs": {"json": '{"enum": ["\\ud83d"]}'}}, "structured_outputs"),
+        ({"structured_outputs": {"json": '{"enum": [NaN]}'}}, "structured_outputs"),
+        ({"structured_outputs": {"json": '[' * 200 + ']' * 200}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
         (
             {"response_format": {"type": "json_schema",
                                  "json_schema": {"name": "n", "schema": {"type": 3}}}},
