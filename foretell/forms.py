@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, BadModel, Unsupported, first_line
-from foretell.ops.compiling import grammar_of, source_of
+from foretell.ops.compiling import distinct, grammar_of, source_of
 from foretell.ops.form_trials import TRIALS
 from foretell.ops.paths import common
 
@@ -123,7 +123,10 @@ class Grammars:
         if answer["seconds"] > COMPILING:
             raise BadConfig(f"{name}: it takes too long to compile; simplify it")
         text = grammar_of(name, answer["source"])
-        matcher, own = (LLMatcher(tokens, text, log_level=0) for _ in range(2))
+        matcher, own = (
+            distinct(LLMatcher(tokens, text, log_level=0), name, answer["source"], spellings.pieces)
+            for _ in range(2)
+        )
         search = Search(alphabet, name, answer["source"])
         search.parts = answer["parts"]
         endings = Endings.begin(search, spellings, own, search.start(), answer["ending"])

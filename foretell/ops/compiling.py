@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig, first_line
@@ -76,20 +76,31 @@ def matcher_of(name: str, source: str, tokens: LLTokenizer, words: str | None = 
     from llguidance import LLMatcher
 
     try:
-        grammar = grammar_of(name, compilable(name, source) if words is None else words)
-        matcher = LLMatcher(tokens, grammar, log_level=0)
-        if name == "json_schema" and MARK in json.dumps(schema) and not matcher.is_error():
-            said = Document(json.loads(source)).said.get("uniqueItems", [("#", True)])
-            start = Reading(Atlas(schema, said[0][0]).root)
-            return DistinctMatcher(matcher, Vocabulary(tokens), start)  # type: ignore[return-value]
+        words = compilable(name, source) if words is None else words
+        matcher = LLMatcher(tokens, grammar_of(name, words), log_level=0)
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: {first_line(error)}; change it") from None
     if not matcher.is_error():
-        return matcher
+        every = range(tokens.vocab_size) if MARK in words else ()
+        pieces = [tokens.decode_bytes([token]) for token in every]
+        return distinct(matcher, name, words, pieces, source)
     said = matcher.get_error()
     if name == "json_schema":
         raise BadConfig(_fault_of_schema(said, source, tokens))
     raise BadConfig(_fault(name, said))
+
+
+def distinct(
+    matcher: LLMatcher, name: str, words: str, pieces: Sequence[bytes], source: str = ""
+) -> LLMatcher:
+    """The same matcher, or one around it where a schema asks for items that differ. `pieces`: the
+    bytes of its tokens; `source`: for the place in an error. Raises BadConfig.
+    """
+    if name != "json_schema" or MARK not in words:
+        return matcher
+    said = Document(json.loads(source)).said.get("uniqueItems") if source else None
+    start = Reading(Atlas(json.loads(words), said[0][0] if said else "#").root)
+    return DistinctMatcher(matcher, Vocabulary(pieces), start)  # type: ignore[return-value]
 
 
 def _fault(name: str, said: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.ops.schema_reading import NotHeld, key_of, type_of
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 MARK = "x-unique"  # a keyword of rewritten schemas
 HELD = "uniqueItems is supported for free texts and numbers, or at most 4 listed values"
@@ -271,12 +271,8 @@ def _names(part: Mapping[str, Any]) -> Mapping[str, Any]:
 class Vocabulary:
     """The bytes of tokens, and those that may bring something to an end."""
 
-    def __init__(self, tokens: LLTokenizer):
-        special = tokens.is_special_token
-        self.pieces = [
-            b"" if special(token) else tokens.decode_bytes([token])
-            for token in range(tokens.vocab_size)
-        ]
+    def __init__(self, pieces: Sequence[bytes]):
+        self.pieces = pieces
         ends = set(b'",]}0' + BLANK)
         self.ending = [
             token for token, piece in enumerate(self.pieces) if not ends.isdisjoint(piece)

@@ -17,7 +17,7 @@ from itertools import islice
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from foretell.ops.compiling import grammar_of
+from foretell.ops.compiling import distinct, grammar_of
 from foretell.ops.form_text import bounded, parts
 
 LONGEST = 1024  # bytes of an ending at most, and characters of a bounded part
@@ -133,6 +133,10 @@ class Search:
     def start(self) -> LLMatcher:
         """The matcher of the form's beginning, which may be in error."""
         matcher = self.alphabet.matcher(grammar_of(self.name, self.source))
+        if not matcher.is_error():
+            base, tokens = self.alphabet.base, self.alphabet.tokens
+            pieces = [b""] * base + tokens[base:]  # special tokens have no text
+            matcher = distinct(matcher, self.name, self.source, pieces)
         matcher.compute_bitmask()
         return matcher
 
