@@ -906,7 +906,12 @@ def takes_trees(spec: str, rule: str) -> bool:
     strategy = build(spec, rule)
     assert isinstance(strategy, Speculative)
     engine = Engine(world(strategy))
-    live = engine.add(Request(PROMPT, strategy, Sampling(temperature=1.0, max_new_tokens=30)))
+    request = Request(PROMPT, strategy, Sampling(temperature=1.0, max_new_tokens=30))
+    try:
+        live = engine.add(request)
+    except BadConfig as error:  # before anything runs, since nothing is drawn
+        assert "cannot verify" in str(error) and rule in str(error).lower(), error
+        return False
     for _ in engine.run():
         if live.ctx.stats.drafts == 3:
             break
