@@ -59,6 +59,7 @@ class Stats:
     draft_s: float = 0.0
     target_s: float = 0.0
     host_s: float = 0.0
+    queue_s: float = 0.0  # until its first forward began
     prefill_s: float = 0.0  # until the forward that ended the prefill was through
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -76,6 +77,8 @@ class Stats:
         """Forwards this request took part in, and the rows that they computed for it; `step`: a
         whole one of the target on its text.
         """
+        if not self.calls:
+            self.queue_s = max(0.0, elapsed - seconds)
         self.calls[model] = self.calls.get(model, 0) + forwards
         self.rows[model] = self.rows.get(model, 0) + rows
         if model == "target":

@@ -32,6 +32,7 @@ HEADERS = {
     ),
 }
 PROTECTED = ("/v1/", "/foretell/", "/metrics")  # what needs a key
+POLLED = ("/foretell/status", "/health", "/metrics")  # asked every few seconds, by programs
 LONGEST = 200  # characters of a path in the log, as it came
 LEFT = 499  # nginx's status for a client that did not wait, for the log alone
 
@@ -89,7 +90,9 @@ class Guard:
             self.told(status)
             spent = 1000 * (time.perf_counter() - began)
             path = scope.get("raw_path", b"")[:LONGEST].decode("ascii", "replace")
-            log.info("%s %s %d %.0f ms", scope["method"], path, status, spent)
+            usual = scope["path"] in POLLED and status == HTTPStatus.OK
+            level = logging.DEBUG if usual else logging.INFO
+            log.log(level, "%s %s %d %.0f ms", scope["method"], path, status, spent)
 
     def _check_host(self, scope: Any) -> None:
         """A page of another site must not reach a local server by a name that it made up."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LABEL = "model_name"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+COUNTS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 Numbers = Callable[[], dict[str, Any]]
 
@@ -116,24 +117,51 @@ class Metrics:
         self.whole = histogram(
             "vllm:e2e_request_latency_seconds", "Until an answer's end.", SECONDS
         )
+        self.queue = histogram(
+            "vllm:request_queue_time_seconds", "Until an answer's first forward.", SECONDS
+        )
+        self.prefill = histogram(
+            "vllm:request_prefill_time_seconds", "From there to its first token.", SECONDS
+        )
+        self.decode = histogram(
+            "vllm:request_decode_time_seconds", "From there to its end.", SECONDS
+        )
+        self.prompts = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", COUNTS)
+        self.lengths = histogram("vllm:request_generation_tokens", "Tokens of an answer.", COUNTS)
+        self.limits = histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens that an answer may have.", COUNTS
+        )
 
     def prompt(self, tokens: int) -> None:
         """A prompt was taken in."""
         self.prompt_tokens.labels(self.model).inc(tokens)
 
-    def answer(self, stats: Stats | None, reason: str) -> None:
-        """An answer has ended: "stop", "length", "error", or "abort" where nobody waits for it."""
+    def answer(self, stats: Stats | None, reason: str, limit: int = 0) -> None:
+        """An answer has ended: "stop", "length", "error", or "abort" where nobody waits for it.
+        `limit`: tokens that it might have had.
+        """
         self.ends.labels(self.model, reason).inc()
         if stats is None:
             return
         self.answer_tokens.labels(self.model).inc(stats.tokens)
+        noted = [
+            (self.prompts, stats.prompt_tokens),
+            (self.lengths, stats.tokens),
+            (self.limits, limit),
+        ]
         if stats.ttft_s:
-            self.first.labels(self.model).observe(stats.ttft_s)
+            noted += [
+                (self.first, stats.ttft_s),
+                (self.queue, stats.queue_s),
+                (self.prefill, stats.ttft_s - stats.queue_s),
+                (self.decode, max(0.0, stats.total_s - stats.ttft_s)),
+            ]
         if stats.tpot_s:
-            self.between.labels(self.model).observe(stats.tpot_s)
-            self.per_token.labels(self.model).observe(stats.tpot_s)
+            noted += [(self.between, stats.tpot_s), (self.per_token, stats.tpot_s)]
         if stats.total_s:
-            self.whole.labels(self.model).observe(stats.total_s)
+            noted.append((self.whole, stats.total_s))
+        for histogram, value in noted:
+            histogram.labels(self.model).observe(value)
 
     def response(self, status: int) -> None:
         self.responses.labels(self.model, str(status)).inc()

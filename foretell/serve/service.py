@@ -31,7 +31,6 @@ from foretell.serve.wire import Gone
 
 if TYPE_CHECKING:
     from foretell.outputs import Output, Piece
-    from foretell.stats import Stats
 
 R = TypeVar("R", bound=Request)
 log = logging.getLogger("foretell.serve")
@@ -96,8 +95,8 @@ class Service:
                 except asyncio.CancelledError:
                     self._aborted(count)
                     raise
-                for output in outputs:
-                    self._ended(answer, key, output.stats, output.finish_reason, output.error)
+                for index, output in enumerate(outputs):
+                    self._ended(answer, key, index, output)
             return await asyncio.to_thread(answer.whole, outputs, scores)
 
     async def stream(self, request: Request, asker: Asker) -> AsyncGenerator[dict[str, Any], None]:
@@ -235,9 +234,7 @@ class Service:
                         piece = await anext(pieces)
                     if piece.finish_reason is not None:
                         unfinished -= 1
-                        self._ended(
-                            answer, asker.key, piece.stats, piece.finish_reason, piece.error
-                        )
+                        self._ended(answer, asker.key, piece.prompt, piece)
                     yield piece
         except TimeoutError:
             self._aborted(unfinished)
@@ -248,18 +245,12 @@ class Service:
             self._aborted(unfinished)
             raise
 
-    def _ended(
-        self,
-        answer: Answer,
-        key: Key | None,
-        stats: Stats | None,
-        reason: str,
-        error: ForetellError | None,
-    ) -> None:
-        """Notes the end of one of the choices."""
-        self.metrics.answer(stats, reason)
-        self.gate.answered(key, 1, stats.tokens if stats else 0)
-        self._log_failure(error, answer)
+    def _ended(self, answer: Answer, key: Key | None, index: int, last: Output | Piece) -> None:
+        """Notes the end of the choice of this number; `last`: of it, or its last piece."""
+        limit = answer.call.arguments["max_new_tokens"][index]
+        self.metrics.answer(last.stats, str(last.finish_reason), limit)
+        self.gate.answered(key, 1, last.stats.tokens if last.stats else 0)
+        self._log_failure(last.error, answer)
 
     def _refusal(self, error: ForetellError, answer: Answer) -> ApiError:
         """What the client is told; of a form the field in which it was given."""

@@ -63,6 +63,7 @@ class Script:
     keys: list[str] = field(default_factory=list)  # none: everybody may ask
     full: int = 0  # of the next requests so many are refused, as there are too many
     pause: float = 0.002  # seconds between chunks
+    says: str = ""  # the answer to the prompt `said`, letter by letter in pairs
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies, in order
     paths: list[str] = field(default_factory=list)  # of everything that was asked for
     left: threading.Event = field(default_factory=threading.Event)  # a client went away
@@ -92,6 +93,13 @@ def drafted(repeats: int) -> Iterator[dict[str, Any]]:
             },
         }
         last = own
+
+
+def dictated(text: str) -> Iterator[dict[str, Any]]:
+    """Of each two letters: a step that drafted one."""
+    for i in range(0, len(text), 2):
+        parts = list(text[i : i + 2])
+        yield {"parts": parts, "sources": ["suffix", TARGET][-len(parts) :], "tree": None}
 
 
 class Server(ThreadingHTTPServer):
@@ -181,6 +189,8 @@ class Handler(SimpleHTTPRequestHandler):
         if chat:
             self.event(self.chunk(chat, {"role": "assistant", "content": ""}, None))
         steps = list(make(repeats))
+        if prompt == "said":
+            steps = list(dictated(self.script.says))
         for i, extra in enumerate(steps):
             if i == 3 and prompt == "break":
                 return

@@ -169,3 +169,15 @@ def test_keys_share_prefixes_only_when_told(share: bool) -> None:
         assert reused(SECRET) == 0
         assert reused(SECRET) > 0
         assert (reused(OTHER) > 0) == share
+
+
+def test_what_is_asked_every_few_seconds_is_logged_where_it_fails(
+    live: Live, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="foretell.serve"):
+        for path in ("/foretell/status", "/health", "/metrics"):
+            assert client.get(path).status_code == 200
+        assert client.get("/version").status_code == 200
+        assert client.post("/metrics").status_code == 405
+    lines = [" ".join(record.getMessage().split()[:3]) for record in caplog.records]
+    assert lines == ["GET /version 200", "POST /metrics 405"]

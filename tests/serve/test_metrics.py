@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foretell.stats import Stats
-from tests.serve.asked import completion
+from tests.serve.asked import completion, stream
 from tests.serve.live import NAME, Live, running
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -40,6 +41,41 @@ def test_numbers_add_up() -> None:
         assert found[f"vllm:{name}_seconds_sum"] > 0
     assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
     assert found["foretell:sound"] == 1 and found["foretell:draining"] == 0
+
+
+# What vLLM's board examples/observability/prometheus_grafana/grafana.json reads.
+BOARD_PARTS = ("queue", "prefill", "decode")
+BOARD = [
+    *(f"vllm:{name}_bucket" for name in ("request_prompt_tokens", "request_generation_tokens")),
+    *(
+        f"vllm:{name}_seconds_{part}"
+        for name in ("e2e_request_latency", "inter_token_latency", "time_to_first_token")
+        for part in ("bucket", "sum", "count")
+    ),
+    *(f"vllm:{name}_total" for name in ("prompt_tokens", "generation_tokens", "request_success")),
+    *(f"vllm:{name}" for name in ("num_requests_running", "num_requests_waiting")),
+    *(f"vllm:request_{part}_time_seconds_sum" for part in BOARD_PARTS),
+    *("vllm:kv_cache_usage_perc", "vllm:request_max_num_generation_tokens_sum"),
+]
+
+
+def test_the_board_of_vllm_has_its_numbers() -> None:
+    with running() as live, live.client() as client:
+        completion(client, max_tokens=5, n=2, ignore_eos=True)
+        stream(client, max_tokens=7, ignore_eos=True)
+        text = client.get("/metrics").text
+        prompt = len(live.lm.encode("The quick brown fox jumps over"))
+    families = text_string_to_metric_families(text)
+    found = {(one.name, one.labels.get("le")): one for family in families for one in family.samples}
+    assert set(BOARD) <= {name for name, _ in found}
+    assert found["vllm:request_success_total", None].labels["finished_reason"] == "length"
+    value = {name: sample.value for (name, le), sample in found.items() if le in (None, "5.0")}
+    assert value["vllm:request_prompt_tokens_sum"] == 3 * prompt
+    assert value["vllm:request_generation_tokens_sum"] == 17
+    assert value["vllm:request_generation_tokens_bucket"] == 2
+    assert value["vllm:request_max_num_generation_tokens_sum"] == 17
+    parts = (value[f"vllm:request_{part}_time_seconds_sum"] for part in BOARD_PARTS)
+    assert sum(parts) == pytest.approx(value["vllm:e2e_request_latency_seconds_sum"])
 
 
 def test_every_number_of_the_page_is_there(live: Live, client: httpx.Client) -> None:

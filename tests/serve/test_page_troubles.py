@@ -107,3 +107,27 @@ def test_a_refused_constraint_is_said_beside_it_or_where_it_is_seen(page: Page) 
 def test_nothing_is_not_sent(page: Page) -> None:
     page.ask("")
     assert page.text("prompt-trouble") == "Write a prompt first." and page.script.asked == []
+
+
+@pytest.mark.parametrize("prompt", ["fails", "refused", "bad regex"])
+def test_an_error_hides_no_answer(page: Page, prompt: str) -> None:
+    page.ask("hello")
+    page.ask(prompt)
+    assert page.get("result").is_displayed() and page.answer() == TEXT
+    assert page.text("asked") == "hello" and page.all("#legend li")
+    assert page.get("steps").is_displayed() and not page.get("earlier").is_displayed()
+    page.ask("again")  # the conversation goes on behind the answer
+    assert [turn["content"] for turn in page.script.asked[-1]["messages"]] == [
+        "hello",
+        TEXT,
+        "again",
+    ]
+
+
+def test_a_full_server_hides_no_race(page: Page) -> None:
+    page.race("hello")
+    verdict = page.text("race-result")
+    page.script.full = 1
+    page.race("hello")
+    assert page.get("trouble").is_displayed() and page.text("race-result") == verdict
+    assert len(page.all(".lane")) == 2 and page.get("race-said").is_displayed()

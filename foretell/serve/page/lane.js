@@ -3,6 +3,7 @@
 import { Canvas } from "./canvas.js";
 import { element } from "./dom.js";
 import { figure, percent } from "./format.js";
+import { built, isMarked, parsed } from "./markdown.js";
 import { TARGET, look, spoken } from "./sources.js";
 
 const REASONS = {
@@ -15,9 +16,16 @@ const REASONS = {
 const NEAR = 40; // pixels from the end of the text within which it follows what comes
 
 export class Lane {
-  /** title: the heading of the answer, such as a method; onStep(i): a token of step i was chosen */
-  constructor(title, onStep = () => {}) {
+  /**
+   * title: the heading of the answer, such as a method; onStep(i): a token of step i was chosen;
+   * formatted: whether its Markdown is shown as what it means, once it is whole
+   */
+  constructor(title, onStep = () => {}, formatted = false) {
     this.title = title;
+    this.formatted = formatted;
+    this.pieces = []; // {end, source, step} of each part of the text, end: in letters
+    this.prefix = "";
+    this.whole = false; // whether nothing more comes
     this.steps = []; // {tree, parts, sources}
     this.counts = new Map(); // source -> tokens
     this.words = ""; // the text so far
@@ -54,9 +62,9 @@ export class Lane {
   /** prefix: what the answer continues, shown before it */
   begin(prefix = "") {
     this.began = performance.now();
+    this.prefix = prefix;
     this.text.setAttribute("aria-busy", "true");
-    this.text.replaceChildren();
-    if (prefix) this.text.append(element("span", { className: "soft" }, prefix));
+    this.#lay();
     this.show();
   }
 
@@ -99,13 +107,57 @@ export class Lane {
   /** source: who proposed the text; null where that is not known */
   #append(text, source = null) {
     if (!text) return;
+    const from = this.words.length;
     this.words += text;
-    const token = element("span", { className: `token ${look(source ?? TARGET)}` }, text);
-    if (source !== null) {
-      token.dataset.step = this.steps.length - 1;
-      token.title = `proposed by ${spoken(source)}, step ${this.steps.length}`;
+    const step = this.steps.length - 1;
+    this.pieces.push({ end: this.words.length, source, step });
+    this.fresh.append(...this.#tokens(from, this.words.length));
+  }
+
+  /** A part of the text as elements, one for each token in it. */
+  #tokens(from, to) {
+    let low = 0; // the first piece that ends behind `from`
+    for (let high = this.pieces.length; low < high; ) {
+      const middle = (low + high) >> 1;
+      if (this.pieces[middle].end > from) high = middle;
+      else low = middle + 1;
     }
-    this.fresh.append(token);
+    const made = [];
+    for (let at = from; at < to && low < this.pieces.length; low += 1) {
+      const { end, source, step } = this.pieces[low];
+      const part = this.words.slice(at, Math.min(end, to));
+      const token = element("span", { className: `token ${look(source ?? TARGET)}` }, part);
+      if (source !== null) {
+        token.dataset.step = step;
+        token.title = `proposed by ${spoken(source)}, step ${step + 1}`;
+      }
+      made.push(token);
+      at = end;
+    }
+    return made;
+  }
+
+  /** Shows Markdown as what it means, or as it was written. */
+  format(formatted) {
+    this.formatted = formatted;
+    this.#lay();
+    this.#flush();
+  }
+
+  /** Lays the text out anew, as Markdown where it is whole and has some. */
+  #lay() {
+    this.fresh.replaceChildren();
+    const nodes = this.formatted && this.whole ? parsed(this.words) : [];
+    const formatted = isMarked(nodes);
+    this.text.classList.toggle("markdown", formatted);
+    this.text.replaceChildren();
+    if (this.prefix) this.text.append(element("span", { className: "soft" }, this.prefix));
+    const leaf = (from, to) => this.#tokens(from, to);
+    if (formatted) this.text.append(...built(nodes, leaf));
+    else this.text.append(...leaf(0, this.words.length));
+    const marked = this.marked;
+    this.marked = null;
+    this.mark(marked);
   }
 
   /** Puts what has come into the text, which is laid out anew once rather than for every token. */
@@ -123,7 +175,9 @@ export class Lane {
   /** reason: "stopped" or "broken" where the server gave none */
   end(reason = null) {
     this.reason = reason ?? this.reason;
+    this.whole = true;
     this.text.setAttribute("aria-busy", "false");
+    if (this.formatted) this.#lay();
     this.show();
   }
 

@@ -5,6 +5,7 @@ import { byId, element, say } from "./dom.js";
 import { count, figure, sentence } from "./format.js";
 import { Lane } from "./lane.js";
 import { Load } from "./load.js";
+import { built, parsed } from "./markdown.js";
 import { race, table, verdict } from "./race.js";
 import { Invalid, complain, followChoices, forgive, mode, number, request } from "./settings.js";
 import { showLegend } from "./sources.js";
@@ -24,6 +25,8 @@ let last = null; // {prompt, turns, mode}: what was asked last, and what had bee
 let controller = null; // of what is running
 let retry = null; // does again what failed
 let lanes = []; // that are shown
+let view = null; // what is shown with them: {title, asked, before, completion, said, result}
+let hidden = null; // the lanes and the view that gave way to these, as long as these have no text
 let drawing = null; // the timer of the next drawing
 let effort = 0; // milliseconds that the last one took
 
@@ -42,6 +45,7 @@ function key() {
 async function run(task) {
   if (controller) return;
   controller = new AbortController();
+  hidden = null;
   retry = () => run(task);
   forgive();
   byId("trouble").hidden = true;
@@ -51,6 +55,7 @@ async function run(task) {
     byId("said").textContent = await task(controller.signal);
   } catch (error) {
     controller.abort(); // what else runs for the same task
+    if (hidden && !lanes.some(({ words }) => words)) show(...hidden);
     byId("said").textContent = "";
     tell(error);
   } finally {
@@ -95,7 +100,6 @@ async function answer(lane, { path, body }, signal) {
     }
   } catch (error) {
     lane.end("broken");
-    if (!lane.words) byId("result").hidden = true;
     throw error;
   } finally {
     if (lane.reason !== "broken") lane.end(signal.aborted ? "stopped" : null);
@@ -119,21 +123,37 @@ function refresh() {
     lane.stale = false;
   }
   steps.show();
-  showLegend(byId("legend"), lanes.at(-1).counts);
+  showLegend(byId("legend"), lanes.at(-1)?.counts ?? new Map());
   effort = performance.now() - began;
 }
 
-function showLanes(title, asked, ...shown) {
-  lanes = shown;
-  byId("result-title").textContent = title;
-  say(byId("asked"), mode() === "chat" ? asked : "");
-  byId("lanes").replaceChildren(...lanes.map((lane) => lane.root));
-  byId("result").hidden = false;
-  byId("result").classList.toggle("racing", lanes.length > 1);
-  byId("result").classList.toggle("completion", mode() === "text");
-  byId("race-said").hidden = byId("race-result").hidden = true;
-  steps.watch(lanes.at(-1));
+/** Shows lanes, and what stands around them; what was shown comes back if no text comes. */
+function showLanes(title, asked, before, said, ...shown) {
+  hidden = [lanes, view];
+  show(shown, { title, asked, before, said, completion: mode() === "text", result: [] });
+}
+
+function show(shown, around) {
+  [lanes, view] = [shown, around];
+  byId("result").hidden = !view;
+  showTurns(view?.before ?? []);
+  if (view) {
+    byId("result-title").textContent = view.title;
+    say(byId("asked"), view.completion ? "" : view.asked);
+    byId("lanes").replaceChildren(...lanes.map((lane) => lane.root));
+    byId("result").classList.toggle("racing", lanes.length > 1);
+    byId("result").classList.toggle("completion", view.completion);
+    byId("formatting").hidden = view.completion;
+    say(byId("race-said"), view.said);
+    byId("race-result").replaceChildren(...view.result);
+    byId("race-result").hidden = !view.result.length;
+  }
+  steps.watch(lanes.at(-1) ?? null);
   refresh();
+}
+
+function newLane(title, onStep) {
+  return new Lane(title, onStep, mode() === "chat" && byId("formatted").checked);
 }
 
 /** The request for a prompt. Raises Invalid. */
@@ -154,9 +174,8 @@ function again() {
 /** One answer. Returns what to announce. */
 async function one(prompt, before, signal) {
   const ask = asking(prompt, before);
-  const lane = new Lane(ask.body.method ?? "the server’s method", (i) => steps.choose(i));
-  showLanes("Answer", prompt, lane);
-  showTurns(before);
+  const lane = newLane(ask.body.method ?? "the server’s method", (i) => steps.choose(i));
+  showLanes("Answer", prompt, before, "", lane);
   await answer(lane, ask, signal);
   last = { prompt, turns: before };
   if (mode() === "chat") {
@@ -200,19 +219,18 @@ async function both(prompt, before, signal) {
       return signal.aborted ? null : current[which];
     },
     (round, first) => {
-      current.plain = new Lane(base);
-      current.fast = new Lane(fast, (i) => steps.choose(i));
-      showLanes("Race", prompt, current.plain, current.fast);
-      showTurns(before);
+      current.plain = newLane(base);
+      current.fast = newLane(fast, (i) => steps.choose(i));
       const names = { plain: base, fast };
       const who = first ? `one by one, ${names[first]} first` : "both at once, sharing the machine";
-      say(byId("race-said"), `Round ${round} of ${rounds}: ${who}.`);
+      const said = `Round ${round} of ${rounds}: ${who}.`;
+      showLanes("Race", prompt, before, said, current.plain, current.fast);
     },
   );
   if (!done.length) return "Stopped";
   const said = `${fast}: ${verdict(done)}`;
-  const line = element("p", { className: "verdict" }, said);
-  byId("race-result").replaceChildren(line, table(done, fast));
+  view.result = [element("p", { className: "verdict" }, said), table(done, fast)];
+  byId("race-result").replaceChildren(...view.result);
   byId("race-result").hidden = false;
   return said;
 }
@@ -224,13 +242,20 @@ function showTurns(shown) {
   byId("turns").replaceChildren(
     ...shown.map(({ role, content }) =>
       element(
-        "p",
+        "div",
         { className: `turn ${role}` },
         element("b", {}, role === "user" ? "You" : "Model"),
-        element("span", {}, content),
+        said(content, role === "assistant" && byId("formatted").checked),
       ),
     ),
   );
+}
+
+/** What was said: as it was written, or its Markdown as what it means. */
+function said(text, formatted) {
+  if (!formatted) return element("span", {}, text);
+  const leaf = (from, to) => [text.slice(from, to)];
+  return element("div", { className: "markdown" }, ...built(parsed(text), leaf));
 }
 
 function showConversation() {
@@ -279,6 +304,10 @@ byId("form").addEventListener("submit", (event) => {
 byId("form").addEventListener("change", () => {
   followChoices();
   showConversation();
+});
+byId("formatted").addEventListener("change", ({ target }) => {
+  for (const lane of view.completion ? [] : lanes) lane.format(target.checked);
+  showTurns(view.before);
 });
 byId("method").addEventListener("input", showGuarantee);
 byId("key").addEventListener("change", () => load.ask());

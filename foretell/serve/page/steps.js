@@ -21,7 +21,7 @@ export class Steps {
 
   /** From now on the steps of this lane are shown. */
   watch(lane) {
-    this.lane = lane;
+    this.lane = lane; // null: none
     this.follow.checked = true;
     this.show();
   }
