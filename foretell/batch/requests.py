@@ -18,9 +18,17 @@ from pydantic import Field, ValidationError
 
 from foretell.batch.prefixes import shared_length
 from foretell.errors import BadFile, ForetellError
-from foretell.serve.errors import ApiError, of_ours, of_pydantic
+from foretell.serve.errors import ApiError, of_ours
 from foretell.serve.responses import Answer, answer_for
-from foretell.serve.schemas import ChatRequest, CompletionRequest, Fields, Request, document, parse
+from foretell.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Fields,
+    Request,
+    document,
+    of_pydantic,
+    parse,
+)
 from foretell.serve.translate import Call, translate
 
 if TYPE_CHECKING:

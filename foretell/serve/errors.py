@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-
-from pydantic import ValidationError
 
 from foretell.errors import (
     BadConfig,
@@ -147,45 +144,3 @@ def _argument(message: str) -> str | None:
             return field
     refused = re.search(r" cannot honour (\w+)=", message)  # of a method, see policy.checks
     return FIELDS_OF_ARGUMENTS.get(refused[1]) if refused else None
-
-
-def of_pydantic(error: ValidationError) -> ApiError:
-    """What is wrong with the fields of a body."""
-    return of_faults(error.errors(include_url=False, include_context=False))
-
-
-def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of pydantic's faults, of those that are likeliest to be meant."""
-    fault = max(faults, key=_weight)
-    place = [str(part) for part in fault["loc"] if _is_field(part)]
-    param = ".".join(place) or None
-    where = f"{param}: " if param else ""
-    kind = str(fault["type"])
-    if kind == "extra_forbidden":
-        return ApiError(f"{where}unknown field", param, "unknown_field")
-    if kind == "missing":
-        return ApiError(f"{where}is missing", param, "missing_required_parameter")
-    if kind in ("model_attributes_type", "model_type", "dict_type") and not place:
-        said = "the body must be a JSON object, sent as Content-Type: application/json"
-        return ApiError(said, None, "invalid_json")
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if kind == "value_error":  # a sentence of ours, which begins with the field
-        name, _, message = message.partition(": ")
-        param = ".".join([*place, name])
-        where = f"{param}: "
-    return ApiError(f"{where}{message[:1].lower()}{message[1:]}", param, "invalid_value")
-
-
-def _weight(fault: Mapping[str, Any]) -> float:
-    """Of the faults of a union the deepest is the nearest to what was meant."""
-    return len(fault["loc"]) if fault["type"] != "extra_forbidden" else math.inf
-
-
-def _is_field(part: Any) -> bool:
-    """Whether a part of a place is a name or an index in the body, and not one of pydantic's."""
-    if isinstance(part, int):
-        return True
-    return part not in ("body", "query", "path") and "[" not in part and part not in UNIONS
-
-
-UNIONS = {"str", "int", "float", "bool", "TextPart"}  # what pydantic names the sides of a union

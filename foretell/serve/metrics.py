@@ -144,7 +144,7 @@ class Metrics:
         if stats is None:
             return
         self.answer_tokens.labels(self.model).inc(stats.tokens)
-        noted = [
+        noted: list[tuple[Histogram, float]] = [
             (self.prompts, stats.prompt_tokens),
             (self.lengths, stats.tokens),
             (self.limits, limit),

@@ -7,14 +7,23 @@ OpenAI has but this server has not are refused unless their value changes nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from foretell.contexts import KIND
-from foretell.serve.errors import ApiError, of_pydantic
+from foretell.serve.errors import ApiError
 
+LONGEST_NAME = 64  # of an unknown field, as it is told
 HUGE = 2**53  # whole numbers beyond it are no longer exact in every JSON reader
 Count = Annotated[int, Field(ge=0, le=HUGE)]
 Whole = Annotated[int, Field(ge=-HUGE, le=HUGE)]
@@ -23,7 +32,34 @@ Words = Annotated[str, Field(min_length=1, max_length=4096)]
 Passage = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Best = Annotated[int, Field(ge=0, le=20)]
+# Of many faults the first is told, and the others are not looked for.
+Ids = Annotated[list[Count], Field(min_length=1, fail_fast=True)]
 R = TypeVar("R", bound="Request")
+
+
+def _side(value: Any) -> str:
+    """For which side of a union a value is meant: what is wrong with it is said of that one."""
+    first = value[0] if isinstance(value, list) and value else None
+    sides = {int: "ids", list: "many ids"}
+    return sides.get(type(first), "list" if isinstance(value, list) else "one")
+
+
+# Token ids are no texts, and a list of either is one of prompts.
+Prompt = Annotated[
+    Annotated[str, Tag("one")]
+    | Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True), Tag("list")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[Ids], Field(max_length=1024, fail_fast=True), Tag("many ids")],
+    Discriminator(_side),
+]
+
+
+def _is_list(value: Any) -> str:
+    return "list" if isinstance(value, list) else "one"
+
+
+def _is_text(value: Any) -> str:
+    return "text" if isinstance(value, str) else "other"
 
 
 class Fields(BaseModel):
@@ -56,6 +92,8 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     """What else a stream tells."""
 
+    without: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
     include_usage: bool = False
 
 
@@ -84,7 +122,13 @@ class ResponseFormat(Fields):
 class StructuredOutputs(Fields):
     """vLLM's way to ask for a form: exactly one of these."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: (
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[dict[str, Any], Tag("other")],
+            Discriminator(_is_text),
+        ]
+        | None
+    ) = Field(None, alias="json")
     regex: Words | None = None
     grammar: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
     choice: Annotated[list[Words], Field(min_length=1, max_length=1024)] | None = None
@@ -111,10 +155,19 @@ class Request(Fields):
     presence_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Whole | None = None
-    stop: Words | Annotated[list[Words], Field(max_length=16)] | None = None
+    stop: (
+        Annotated[
+            Annotated[Words, Tag("one")]
+            | Annotated[list[Words], Field(max_length=16), Tag("list")],
+            Discriminator(_is_list),
+        ]
+        | None
+    ) = None
     response_format: ResponseFormat | None = None
+    # Who asks, and which prompts are alike: hints that change no answer, there as here.
     user: str | None = None
     safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     # Not OpenAI's.
     method: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -169,18 +222,12 @@ class Request(Fields):
         return self
 
 
-# Of many faults the first is told, and the others are not looked for.
-Texts = Annotated[list[str], Field(fail_fast=True)]
-Ids = Annotated[list[Count], Field(min_length=1, fail_fast=True)]
-Lists = Annotated[list[Ids], Field(fail_fast=True)]
-
-
 class CompletionRequest(Request):
     """`POST /v1/completions`."""
 
     without: ClassVar[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
 
-    prompt: str | Annotated[Texts | Ids | Lists, Field(min_length=1, max_length=1024)]
+    prompt: Prompt
     echo: bool | None = None
     logprobs: Best | None = None
 
@@ -211,10 +258,14 @@ class Message(Fields):
         "refusal": (),
         "audio": (),
         "annotations": ([],),
+        "tool_call_id": (),
     }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: Annotated[
+        Annotated[str, Tag("one")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
+        Discriminator(_is_list),
+    ]
     name: str | None = None
 
     @property
@@ -243,6 +294,9 @@ class ChatRequest(Request):
         "store": (False,),
         "metadata": ({},),
         "web_search_options": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "moderation": (),
     }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
@@ -278,9 +332,52 @@ def _refused(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
+def _names(kind: type[Fields]) -> Iterator[str]:
+    """Of the fields of all objects below this one."""
+    yield from kind.without
+    yield from (field.alias or name for name, field in kind.model_fields.items())
+    for below in kind.__subclasses__():
+        yield from _names(below)
+
+
 def parse(kind: type[R], body: Any) -> R:
     """The request of a body that JSON made. Raises ApiError, which names the field at fault."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise of_pydantic(error) from None
+
+
+def of_pydantic(error: ValidationError) -> ApiError:
+    """What is wrong with the fields of a body."""
+    return of_faults(error.errors(include_url=False, include_context=False))
+
+
+def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first of pydantic's faults; a field that is not known may be a slip in another's name.
+
+    The place is told by names of fields and indices; pydantic's has words of its own.
+    """
+    fault = max(faults, key=lambda one: one["type"] == "extra_forbidden")
+    names = {*_names(Fields)}
+    *path, last = fault["loc"] or ("",)
+    kind = str(fault["type"])
+    known = [part for part in path if isinstance(part, int) or part in names]
+    if isinstance(last, int) or last in names or kind == "extra_forbidden":
+        known.append(last)
+    place = [str(part)[:LONGEST_NAME] for part in known]
+    param = ".".join(place) or None
+    where = f"{param}: " if param else ""
+    if kind == "extra_forbidden":
+        return ApiError(f"{where}unknown field", param, "unknown_field")
+    if kind == "missing":
+        return ApiError(f"{where}is missing", param, "missing_required_parameter")
+    if kind in ("model_attributes_type", "model_type", "dict_type") and not place:
+        said = "the body must be a JSON object, sent as Content-Type: application/json"
+        return ApiError(said, None, "invalid_json")
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if kind == "value_error":  # a sentence of ours, which begins with the field
+        name, _, message = message.partition(": ")
+        param = ".".join([*place, name])
+        where = f"{param}: "
+    return ApiError(f"{where}{message[:1].lower()}{message[1:]}", param, "invalid_value")
