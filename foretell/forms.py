@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foretell.errors import BadConfig, BadModel, Unsupported, first_line
+from foretell.errors import BadConfig, Unsupported, first_line
 from foretell.ops.compiling import distinct, grammar_of, source_of
 from foretell.ops.form_trials import TRIALS
 from foretell.ops.paths import common
+from foretell.runtimes.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -62,12 +63,12 @@ class Grammars:
         """The constraint of a form: json_schema, regex or grammar, and what it is.
 
         `tenant`: who asks; `deadline`: by time.perf_counter(), when nobody waits for it any longer.
-        Raises BadConfig for a form that cannot be used or takes too much, BadModel without a
-        tokenizer that can be read, Unsupported without llguidance, DeadlineExceeded.
+        Raises BadConfig for a form that cannot be used or takes too much, Unsupported without
+        llguidance or a tokenizer that can be read, DeadlineExceeded.
         """
         [(name, value)] = form.items()
         if self.tokenizer is None:
-            raise BadModel(
+            raise Unsupported(
                 f"{name}: this model has no tokenizer, so its tokens have no text; "
                 "give a folder that has tokenizer files"
             )
@@ -145,9 +146,11 @@ class Grammars:
         tokenizer: Any = self.tokenizer
         ends: Any = self.eos or None  # None: the tokenizer's own
         try:
+            if isinstance(tokenizer, Vocabulary):
+                return tokenizer.for_forms(max(self.vocab, len(tokenizer)), ends)
             return hf.from_tokenizer(tokenizer, max(self.vocab, len(tokenizer)), ends)
         except Exception as error:  # a tokenizer that is not a fast one, or an unusual one
-            raise BadModel(
+            raise Unsupported(
                 f"json_schema, regex and grammar cannot read this model's tokenizer "
                 f"({first_line(error)}); leave them out, or load a model whose tokenizer.json "
                 "has a byte-level decoder"

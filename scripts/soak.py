@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from soak_clients import Answer, clients  # noqa: E402
 
 import foretell  # noqa: E402
-from foretell.serve.translate import plain_chat  # noqa: E402
+from foretell.serve.chats import plain_chat  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

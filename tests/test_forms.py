@@ -19,7 +19,7 @@ import torch
 import foretell
 from foretell import registry
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig, BadModel, PromptTooLong, Unsupported
+from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.forms import FAR, KEPT, UNMASKED, USES, Grammars
 from tests import laws, tiny
 
@@ -488,7 +488,7 @@ def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
 
 def test_without_a_tokenizer_it_is_refused_by_name() -> None:
     bare = foretell.wrap(tiny.llama(), None, name="bare")
-    with pytest.raises(BadModel, match="json_schema: this model has no tokenizer"):
+    with pytest.raises(Unsupported, match="json_schema: this model has no tokenizer"):
         bare.generate([1, 2], "plain", json_schema=True)
     with pytest.raises(BadConfig, match=r"regex: only LM\.generate"):
         foretell.core.sampling.Sampler(Sampling(regex="a"), [1], [], 9)
@@ -507,7 +507,7 @@ def test_an_unusual_tokenizer_is_refused() -> None:
         def __len__(self) -> int:
             return 9
 
-    with pytest.raises(BadModel, match="cannot read this model's tokenizer"):
+    with pytest.raises(Unsupported, match="cannot read this model's tokenizer"):
         Grammars(Words(), 9).compile({"regex": "a"})  # type: ignore[arg-type]
 
 

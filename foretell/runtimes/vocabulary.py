@@ -40,15 +40,18 @@ class Vocabulary:
         return self.size
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        data = text.encode("utf-8", "replace")
+        return {"input_ids": self._encoded(text.encode("utf-8", "replace"), add_special_tokens)}
+
+    def _encoded(self, data: bytes, around: bool, special: bool = True) -> list[int]:
+        """The ids of a text: with those that stand around it, and with special ones that it
+        names.
+        """
         room = len(data) + 8
         while True:
             out = (ctypes.c_int32 * room)()
-            n = self.lib.llama_tokenize(
-                self.vocab, data, len(data), out, room, add_special_tokens, True
-            )
+            n = self.lib.llama_tokenize(self.vocab, data, len(data), out, room, around, special)
             if n >= 0:
-                return {"input_ids": out[:n]}
+                return out[:n]
             room = -n
 
     def decode(
@@ -69,18 +72,46 @@ class Vocabulary:
                 return out.raw[:n].decode("utf-8", "replace")
             room = -n
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for: its bytes, or the name of a special one."""
+        room = 64
+        while True:
+            out = ctypes.create_string_buffer(room)
+            n = int(self.lib.llama_token_to_piece(self.vocab, token, out, room, 0, True))
+            if n >= 0:
+                return out.raw[:n]
+            room = -n
+
+    def is_special(self, token: int) -> bool:
+        """Whether it stands for no letters, such as an end."""
+        attributes = int(self.lib.llama_vocab_get_attr(self.vocab, token))
+        return bool(attributes & int(self.lib.LLAMA_TOKEN_ATTR_CONTROL))
+
+    def for_forms(self, vocab: int, ends: Sequence[int] | None) -> Any:
+        """The tokenizer as llguidance has it, of so many tokens and with these ends."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        return LLTokenizer(TokenizerWrapper(Letters(self)), vocab, list(ends or self.ends))
+
     def get_vocab(self) -> dict[str, int]:
         """The id of every text; of several ids with one text the last."""
-        texts = (self.lib.llama_vocab_get_text(self.vocab, t) for t in range(self.size))
-        return {text.decode("utf-8", "replace"): t for t, text in enumerate(texts)}
+        return {self.convert_ids_to_tokens(token): token for token in range(self.size)}
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        """A token as the file writes it."""
+        text: bytes = self.lib.llama_vocab_get_text(self.vocab, token)
+        return text.decode("utf-8", "replace")
 
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         return_dict: bool = True,
-    ) -> dict[str, list[int]]:
-        """The ids of a conversation. Raises BadConfig where the file's template refuses it."""
+        tokenize: bool = True,
+    ) -> Any:
+        """The ids of a conversation, or its text. Raises BadConfig where the file's template
+        refuses it.
+        """
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
         bos, eos = (
@@ -94,7 +125,21 @@ class Vocabulary:
                 f"the file's chat template refuses these messages ({first_line(error)}); "
                 "give a text"
             ) from error
-        return self(text, add_special_tokens=False)
+        return self(text, add_special_tokens=False) if tokenize else text
+
+
+class Letters:
+    """What llguidance asks of a tokenizer: the bytes of its tokens, and the ids of letters."""
+
+    def __init__(self, words: Vocabulary):
+        self.words = words
+        self.bos_token_id = words.bos_token_id
+        self.eos_token_id = words.ends[0] if words.ends else words.eos_token_id
+        self.tokens = [words.token_bytes(token) for token in range(len(words))]
+        self.special_token_ids = [t for t in range(len(words)) if words.is_special(t)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self.words._encoded(text, around=False, special=False)
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

@@ -121,7 +121,7 @@ def of_ours(error: ForetellError) -> ApiError:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "the request failed"
     headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
-    if isinstance(error, Unsupported):
+    if isinstance(error, Unsupported) and _argument(message) is None:
         return ApiError(f"method: {message}", "method", code, status, headers)
     return ApiError(message, _argument(message), code, status, headers)
 

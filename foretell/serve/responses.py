@@ -6,10 +6,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from foretell.serve.errors import of_ours
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request
+from foretell.serve.scoring import places
 from foretell.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -255,6 +257,20 @@ class Completion(Answer):
         text = self.call.asked[prompt]
         return self.served.lm.decode(self.call.prompts[index]) if text is None else text
 
+    def _echoed_places(self, index: int) -> list[int]:
+        """Where each token of a prompt begins in what is echoed of it."""
+        ids, lm = self.call.prompts[index], self.served.lm
+        text = self.call.asked[index // self.call.n]
+        if text is None:  # it is what is decoded, without special tokens
+            detokenizer = Detokenizer(lm.decode)
+            ends = accumulate(len(detokenizer.push([token])) for token in ids)
+            return [0, *ends][: len(ids)]
+        own = lm.encode(text, special=False)
+        spare = range(len(ids) - len(own) + 1)
+        before = next((n for n in spare if ids[n : n + len(own)] == own), 0)  # put before it
+        known = [(self.served.token_bytes(token), self.served.is_special(token)) for token in ids]
+        return [0] * before + places(text, known[before:])
+
     def _logprobs(
         self,
         index: int,
@@ -269,14 +285,11 @@ class Completion(Answer):
         offsets: list[int] = []
         if scores is not None:
             ids = self.call.prompts[index]
-            detokenizer = Detokenizer(self.served.lm.decode)
-            place = 0
             for token, entry in zip(ids, [None, *scores[index // self.call.n]], strict=True):
                 tokens.append(self.served.token_text(token))
                 values.append(None if entry is None else entry["logprob"])
                 best.append(None if entry is None else self._best(entry))
-                offsets.append(place)
-                place += len(detokenizer.push([token]))
+            offsets += self._echoed_places(index)
         for place, entry in due:
             tokens.append(self.served.token_text(entry["token"]))
             values.append(entry["logprob"])

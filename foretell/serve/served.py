@@ -11,6 +11,7 @@ from foretell import registry
 from foretell.cards import card, guarantee
 from foretell.core.strategy import Speculative, Strategy
 from foretell.ops.words import bytes_of
+from foretell.runtimes.vocabulary import Vocabulary
 from foretell.spec import pieces
 
 if TYPE_CHECKING:
@@ -68,10 +69,19 @@ class Served:
         """The same as a text."""
         return self._token_bytes(token).decode("utf-8", errors="replace")
 
+    def is_special(self, token: int) -> bool:
+        """Whether it stands for something else than letters, such as the beginning of a turn."""
+        tokenizer: Any = self.lm.tokenizer
+        if isinstance(tokenizer, Vocabulary):
+            return tokenizer.is_special(token)
+        return tokenizer is not None and token in tokenizer.added_tokens_decoder
+
     def _bytes_of(self, token: int) -> bytes:
-        tokenizer = self.lm.tokenizer
+        tokenizer: Any = self.lm.tokenizer
         if tokenizer is None:
             return b""
+        if isinstance(tokenizer, Vocabulary):
+            return tokenizer.token_bytes(token)
         piece: Any = tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # a row of the model that is no token
             return b""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.contexts import Contexts
 from foretell.defaults import answer_tokens, baseline
-from foretell.errors import BadConfig, ForetellError, PromptTooLong
+from foretell.errors import BadConfig, BadModel, ForetellError, PromptTooLong
 from foretell.policy.spending import spending_of
 from foretell.prompting import placed
+from foretell.serve.chats import chat_prompt
 from foretell.serve.errors import ARGUMENTS, ApiError, of_ours
 from foretell.serve.schemas import (
     ChatRequest,
     CompletionRequest,
-    Message,
     Request,
     StructuredOutputs,
 )
@@ -217,7 +217,7 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
             ids = lm.prompt_ids(prompt, None if reads else target.context - 1)
     except PromptTooLong as error:
         raise ApiError(f"{field}: {error}", field, "context_length_exceeded") from None
-    except BadConfig as error:
+    except (BadConfig, BadModel) as error:  # a text without a tokenizer
         message = str(error).removeprefix(f"{field}: ")
         raise ApiError(f"{field}: {message}", field, "invalid_value") from None
     inputs = placed(target, ids)[1]
@@ -230,7 +230,7 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
                 field,
                 "invalid_value",
             )
-    length = len(ids) - _spared(kv, target)
+    length = len(ids) - _spared(kv, target, field if spec is None else "kv")
     if length >= target.context:
         raise ApiError(
             f"{field}: it has {length} tokens, and the model holds {target.context} with the "
@@ -241,15 +241,17 @@ def _encoded(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[list[in
     return ids, kv
 
 
-def _spared(kv: Any, target: Any) -> int:
+def _spared(kv: Any, target: Any, field: str = "kv") -> int:
     """Tokens of a prompt that take no positions of their own, under what `_prompts` returned.
 
-    Raises ApiError where the target cannot have such a policy.
+    Raises ApiError, of this field, where the target cannot have such a policy.
     """
     try:
         return 0 if kv is None else int(kv.policy(target).spared)
     except ForetellError as error:
-        raise of_ours(error) from None
+        refusal = of_ours(error)
+        refusal.param = field
+        raise refusal from None
 
 
 def _source(target: Any, inputs: Mapping[str, Any], ids: list[int], field: str) -> list[int]:
@@ -261,25 +263,6 @@ def _source(target: Any, inputs: Mapping[str, Any], ids: list[int], field: str) 
     except BadConfig as error:
         raise ApiError(f"{field}: {error}", field, "invalid_value") from None
     return ids
-
-
-def chat_prompt(messages: Sequence[Message], lm: LM) -> Any:
-    """The conversation as LM takes it: for a tokenizer without a template, as a text."""
-    turns = []
-    for message in messages:
-        role = "system" if message.role == "developer" else message.role
-        turns.append({"role": role, "content": message.text})
-    if lm.tokenizer is not None and lm.tokenizer.chat_template:
-        return turns
-    return plain_chat(turns)
-
-
-def plain_chat(turns: Sequence[dict[str, str]]) -> str:
-    """ChatML's order in plain words, for models that know no template: a line with the role, then
-    what was said, then an empty line.
-    """
-    parts = [f"{turn['role']}:\n{turn['content']}\n\n" for turn in turns]
-    return "".join(parts) + "assistant:\n"
 
 
 # --- arguments

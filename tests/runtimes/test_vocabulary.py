@@ -11,8 +11,7 @@ pytest.importorskip("gguf", reason="needs the package gguf, to write files")
 
 import foretell
 from foretell.errors import BadConfig
-from foretell.loading import load_tokenizer
-from foretell.runtimes.vocabulary import Vocabulary
+from foretell.runtimes.vocabulary import Vocabulary, load_vocabulary
 from tests import tiny
 
 CODE = "def add(a, b):\n    return a"
@@ -26,7 +25,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def words(file: Path) -> Vocabulary:
-    found = load_tokenizer(file)
+    found = load_vocabulary(file)
     assert isinstance(found, Vocabulary)
     return found
 

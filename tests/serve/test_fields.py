@@ -11,11 +11,14 @@ import pytest
 from openai.types import chat, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
+from foretell import wrap
 from foretell.serve import schemas
 from foretell.serve.errors import ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Fields, Message, StreamOptions
+from foretell.serve.translate import translate
+from tests import tiny
 from tests.serve.asked import TEXT, completion, refused
-from tests.serve.live import Live
+from tests.serve.live import Live, running
 
 KINDS: list[type[Fields]] = [ChatRequest, CompletionRequest]
 WRONG: list[Any] = [{"x": {}}, [[{}]], [{}], [None], [1.5], ["a", 1], [1, "a"], 1.5, "", object()]
@@ -155,3 +158,46 @@ def test_a_prompt_of_many_ids_is_one_prompt(live: Live, client: httpx.Client) ->
     assert error["param"] == "prompt" and error["code"] == "context_length_exceeded"
     assert f"it has {context + 1025} tokens" in error["message"]
     assert completion(client, [7] * 40, max_tokens=1)["usage"]["prompt_tokens"] == 40
+
+
+NAMED = (
+    "{% for m in messages %}{{ m.role }}"
+    "{% if m.role == 'user' and m.name %} ({{ m.name }}){% endif %}: {{ m.content }}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [NAMED, PLAIN, ""])
+def test_a_name_is_honoured_or_refused(template: str) -> None:
+    lm = tiny.lm()
+    assert lm.tokenizer is not None
+    lm.tokenizer.chat_template = template or None
+    said = [{"role": "user", "content": "hi", "name": "Ann"}, {"role": "assistant", "content": "a"}]
+    named = [said[0], {**said[1], "name": "Bob"}]
+
+    def ids(messages: list[dict[str, str]]) -> list[int]:
+        return translate(schemas.parse(ChatRequest, {"messages": messages}), lm).prompts[0]
+
+    if template == NAMED:
+        assert "(Ann)" in lm.decode(ids(said)) and ids(said) != ids(said[1:])
+    with pytest.raises(ApiError) as caught:
+        ids(named)
+    assert caught.value.param == "messages.1.name"
+    assert caught.value.code == "unsupported_value" and "template" in caught.value.message
+
+
+def test_what_needs_a_tokenizer_is_refused_by_name_without_one() -> None:
+    lm = wrap(tiny.llama())
+    with running(lm) as live, live.client() as client:
+        assert completion(client, [5, 6], max_tokens=2, logprobs=1)["choices"]
+        echoed = completion(client, [5, 6], max_tokens=1, logprobs=1, echo=True)["choices"][0]
+        assert echoed["logprobs"]["text_offset"] == [0, 0, 0]
+        for fields, param in (
+            ({"prompt": "hi"}, "prompt"),
+            ({"prompt": [5], "response_format": {"type": "json_object"}}, "response_format"),
+            ({"prompt": [5], "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+            ({"prompt": [5], "stop": "a"}, "stop"),
+        ):
+            for streamed in (False, True):
+                error = refused(client, **fields, stream=streamed)
+                assert error["param"] == param and "tokenizer" in error["message"], error

@@ -52,6 +52,7 @@ SAFE = {
 
 
 def said(page: Page, text: str) -> None:
+    page.problems()  # of tests before
     page.script.says = text
     page.ask("said")
 

@@ -329,7 +329,7 @@ def test_contexts_are_expanded(lm: LM) -> None:
         ({"prefix": "Read."}, "prefix"),
         ({"expand": [1]}, "expand"),
         ({"contexts": ["a"], "expand": [2]}, "contexts"),
-        ({"contexts": ["a"], "kv": "arc-encoder"}, "method"),
+        ({"contexts": ["a"], "kv": "arc-encoder"}, "kv"),
         ({"contexts": ["a"], "kv": "arc-encoder:folder=a"}, "kv"),
         ({"contexts": ["a"], "kv": "lclm:folder=/a"}, "kv"),
     ],
