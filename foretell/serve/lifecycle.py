@@ -100,7 +100,8 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Uvicorn asks ten times a second whether to end."""
         if self.ends is not None and (not self.gate.requests or time.monotonic() > self.ends):
+            self.should_exit = True
             if self.gate.requests:
                 log.warning("%d requests did not end in time", self.gate.requests)
-            self.should_exit = True
+                self.end_now()
         return await super().on_tick(counter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import signal
 import socket
 import threading
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from foretell.ops.form_trials import TRIALS
 from foretell.serve import connections, lifecycle
 from foretell.serve.settings import Settings
 from foretell.serve.translate import Bounds
@@ -111,6 +113,28 @@ def test_a_server_does_not_wait_for_ever() -> None:
         thread.join()
         gate.set()
     assert answers[0].status_code == 503 and "Retry-After" in answers[0].headers
+
+
+def test_a_server_ends_within_its_time_while_forms_are_compiled() -> None:
+    """Whoever waits for one is told, and what tries it is ended."""
+    with running(tiny.lm(draft=False), Settings(drain=0.1)) as live, live.client() as client:
+        slow = {"structured_outputs": {"json": {"type": "integer", "multipleOf": 99991}}}
+        answers: list[int] = []
+
+        def ask() -> None:
+            body = {"prompt": "The", "max_tokens": 4, **slow}
+            answers.append(client.post("/v1/completions", json=body).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        until(lambda: TRIALS._busy)
+        live.server.handle_exit(signal.SIGTERM, None)
+        for thread in threads:
+            thread.join(60)
+        assert answers == [503] * 4
+        until(lambda: not TRIALS._busy and not TRIALS._idle)
+        assert live.server.config.timeout_graceful_shutdown == 0
 
 
 def test_more_than_may_wait_are_told_when_to_come_back() -> None:
