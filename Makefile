@@ -4,6 +4,7 @@
 #   make test-real    the tests that need the real model
 #   make test-clients the examples, with the packages of the clients that they use (docs/clients.md)
 #   make sanitize     the C library under sanitisers of memory, arithmetic and threads (docs/native.md)
+#   make wheel   a wheel in dist/ that other Linux machines take, too
 #   make docs    the site in site/    make clean   removes everything that these targets made
 
 # The first of these that is new enough; another one: make PYTHON=/path/to/python
@@ -30,7 +31,7 @@ MEMORY := -fPIC -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-r
     --param asan-instrumentation-with-call-threshold=0
 THREADS := -fsanitize=thread -DNO_FORKS
 
-.PHONY: demo test test-real test-clients check sanitize docs clean
+.PHONY: demo test test-real test-clients check sanitize docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -98,6 +99,12 @@ docs: $(VENV)/.docs
 	$(BIN)/zensical build --strict --clean
 	@echo "wrote site/index.html"
 
+# An index refuses the tag linux_x86_64 that a build by itself has: auditwheel says which systems the C library runs on.
+wheel: $(VENV)/.wheel
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist build/wheel/*.whl
+
 # torch comes first and alone: the others would otherwise choose a build of it with CUDA. Where
 # nothing but the C library has changed, it alone is built again.
 $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(C_FILES)
@@ -118,6 +125,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(C_FILES)
 $(VENV)/.docs: $(VENV)/.ready
 	@echo "set-up, done once: the site builder"
 	@$(PIP) -e '.[dev,cpu,docs]'
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.ready
+	@echo "set-up, done once: the wheel's tools"
+	@$(PIP) -e '.[dev,cpu,wheel]'
 	@touch $@
 
 clean:

@@ -400,6 +400,12 @@ def _folder(name: str) -> Path | None:
     return None
 
 
+def source_of(name: str) -> Path | None:
+    """What `LM.path` is for a model of this name; None: it is the hub's. Raises BadModel."""
+    name = resolve(name)
+    return Path(name).expanduser() if _is_gguf(name) else _folder(name)
+
+
 def place_of(name: str, revision: str | None = None) -> Path | str:
     """What transformers loads a model by: its folder, or the id of one that the hub or its cache
     has. Fetches a known model. Raises BadModel.

@@ -26,7 +26,10 @@ from foretell.spec import given, pieces, resolve
 
 SCHEMA = "foretell.tune/2"
 LARGEST = 1e6  # of a ratio of speeds, or of seconds; a file that says more is wrong
-CURE = "delete it or run `foretell tune`"
+CURE = "run `foretell tune`, or `foretell tune --forget`"
+# Of its conditions those that change under a profile, which is then out of date. Where others
+# differ, somebody runs the model in another way than it was tuned for, and nothing is wrong.
+AGEING = ("weights", "torch", "version")
 
 
 def weights_digest(model: Model | None) -> str:
@@ -65,10 +68,23 @@ def path_of(models: Mapping[str, Model], source: Path | None, about: Mapping[str
 
     The names of all profiles of one model begin alike.
     """
-    model = str(source.resolve()) if source is not None else models["target"].name
-    first = hashlib.sha256(model.encode()).hexdigest()[:16]
     second = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    return folder() / "tuned" / f"{first}-{second}.json"
+    return folder() / "tuned" / f"{_beginning(models['target'].name, source)}-{second}.json"
+
+
+def _beginning(name: str, source: Path | None) -> str:
+    model = name if source is None else str(source.resolve())
+    return hashlib.sha256(model.encode()).hexdigest()[:16]
+
+
+def forget(name: str, source: Path | None) -> int:
+    """Deletes every profile of the model of this name, or of this folder; returns how many. Raises
+    OSError.
+    """
+    files = sorted((folder() / "tuned").glob(f"{_beginning(name, source)}-*.json"))
+    for file in files:
+        file.unlink()
+    return len(files)
 
 
 def kept(models: Mapping[str, Model], source: Path | None) -> tuple[dict[str, Any] | None, str]:
@@ -90,31 +106,29 @@ def kept(models: Mapping[str, Model], source: Path | None) -> tuple[dict[str, An
 
 
 def _other_conditions(name: str, path: Path, about: Mapping[str, str]) -> str:
-    """How the conditions of the model's latest profile differ from these; "" if it has none."""
+    """What has changed since the latest profile of this model, run in this way, was made; "" if
+    there is none.
+    """
     latest = 0.0
     known: Mapping[str, str] = {}
+    same = {key: value for key, value in about.items() if key not in AGEING}
     for other in path.parent.glob(f"{path.name.partition('-')[0]}-*.json"):
         try:
             changed = other.stat().st_mtime
-            profile = read(other)
+            there = read(other)["about"]
         except (OSError, ValueError):
             continue
-        if changed > latest:
-            latest = changed
-            known = profile["about"]
+        if changed > latest and same.items() <= there.items():
+            latest, known = changed, there
     if not known:
         return ""
     differences = []
-    for key, here in about.items():
-        if known.get(key) == here:
-            continue
-        if key in ("weights", "draft model"):
-            differences.append(key)
-        else:
-            there = f"dtype {known.get(key)}" if key == "dtype" else known.get(key)
-            differences.append(f"{there} there, {here} here")
+    for key in AGEING:
+        if known.get(key) != about[key]:
+            told = key if key == "weights" else f"{known.get(key)} there, {about[key]} here"
+            differences.append(told)
     listed = "; ".join(differences)
-    return f"the profile of {name} holds elsewhere ({listed}) and is not used; run `foretell tune`"
+    return f"the profile of {name} is out of date ({listed}) and is not used; {CURE}"
 
 
 # --- what is trusted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def warned(lm: foretell.LM) -> str:
     text = str(warning.message)
     assert text.isprintable(), "more than a line"
     assert "is not used; " in text
-    assert text.endswith("run `foretell tune`")
+    assert text.endswith("; run `foretell tune`, or `foretell tune --forget`")
     assert lm.auto == AUTO
     return text
 
@@ -75,11 +76,10 @@ def test_no_profile_is_no_trouble_and_one_that_fits_counts() -> None:
 
 def test_other_models_have_other_conditions() -> None:
     profile_of(tiny.lm())
-    other_dtype = warned(tiny.lm(torch.bfloat16))
-    assert "(dtype torch.float32 there, torch.bfloat16 here)" in other_dtype, (
-        "rounding makes no other weights"
-    )
-    assert "(draft model)" in warned(tiny.lm(draft=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for another_way in (tiny.lm(torch.bfloat16), tiny.lm(draft=False)):
+            assert another_way.auto == AUTO, "it has no profile, and nothing is wrong"
     relative = tiny.relative(tiny.llama())
     assert "(weights)" in warned(foretell.wrap(tiny.llama(3), tiny.tokenizer(), relative, "tiny"))
     other = foretell.wrap(tiny.llama(), tiny.tokenizer(), name="another")
@@ -94,8 +94,12 @@ def test_other_machines_and_versions_have_other_conditions(
         patch.setattr(foretell, "__version__", "9.9")
         assert "foretell 0.1.0 there, foretell 9.9 here" in warned(tiny.lm())
     with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "99")
+        assert "there, torch 99 here)" in warned(tiny.lm())
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
         patch.setattr("foretell.measure.profiling.processor", lambda: "Other CPU")
-        assert "there, Other CPU here)" in warned(tiny.lm())
+        assert tiny.lm().auto == AUTO
 
 
 def test_threads_may_change_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +107,21 @@ def test_threads_may_change_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPa
     profile_of(lm)
     assert lm.auto == OTHER
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
-    assert "(1 threads there, 7 threads here)" in warned(lm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lm.auto == AUTO
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     assert lm.auto == OTHER
+
+
+def test_all_profiles_of_a_model_can_be_forgotten(tmp_path: Path) -> None:
+    profile_of(tiny.lm())
+    profile_of(tiny.lm(torch.bfloat16))
+    another = foretell.wrap(tiny.llama(), tiny.tokenizer(), name="another")
+    kept = profile_of(another)
+    assert profiles.forget("tiny", None) == 2 and profiles.forget("tiny", None) == 0
+    assert tiny.lm().auto == AUTO and another.auto == OTHER and kept.is_file()
+    assert profiles.forget("another", tmp_path) == 0, "a folder of that name is another model"
 
 
 def test_loading_does_not_look_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +211,7 @@ def test_an_edited_choice_does_not_make_auto_lossy() -> None:
     text = warned(lm)
     assert text == (
         f"{path}: the profile names a method that `auto` may not stand for (it has a rule of its "
-        "own) and is not used; delete it or run `foretell tune`"
+        "own) and is not used; run `foretell tune`, or `foretell tune --forget`"
     )
     prompt = "The quick brown fox"
     tokens = lm.generate(prompt, max_new_tokens=20).tokens
@@ -245,7 +261,7 @@ def test_a_damaged_profile_is_not_used(damage: Any) -> None:
         path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
     text = warned(tiny.lm())
     assert text.startswith(f"{path}: the profile ")
-    assert "delete it or run `foretell tune`" in text
+    assert "is not used; run `foretell tune`, or `foretell tune --forget`" in text
     assert path.is_file()
 
 

@@ -39,6 +39,10 @@ def tune(
     kept: Annotated[
         bool, typer.Option("--show", help="Print what is kept, and measure nothing.")
     ] = False,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Delete all profiles of the model, and measure nothing."),
+    ] = False,
     as_json: Json = False,
     html_out: Annotated[
         Path | None,
@@ -56,6 +60,8 @@ def tune(
     from foretell.measure import report, tuning
     from foretell.measure.bench import read_sets
 
+    if forget:
+        return _forget(models)
     sets = read_sets(prompts or [])
     if threads:
         torch.set_num_threads(threads)
@@ -85,6 +91,16 @@ def tune(
     for failure in failures:
         message(f"failed: {failure}")
     return 1 if failures else 0
+
+
+def _forget(models: ModelOptions) -> int:
+    """Deletes the model's profiles, without loading it."""
+    from foretell import profiles
+    from foretell.loading import source_of
+
+    count = profiles.forget(models.model, source_of(models.model))
+    message(f"{count} profiles of {models.model} are forgotten; auto is its default")
+    return 0
 
 
 def _print_profile(profile: dict[str, Any]) -> None:

@@ -3,8 +3,9 @@
 The profile (foretell.profiles) holds the document of a short bench of a handful of methods on
 every kind of text, and the choice: the method with the highest geometric mean over the kinds, if
 it is ahead of the default there and again in a second measurement of these two on more prompts, so
-that luck does not choose. Only methods whose drafts may follow measured costs at every temperature
-can be chosen, since only those are never slower than plain decoding.
+that luck does not choose; a handful of prompts chooses nothing for all texts. Only methods whose
+drafts may follow measured costs at every temperature can be chosen, since only those are never
+slower than plain decoding.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from foretell.spec import AUTO, HEAD
 CANDIDATES = (AUTO, "suffix+token-recycling", "suffix+approx", "suffix", "token-recycling", "ngram")
 # Beside these, where the target's layers can be run one by one: it may draft for itself.
 SELF = ("swift:best=yes", "layerskip:best=yes")
+ENOUGH = 16  # prompts by which another method than the default may be chosen
 AHEAD = 1.01  # times the default's mean that another method must reach, twice
 FIRST_SECONDS = 30.0  # that measuring all methods may take, about
 SECOND_SECONDS = 12.0  # and the best one beside the default
@@ -87,7 +89,8 @@ def tune(
         raise BadConfig(f"{name}: cannot be measured on these prompts ({why}); give others")
 
     able = [spec for spec in specs if profiles.objection(spec) is None]
-    challenger = ahead(means, able, default)
+    count = sum(map(len, sets.values()))
+    challenger = ahead(means, able, default) if count >= ENOUGH else None
     winner = None
     final = None
     if challenger is not None:
@@ -102,6 +105,7 @@ def tune(
         "schema": profiles.SCHEMA,
         "about": about,
         "model": measurement.name,
+        "few": count if count < ENOUGH else 0,  # prompts, too few to choose by
         "default": default,
         "chosen": winner or default,
         "means": means,

@@ -30,6 +30,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "measure_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(tuning, "PLANS", ((8, 2, 1),))
+    monkeypatch.setattr(tuning, "ENOUGH", 1)
     monkeypatch.setattr("foretell.defaults.STEP", 0.0)  # however quick these models are
 
 
@@ -330,18 +331,33 @@ def test_a_stale_profile_is_one_line_and_redone(
     _, out, _ = run("--methods", OTHER, "--json")
     document = json.loads(out)
     path = Path(document["file"])
-    document["about"]["threads"] = "64 threads"
+    document["about"]["version"] = "foretell 0"
     path.unlink()
     path.with_name(f"{path.stem[:-1]}.json").write_text(json.dumps(document), "utf-8")
     code, out, err = run("--methods", OTHER, "--json")
     assert code == 0
-    assert json.loads(out)["about"]["threads"] == "1 threads"
+    assert json.loads(out)["about"]["version"] == f"foretell {foretell.__version__}"
     assert err.startswith("warning: the profile of ")
-    assert "(64 threads there, 1 threads here)" in err
+    assert f"(foretell 0 there, foretell {foretell.__version__} here)" in err
     assert err.count("\n") == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert foretell.load(model / "model").auto in (AUTO, OTHER, "plain")
+
+
+def test_the_command_forgets_a_model_s_profiles(run: Any, model: Path) -> None:
+    assert run("--methods", OTHER)[0] == 0
+    code, out, err = run("--forget")
+    assert (code, out) == (0, "") and err.startswith("1 profiles of ") and err.count("\n") == 1
+    assert run("--show")[0] == 2 and run("--forget")[2].startswith("0 profiles")
+
+
+def test_a_handful_of_prompts_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "ENOUGH", 16)
+    seen = invent(monkeypatch, {AUTO: 2.0, OTHER: 9.0}, {AUTO: 2.0, OTHER: 9.0})
+    profile = tune()
+    assert profile["chosen"] == AUTO and profile["final"] is None and len(seen) == 1
+    assert "3 prompts are too few to choose another by" in report.reasons(profile)
 
 
 @pytest.mark.parametrize(

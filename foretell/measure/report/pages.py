@@ -68,7 +68,9 @@ def reasons(profile: dict[str, Any]) -> str:
     default = profile["default"]
     means = profile["means"]
     against = "against plain decoding, geometric mean over the kinds of text"
-    if profile["final"] is None:
+    if few := profile.get("few"):
+        text = f"It is the default: {few} prompts are too few to choose another by, 16 are enough."
+    elif profile["final"] is None:
         mean = means.get(default, 0.0)
         text = f"It is the default, which nothing was ahead of: {mean:.2f}x {against}."
     else:
