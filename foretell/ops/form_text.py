@@ -26,7 +26,7 @@ OWN = "FORETELL"  # begins the names of terminals that are added
 TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)
     |(?P<string>"(?:\\.|[^"\\\n])*"i?)
-    |(?P<regex>/(?:\\.|[^/\\\n])+/[imslux]*)
+    |(?P<regex>/(?:\\[\s\S]|[^/\\])+/[imslux]*)
     |(?P<head>^[ \t]*[?!]?(?P<name>_?[A-Za-z]\w*)(?:::\w+)?(?:\.-?\d+)?
         (?P<options>\[[^\n]*?\])?[ \t]*:)
     |(?P<json>%json\s*(?=\{))

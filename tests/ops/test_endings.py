@@ -146,6 +146,7 @@ def test_json_is_closed(schema: object, begin: str, most: int) -> None:
         ({"json_schema": {"type": "object", "patternProperties": {"ab": {}}, "minProperties": 1,
                           "additionalProperties": False}}, ["", '{"x']),
         ({"grammar": 'start: /(.|\\n)*/ "</think>" a\na: %json {"type": "object"}'}, ["", "hm</t"]),
+        ({"grammar": 'start: /(.|\n)*/ "</think>" a\na: /[0-9]/'}, ["", "hm</t"]),
         ({"grammar": 'start: t a\nt[lazy]: /(.|\\n)*<\\/think>/\na: /[0-9]+/'}, ["", "hm", "<"]),
         ({"grammar": 'start: T "!"\nT: (A|B)* "END"\nA: /./\nB: "x"'}, ["", "xxE"]),
         ({"grammar": 'start: /./* "END"'}, ["", "xx"]),
