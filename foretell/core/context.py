@@ -68,6 +68,7 @@ class Context:
         read = len(request.prompt) + len(request.inputs.get("source", ()))
         self.stats = Stats(prompt_tokens=read)
         self.owner: Any = request.strategy  # whose stores `shared` gives
+        self.uses: set[Any] = set()  # (tenant, owner) of what it has asked for
         # Hidden states of the target that its caches keep, for models that feed on them.
         asked = {name for part in request.parts for name in part.models}
         self.kept_taps = tuple(sorted({tap for name in asked for tap in models[name].feeds}))
@@ -139,9 +140,10 @@ class Context:
 
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
         """What all requests of this engine and tenant with the same config share."""
-        stores, tenant = self.engine.stores, self.request.tenant
-        stores.touch(tenant)
-        key = (tenant, self.owner, name)
+        stores, use = self.engine.stores, (self.request.tenant, self.owner)
+        stores.touch(use)
+        self.uses.add(use)
+        key = (*use, name)
         if key not in stores:
             stores[key] = make()
         stored: T = stores[key]

@@ -30,6 +30,8 @@ from foretell.policy.schedule import FairPlan, Plan
 from foretell.policy.spending import within
 from foretell.status import Totals, status
 
+BROUGHT = 64  # methods whose own models are kept
+
 
 class Engine:
     """`models` must have "target"; `eos`: ids that end a text. One thread at a time may `step`."""
@@ -89,7 +91,17 @@ class Engine:
         if live in self.live:
             self.live.remove(live)
             self.totals.add(live.ctx.stats)
-            self.stores.trim({other.ctx.request.tenant for other in self.live})
+            self._trim()
+
+    def _trim(self) -> None:
+        """Forgets what no request has used for long: clients may name any number of methods."""
+        contexts = [live.ctx for live in self.live]
+        uses = {use for ctx in contexts for use in ctx.uses}
+        self.stores.trim({ctx.request.tenant for ctx in contexts}, uses)
+        running = {part for ctx in contexts for part in ctx.request.parts}
+        for part in [part for part in [*self.brought][:-BROUGHT] if part not in running]:
+            gone = {*self.brought.pop(part).values()} - {*self.models.values()}
+            self.costs = {key: costs for key, costs in self.costs.items() if key[0] not in gone}
 
     def preempt(self, live: Live) -> bool:
         """Frees the request's rows, which are computed again when it goes on.

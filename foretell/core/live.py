@@ -12,6 +12,7 @@ from foretell.core.context import Branch, Context, Shared
 from foretell.core.model import Model
 from foretell.core.request import Event
 from foretell.core.types import Ask, Reply, Steps
+from foretell.errors import BadConfig
 
 
 @dataclass(eq=False)
@@ -104,7 +105,10 @@ class Live:
         return self.ctx.branches[self.result].logprobs
 
     def new_branch(self, branch: Branch) -> int:
-        """Takes a branch in; returns its handle."""
+        """Takes a branch in; returns its handle. Raises BadConfig where there are too many."""
+        most = self.ctx.engine.admission.branches
+        if most is not None and len(self.ctx.branches) >= most:
+            raise BadConfig(f"method: at most {most} texts side by side; ask for fewer")
         handle = self.next_branch
         self.next_branch += 1
         self.ctx.branches[handle] = branch

@@ -42,6 +42,10 @@ class Strategy(Method):
     # refused then, at which all draws are alike. 0.0: any temperature will do.
     drawn_at = 0.0
 
+    @property
+    def texts(self) -> int:
+        return 1  # that it writes side by side at most, each with rows of its own
+
     def run(self, ctx: Context) -> Steps:
         """Yields messages until the branch is done: a Commit on it came back with a reason."""
         raise NotImplementedError

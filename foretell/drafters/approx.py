@@ -37,7 +37,7 @@ PRIOR = 4.0  # trials that the first estimate counts for
 KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
 
 
-@lru_cache(None)
+@lru_cache(4096)
 def prior(run: int, matches: int) -> float:
     """The chance assumed before any trial: a run of 3 or 16 matches hold as often as not."""
     return 0.98 - 0.98 / (1 + (run / 3) ** 2) / (1 + (matches / 16) ** 4)

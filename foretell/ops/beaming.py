@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foretell.core.context import Context
+from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
 from foretell.ops.beams import Beam, Group
@@ -34,6 +35,16 @@ def refuse(name: str, ctx: Context) -> None:
     """Raises BadConfig for what a search cannot honour."""
     refuse_options(name, ctx.request.sampling, REFUSED)
     refuse_source(name, ctx.request)
+
+
+class Beams(Strategy):
+    """The base of strategies that have `width` beams in all, beside the request's own branch."""
+
+    width: int
+
+    @property
+    def texts(self) -> int:
+        return 1 + self.width
 
 
 def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
@@ -100,6 +111,10 @@ def moved(
     stays as it is.
     """
     found: Branches = {}
+    parents = {parent for parent, _ in going}
+    for parent, branch in branches.items():  # first of all: there are never more than beams
+        if parent not in parents and branch != ctx.branch:
+            yield Drop(branch)
     for parent, branch in branches.items():
         children = [beam for old, beam in going if old == parent]
         own = branch == ctx.branch
@@ -110,8 +125,6 @@ def moved(
         for beam, handle in zip(children, handles, strict=False):
             yield Commit([beam.tokens[-1]], torch.empty(0), handle)
             found[beam] = handle
-        if not children and not own:
-            yield Drop(branch)
     return {beam: found[beam] for _, beam in going}
 
 

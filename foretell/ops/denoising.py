@@ -162,6 +162,10 @@ class Denoising(Strategy):
         """How many it has side by side at most, each with cache rows of its own."""
         return 1
 
+    @property
+    def texts(self) -> int:
+        return self.canvases
+
     def __post_init__(self) -> None:
         if self.block < OWN:
             allowed = f"a number of positions, 0 for all, or {OWN} for the model's own"

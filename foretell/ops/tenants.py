@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 TENANTS = 64  # whose stores are kept; beyond that those unused for longest are forgotten
@@ -12,17 +12,18 @@ class Stores(dict[tuple[str, Hashable, str], Any]):
     """What requests of one (tenant, config) share, by name, of a bounded number of tenants."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.used: dict[str, None] = {}  # tenants, those used last at the end
+        self.used: dict[tuple[str, Hashable], None] = {}  # those used last at the end
 
-    def touch(self, tenant: str) -> None:
-        self.used.pop(tenant, None)
-        self.used[tenant] = None
+    def touch(self, use: tuple[str, Hashable]) -> None:
+        self.used[use] = self.used.pop(use, None)
 
-    def trim(self, in_flight: set[str]) -> None:
-        """Forgets tenants unused for longest, except those that have requests in flight."""
-        idle = [tenant for tenant in self.used if tenant not in in_flight]
-        for tenant in idle[: max(0, len(self.used) - TENANTS)]:
-            del self.used[tenant]
-            for key in [key for key in self if key[0] == tenant]:
-                del self[key]
+    def trim(self, tenants: Collection[str], uses: Collection[Any]) -> None:
+        """Forgets tenants unused for longest, except these; `uses`: what is in use of theirs."""
+        last = [*dict.fromkeys(tenant for tenant, _ in reversed(self.used))]  # the latest first
+        for use in [use for use in self.used if use[0] in last[TENANTS:] and use[0] not in tenants]:
+            self.forget(use)
+
+    def forget(self, use: tuple[str, Hashable]) -> None:
+        del self.used[use]
+        for key in [key for key in self if key[:2] == use]:
+            del self[key]

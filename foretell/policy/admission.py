@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import DeadlineExceeded, RequestFailed
+from foretell.policy.asking import bare
 from foretell.policy.budget import reserved
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ RESERVE = 64  # tokens beyond its text that a request must have room for to begi
 @dataclass
 class Admission:
     """`memory`: bytes of cache rows that running requests hold, shared prefixes aside; `requests`:
-    how many run at once; `budget`: bytes in all, weights included (see policy.budget). None: no
-    limit.
+    how many run at once; `budget`: bytes in all, weights included (see policy.budget);
+    `branches`: texts that one has side by side. None: no limit.
     """
 
     memory: int | None = None
     requests: int | None = None
     budget: int | None = None
+    branches: int | None = None
     preempted: int = 0  # how often a request had to give up its rows
     highest: int = 0  # priority of all requests now
     served: Counter[str] = field(default_factory=Counter)  # tokens, by tenant
@@ -124,10 +126,10 @@ class Admission:
     def _needed(live: Live) -> int:
         """Bytes that a request's rows and states take when it begins."""
         ctx = live.ctx
-        branches = len(ctx.branches)
-        tokens = sum(len(branch.tokens) for branch in ctx.branches.values()) + RESERVE
-        if canvases := getattr(ctx.request.strategy, "canvases", 0):  # whole from the beginning
-            tokens = branches * canvases * ctx.limit
+        strategy = bare(ctx.request.strategy)
+        branches = max(len(ctx.branches), getattr(strategy, "texts", 1))
+        longest = max(len(branch.tokens) for branch in ctx.branches.values())
+        tokens = branches * (ctx.limit if hasattr(strategy, "canvases") else longest + RESERVE)
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}
         models = [ctx.models[name] for name in names]
         return sum(tokens * model.row_bytes + branches * model.state_bytes for model in models)

@@ -52,9 +52,9 @@ def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
             if need not in target.caps:
                 usual = f"the capability {need!r}", "choose another method"
                 raise Unsupported.missing(who, target.name, *CAPABILITIES.get(need, usual))
-        brought = engine.brought.get(part) or part.bring(engine.models)
+        brought = engine.brought.pop(part, None) or part.bring(engine.models)
         if brought:
-            engine.brought[part] = brought
+            engine.brought[part] = brought  # used last
         models |= brought
         if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
             raise Unsupported.missing(

@@ -17,6 +17,7 @@ from foretell.errors import DeadlineExceeded, ForetellError
 from foretell.serve.bodies import VALUES
 from foretell.serve.errors import ApiError, of_ours
 from foretell.serve.keys import Key
+from foretell.serve.learnt import Learnt
 from foretell.serve.lifecycle import Health
 from foretell.serve.limits import Gate
 from foretell.serve.metrics import Metrics
@@ -25,7 +26,7 @@ from foretell.serve.schemas import CompletionRequest, Request, document, parse
 from foretell.serve.scoring import scoring
 from foretell.serve.served import Served
 from foretell.serve.settings import Settings
-from foretell.serve.translate import translate
+from foretell.serve.translate import MOST_CHOICES, translate
 from foretell.serve.turns import Errand, Turns
 from foretell.serve.wire import Gone
 
@@ -67,6 +68,8 @@ class Service:
             prefixes=settings.prefixes,
             budget=settings.budget,
         )
+        self.lm.engine.admission.branches = 2 * MOST_CHOICES  # of methods that cannot tell before
+        self.lm.engine.stores = Learnt(settings.learnt, self.lm.engine.stores)
         self.values = max(VALUES, self.lm.models["target"].context + 1024)
         self.arriving = Turns(ARRIVING, ARRIVING // 2)
         self.turns = Turns(AT_ONCE, AT_ONCE // 2)
@@ -87,7 +90,7 @@ class Service:
         with self.gate.request(key):
             answer = await self._answer(request, asker)
             count = len(answer.call.prompts)
-            with self.gate.admitted(key, count, self._prompt_tokens(answer)):
+            with self.gate.admitted(key, answer.call.texts, self._prompt_tokens(answer)):
                 try:
                     outputs, scores = await asyncio.gather(
                         self._outputs(answer, asker), self._scores(answer, asker)
@@ -104,7 +107,7 @@ class Service:
         key = asker.key
         with self.gate.request(key):
             answer = await self._answer(request, asker)
-            with self.gate.admitted(key, len(answer.call.prompts), self._prompt_tokens(answer)):
+            with self.gate.admitted(key, answer.call.texts, self._prompt_tokens(answer)):
                 scores = await self._scores(answer, asker)
                 opened = False
                 async with aclosing(self._pieces(answer, asker)) as pieces:

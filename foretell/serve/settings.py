@@ -20,6 +20,7 @@ class Settings:
     memory: int | None = None  # bytes of cache rows of running answers; None: no limit
     budget: int | None = None  # bytes of everything, see LM.limit; None: no limit
     prefixes: int = 512 * MEGABYTE  # bytes of rows kept for texts that begin alike
+    learnt: int = 1024 * MEGABYTE  # bytes of what drafters have learnt of all clients
     between_tokens: float | None = None  # of a text, while long prompts are taken in
     waiting: int = 128  # answers that may wait; more are told to come back
     share_between_keys: bool = False  # what drafters learn, and prefixes that are known

@@ -60,6 +60,7 @@ class Bounds:
     timeout: float | None = None  # seconds
     monitor: str | None = None  # the folder that language servers may be asked about
     tests: str = ""  # file of the tests by which programs may be rewarded; "": none are run
+    texts: int | None = MOST_CHOICES  # that are written side by side for one request
 
     def seconds(self, request: Request) -> float | None:
         """That a request may take; None: any number."""
@@ -67,7 +68,7 @@ class Bounds:
         return min(given, default=None)
 
 
-UNBOUNDED = Bounds()
+UNBOUNDED = Bounds(texts=None)
 
 
 @dataclass
@@ -82,7 +83,12 @@ class Call:
     method: str
     arguments: dict[str, Any]
     n: int  # choices a prompt
+    each: int  # texts that the method of a choice writes side by side
     asked: list[str | None]  # of each prompt its text, where it was given as one
+
+    @property
+    def texts(self) -> int:
+        return len(self.prompts) * self.each
 
 
 def translate(
@@ -136,8 +142,17 @@ def translate(
     if kv is not None:
         arguments["kv"] = kv
     method = _method(request, bounds.method, baseline(lm.models["target"]))
+    strategy = _strategy(lm, method, arguments.get("reward"))
     if "temperature" not in arguments:
-        arguments["temperature"] = _usual_temperature(lm, method, arguments.get("reward"))
+        arguments["temperature"] = TEMPERATURE if getattr(strategy, "draws", True) else 0.0
+    branches = getattr(strategy, "texts", 1)
+    if bounds.texts is not None and len(ids) * n * branches > bounds.texts:
+        raise ApiError(
+            f"method: it writes {branches} texts side by side, and with {len(ids) * n} answers "
+            f"these are more than {bounds.texts}; ask for fewer",
+            "method",
+            "invalid_value",
+        )
     if tenant:
         arguments["tenant"] = tenant
     if request.priority:
@@ -148,7 +163,7 @@ def translate(
     if seconds is not None:
         arguments["timeout"] = seconds
     prompts = [one for one in ids for _ in range(n)]
-    return Call(prompts, method, arguments, n, texts)
+    return Call(prompts, method, arguments, n, branches, texts)
 
 
 # --- prompts
@@ -371,15 +386,14 @@ def _method(request: Request, default: str, plain: str) -> str:
     return spec
 
 
-def _usual_temperature(lm: LM, method: str, reward: Any) -> float:
-    """That of requests that name none: OpenAI's, or 0 where the method draws nothing anyway."""
-    if method == "auto":
-        return TEMPERATURE
+def _strategy(lm: LM, method: str, reward: Any) -> Any:
+    """That of a method's spec; None for one that is refused, which is told where the answer is
+    made, and for `auto`, which is of the kind that speculates.
+    """
     try:
-        strategy = lm.resolve(method, reward)[1]
-    except ForetellError:  # which is told where the answer is made
-        return TEMPERATURE
-    return TEMPERATURE if getattr(strategy, "draws", True) else 0.0
+        return None if method == "auto" else lm.resolve(method, reward)[1]
+    except ForetellError:
+        return None
 
 
 def _beside(request: Request, tests: str) -> dict[str, Any]:

@@ -66,6 +66,10 @@ class AStar(Strategy):
 
     drawn_at = 0.8
 
+    @property
+    def texts(self) -> int:
+        return self.frontier + self.k
+
     def __post_init__(self) -> None:
         if self.reward is None:
             raise BadConfig("a-star: needs a reward; give one, as in reward=keywords:words=dog")

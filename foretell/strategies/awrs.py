@@ -74,6 +74,10 @@ class Awrs(Strategy):
 
     drawn_at = 1.0
 
+    @property
+    def texts(self) -> int:
+        return 1 + self.n
+
     def __post_init__(self) -> None:
         ranges = {"n": (1, 256), "threshold": (0, 1), "accepts": (2, 64), "refusals": (0, 1 << 20)}
         for name, (least, most) in ranges.items():
@@ -161,6 +165,9 @@ class Awrs(Strategy):
         mean = float(logs.logsumexp(0)) - math.log(self.n)
         law = logs.softmax(0)
         counts = Counter(ctx.rng.sample(law, "draft", place, i) for i in range(self.n))
+        for number, particle in enumerate(particles):
+            if not counts[number] and particle.branch != ctx.branch:
+                yield Drop(particle.branch)
         drawn: list[Particle] = []
         for number, particle in enumerate(particles):
             if counts[number] > 1:
@@ -168,8 +175,6 @@ class Awrs(Strategy):
                 drawn += [Particle(branch, mean) for branch in twins]
             if counts[number]:
                 drawn.append(Particle(particle.branch, mean))
-            elif particle.branch != ctx.branch:
-                yield Drop(particle.branch)
         return drawn
 
     def end(

@@ -25,15 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.core.context import Context
-from foretell.core.strategy import Strategy
 from foretell.core.types import Steps
 from foretell.errors import BadConfig
-from foretell.ops.beaming import refuse, search
+from foretell.ops.beaming import Beams, refuse, search
 from foretell.ops.beams import Group
 
 
 @dataclass(frozen=True)
-class Beam(Strategy):
+class Beam(Beams):
     """With width=1 it is greedy decoding."""
 
     width: int = 4  # beams

@@ -52,6 +52,10 @@ class BestOf(Samples):
 
     drawn_at = 0.8
 
+    @property
+    def texts(self) -> int:
+        return self.n + self.references
+
     def __post_init__(self) -> None:
         for name, least, most in (("n", 1, 256), ("references", 0, 1024)):
             value = getattr(self, name)

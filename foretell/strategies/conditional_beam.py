@@ -35,11 +35,10 @@ from typing import Any
 import torch
 
 from foretell.core.context import Context
-from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Message, Reply, Steps
 from foretell.errors import BadConfig, RequestFailed
-from foretell.ops.beaming import Branches, log_law, moved, refuse, search
+from foretell.ops.beaming import Beams, Branches, log_law, moved, refuse, search
 from foretell.ops.beams import Beam, Ended, Group
 from foretell.ops.conditions import Condition, Text, met, mode, reason_of
 from foretell.ops.judging import LinearJudge, classifier_of, states_of
@@ -50,7 +49,7 @@ from foretell.policy.spending import REASON, Spent
 
 
 @dataclass(frozen=True)
-class ConditionalBeam(Strategy):
+class ConditionalBeam(Beams):
     """With weight=0, least=0 and grams=0 it is beam search, with width=1 then greedy decoding."""
 
     width: int = 5  # beams

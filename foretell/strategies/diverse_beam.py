@@ -27,15 +27,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.core.context import Context
-from foretell.core.strategy import Strategy
 from foretell.core.types import Steps
 from foretell.errors import BadConfig
-from foretell.ops.beaming import refuse, search
+from foretell.ops.beaming import Beams, refuse, search
 from foretell.ops.beams import Group
 
 
 @dataclass(frozen=True)
-class DiverseBeam(Strategy):
+class DiverseBeam(Beams):
     """With groups=1 it is beam search; the released example has width=10, groups=5."""
 
     width: int = 6  # beams in all

@@ -42,6 +42,10 @@ class FirstFinish(Samples):
 
     drawn_at = 0.8
 
+    @property
+    def texts(self) -> int:
+        return self.n
+
     def __post_init__(self) -> None:
         if not 1 <= self.n <= 256:
             raise BadConfig.field("first-finish:n", self.n, "between 1 and 256")

@@ -96,3 +96,16 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "foretell", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"foretell {foretell.__version__}\n"
+
+
+def test_the_end_of_a_process_looks_through_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+
+    from foretell import cli
+
+    order: list[str] = []
+    monkeypatch.setattr(cli, "run", lambda: order.append("run") or 3)
+    monkeypatch.setattr(gc, "freeze", lambda: order.append("freeze"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 3 and order == ["run", "freeze"]
