@@ -40,7 +40,7 @@ class Totals:
 
 
 def status(engine: Any) -> dict[str, Any]:
-    """Numbers of an engine at this moment. Bytes are those of cache rows."""
+    """Numbers of an engine at this moment. Bytes are those that caches take."""
     lives = list(engine.live)
     caches = [cache for live in lives for cache in list(live.caches.values())]
     totals = engine.totals.with_running(engine)
@@ -50,7 +50,7 @@ def status(engine: Any) -> dict[str, Any]:
         "running": sum(not live.paused for live in lives),
         "waiting": sum(live.paused for live in lives),
         "preempted": engine.admission.preempted,
-        "cache_bytes": sum(cache.bytes for cache in caches),
+        "cache_bytes": sum(cache.allocated for cache in caches),
         "cache_limit": engine.admission.memory,
         "prefix_bytes": tree.bytes if tree else 0,
         "prefix_limit": tree.limit if tree else 0,

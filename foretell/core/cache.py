@@ -1,6 +1,6 @@
 """The rows a model keeps of one branch of a request.
 
-    rows   0 ........ base-1 | base .......... base+len(scratch)-1 | free, grown by doubling
+    rows   0 ........ base-1 | base .......... base+len(scratch)-1 | free, grown by an eighth
            committed tokens  | the last forest: pending tokens and tree |
 
 This file knows rows, tokens and which of them belong together; it knows no model. A cache is told
@@ -42,7 +42,7 @@ class Cache(EvictedRows):
         layout: Sequence[Shape | None],
         dtype: torch.dtype,
         device: torch.device,
-        capacity: int = 256,
+        capacity: int | None = None,
     ):
         super().__init__(layout, dtype, device, capacity)
         self.all_layers = frozenset(range(len(layout)))
@@ -196,7 +196,9 @@ class Cache(EvictedRows):
             plan.shared = reusable(plan, ask, self)
         job = self._job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
-        self.reserve(self.base + len(plan.tokens) + max(0, job.follow - 1) * self.breadth)
+        # Of a text that comes in pieces all rows will be needed.
+        coming = max(len(plan.tokens), pending)
+        self.reserve(self.base + coming + max(0, job.follow - 1) * self.breadth)
         # Until `finish` new rows are nobody's: an interrupted forward loses them.
         self.tokens = plan.tokens[: plan.kept]
         self.parents = plan.parents[: plan.kept]

@@ -100,6 +100,8 @@ class Model:
     weight_bytes = 0
     mask_copies = 1  # masks of a forward that are kept, those of heads that share keys together
     state_bytes = 0  # of what its caches hold of a text besides rows
+    tap_bytes = 0  # of one hidden state of a token
+    fed_bytes = 0  # of the hidden states of a token that the target's cache keeps for it
     threads_wanted = 0  # to compute with; 0: as many as torch has
     recipe: Mapping[str, Any] | None = None  # by which a worker makes the same: ops/remote.py
     calls = 0  # forwards so far

@@ -29,7 +29,13 @@ from foretell.families.adapted import adapted
 from foretell.families.layered import run_layers
 from foretell.families.learning import Learning, learning_decoder
 from foretell.families.loop import Block, Loop, attending
-from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, unrounded
+from foretell.families.packed import (
+    WHOLE_NUMBERS,
+    PackedLinear,
+    as_near,
+    unrounded,
+    weight_sizes,
+)
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, alike, check_calls
 from foretell.families.retrieving import Retrieving
@@ -352,10 +358,15 @@ class Decoder(Model):
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
-        """Of its parameters and buffers; those that share memory count once."""
-        tensors = (*self.hf.parameters(), *self.hf.buffers())
-        storages = (tensor.untyped_storage() for tensor in tensors)
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        """Of its weights, packed ones included, and buffers; those that share memory count once."""
+        sizes = {buffer.data_ptr(): buffer.nbytes for buffer in self.hf.buffers()}
+        return sum((sizes | weight_sizes(self.hf)).values())
+
+    @property
+    def tap_bytes(self) -> int:  # type: ignore[override]
+        """Executors hand states on in float32, torch in the model's own format."""
+        number = self.dtype.itemsize if self.executor is None else max(4, self.dtype.itemsize)
+        return int(getattr(self.config, "hidden_size", 0)) * number
 
     @property
     def mask_copies(self) -> int:  # type: ignore[override]

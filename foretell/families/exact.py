@@ -259,7 +259,7 @@ class ExactCache(Cache):
         layout: Sequence[Shape | None],
         dtype: torch.dtype,
         device: torch.device,
-        capacity: int = 256,
+        capacity: int = VECTOR,
     ):
         wider = tuple(shape and (shape[0], shape[1], shape[2] + 1) for shape in layout)
         super().__init__(wider, torch.float64, device, -(-capacity // VECTOR) * VECTOR)

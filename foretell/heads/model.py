@@ -152,6 +152,10 @@ class HeadModel(Model):
             return own
         return own + weight_bytes(self.output.matrix)
 
+    @property
+    def fed_bytes(self) -> int:  # type: ignore[override]
+        return len(self.feeds) * int(self.target.tap_bytes)
+
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         with torch_threads(self.threads):
             if self.native is not None and all(plain(job) for job in jobs):

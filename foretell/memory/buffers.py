@@ -1,4 +1,4 @@
-"""The memory of a cache: keys and values of its rows, grown by doubling, shared until written."""
+"""The memory of a cache: keys and values of its rows, grown by an eighth, shared until written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from foretell.ops.rows import zeros
 
 Shape = tuple[int, int, int]  # of a layer: key-value heads, width of a key, width of a value
 Layout = tuple[Shape, ...]
+SPARE = 8  # buffers have room for one further row for every so many
+ROUND = 64  # rows that their length is a multiple of
 
 
 def row_bytes(layout: Sequence[Shape | None], dtype: torch.dtype) -> int:
@@ -24,6 +26,11 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def roomy(rows: int) -> int:
+    """The length of buffers that hold at least so many rows, with some to spare."""
+    return -(-(rows + rows // SPARE) // ROUND) * ROUND
+
+
 class Rows:
     """Keys and values (KV, capacity, D) of every layer; layers of one shape lie in one tensor.
 
@@ -31,6 +38,7 @@ class Rows:
     """
 
     any_length = True  # whether buffers are of the length they are asked for
+    first_rows = 1  # that its buffers begin with, where nobody says how many
     guest: object = (
         None  # who else has rows behind the committed ones, until room is made: ops/viewed
     )
@@ -40,12 +48,12 @@ class Rows:
         layout: Sequence[Shape | None],
         dtype: torch.dtype,
         device: torch.device,
-        capacity: int = 256,
+        capacity: int | None = None,
     ):
         self.layout = tuple(layout)  # None: a layer that keeps no rows
         self.dtype = dtype
         self.device = device
-        self.capacity = capacity
+        self.capacity = self.first_rows if capacity is None else capacity
         self.shapes = sorted({shape for shape in layout if shape is not None})
         self.sharers = [1]  # how many caches use these buffers; a writer copies unless alone
         self._allocate()
@@ -79,14 +87,25 @@ class Rows:
         self.guest = None
         if rows <= self.capacity and self.sharers[0] == 1:
             return
-        doublings = ((rows - 1) // self.capacity).bit_length()
-        self.capacity <<= doublings
+        if rows > self.capacity:
+            self.capacity = self.longer(rows)
         old = (*self.keys, *self.values)
         self.sharers[0] -= 1
         self.sharers = [1]
         self._allocate()
         for new_rows, old_rows in zip((*self.keys, *self.values), old, strict=True):
             new_rows[:, :, :used] = old_rows[:, :, :used]
+
+    def longer(self, rows: int) -> int:
+        """The next length of buffers that have to hold so many rows. Executors whose memory comes
+        in sizes of their own override it.
+        """
+        return roomy(rows)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of its buffers, or its part of those that it shares."""
+        return bytes_of((*self.keys, *self.values)) // max(1, self.sharers[0])
 
     def move(self, sources: Sequence[int], target: int) -> None:
         """Copies these rows to `target` and behind it. The buffers must be this cache's alone."""

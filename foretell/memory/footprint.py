@@ -6,7 +6,7 @@ differ in that, and it does not grow with the text.
 
     weights   of all models                    once
     rows      (length - 1, and the nodes of a tree beyond the first) x bytes of a token's keys and
-              values                           of each cache, from the beginning
+              values, and a head's states      of each cache, from the beginning
     laws      nodes x V                        where drafts are drawn
     logits    (1 + nodes) x V                  of one forward
     masks     new nodes x rows they may see    of one forward, its largest
@@ -28,7 +28,7 @@ class Sizes:
     """Bytes that a model takes for one of each."""
 
     weights: int  # all of them
-    row: int  # keys and values of a token in all layers
+    row: int  # keys and values of a token in all layers, and states that are kept for it
     logits: int  # a row
     law: int  # a law over its vocabulary
     pair: int  # a new node and a row that it may see, in the masks
@@ -90,7 +90,7 @@ def sizes_of(model: Any) -> Sizes:
     narrow = model.dtype.itemsize if model.dtype.itemsize < WIDE else 0
     return Sizes(
         weights=model.weight_bytes,
-        row=row,
+        row=row + model.fed_bytes,
         logits=model.vocab * (number + narrow),
         law=model.vocab * number,
         pair=model.dtype.itemsize * model.mask_copies,

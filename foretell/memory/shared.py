@@ -124,6 +124,12 @@ class SharedRows(Rows):
         beside += 0 if self.states is None else self.states.bytes
         return (self.base + len(self.tokens)) * row_bytes(self.layout, self.dtype) + beside
 
+    @property
+    def allocated(self) -> int:
+        """Bytes that are taken for it: as `bytes`, with all of its buffers."""
+        rows = (self.base + len(self.tokens)) * row_bytes(self.layout, self.dtype)
+        return self.bytes - rows + self.buffer_bytes
+
     def read_by_one_more(self) -> None:
         """A copy of this cache reads what it reads."""
         self.sharers[0] += 1

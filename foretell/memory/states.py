@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from foretell.memory.buffers import roomy
+
 NO_STATES: Mapping[int, torch.Tensor] = {}
 
 
@@ -61,7 +63,7 @@ class TappedStates:
         for tap, scratch in self.scratch.items() if nodes else ():
             own = self.own.get(tap)
             if own is None or len(own) < end or self.forked:
-                grown = scratch.new_empty(max(64, 1 << (end - 1).bit_length()), scratch.shape[1])
+                grown = scratch.new_empty(roomy(end), scratch.shape[1])
                 if own is not None:
                     grown[:held] = own[:held]
                 self.own[tap] = own = grown

@@ -98,6 +98,11 @@ class ViewedCache(Cache):
         held = 0 if self.policy is None else self.policy.bytes
         return len(self.tokens) * row_bytes(self.layout, self.dtype) + held
 
+    @property
+    def allocated(self) -> int:
+        """The draft's rows lie in the buffers of the cache beside it."""
+        return 0 if self.policy is None else self.policy.bytes
+
     def fork(self) -> Cache:
         twin = super().fork()
         twin._clear_scratch()  # its rows stay with the text that it is a copy of

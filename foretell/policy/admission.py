@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import DeadlineExceeded, RequestFailed
+from foretell.memory.buffers import roomy
 from foretell.policy.asking import bare
 from foretell.policy.budget import reserved
 
@@ -100,7 +101,7 @@ class Admission:
     def _make_room(self, engine: Any, running: list[Live], waiting: list[Live]) -> int:
         """Pauses requests until the others fit; returns the bytes that these hold."""
         assert self.memory is not None
-        held = {live: sum(cache.bytes for cache in live.caches.values()) for live in running}
+        held = {live: sum(cache.allocated for cache in live.caches.values()) for live in running}
         used = sum(held.values())
         last_first = sorted(running, key=lambda live: (live.ctx.request.priority, -live.index))
         for live in last_first:
@@ -124,7 +125,7 @@ class Admission:
 
     @staticmethod
     def _needed(live: Live) -> int:
-        """Bytes that a request's rows and states take when it begins."""
+        """Bytes that the buffers of a request's rows and states take when it begins."""
         ctx = live.ctx
         strategy = bare(ctx.request.strategy)
         branches = max(len(ctx.branches), getattr(strategy, "texts", 1))
@@ -132,4 +133,5 @@ class Admission:
         tokens = branches * (ctx.limit if hasattr(strategy, "canvases") else longest + RESERVE)
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}
         models = [ctx.models[name] for name in names]
-        return sum(tokens * model.row_bytes + branches * model.state_bytes for model in models)
+        rows = roomy(tokens) * sum(model.row_bytes + model.fed_bytes for model in models)
+        return rows + branches * sum(model.state_bytes for model in models)

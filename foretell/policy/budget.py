@@ -61,7 +61,7 @@ def drafting(
     strategy: Any = request.strategy
     target = models["target"]
     for name in ("target", *strategy.models, *brought):
-        known = not (models[name].reads_target or models[name].learns)
+        known = not (models[name].copies_rows or models[name].learns)
         if known and name not in brought:
             cache = models[name].cache()
             known = cache.any_length

@@ -153,6 +153,10 @@ class FixedCache(Cache):
         self.keys, self.values = rows.keys, rows.values
         self.k, self.v = rows.k, rows.v
 
+    def longer(self, rows: int) -> int:
+        """Few sizes, so that memories of others who left are found again, with their graphs."""
+        return self.capacity << ((rows - 1) // self.capacity).bit_length()
+
     def drop(self) -> None:
         super().drop()
         self.lease = None  # the rows are another request's now

@@ -109,6 +109,7 @@ class PooledCache(Cache):
     """A cache whose rows lie in a pool. Its capacity is a multiple of BLOCK."""
 
     any_length = False
+    first_rows = 8 * BLOCK
     pool: Pool
     own_memory = False  # ops/lanes.py reads it
 
@@ -118,6 +119,9 @@ class PooledCache(Cache):
         self.keys = self._own_rows(segment.keys)
         self.values = self._own_rows(segment.values)
         self._name_layers()
+
+    def longer(self, rows: int) -> int:
+        return self.capacity << ((rows - 1) // self.capacity).bit_length()
 
     def _own_rows(self, memory: list[torch.Tensor]) -> list[torch.Tensor]:
         """Views (layers, heads, capacity, width) of a segment's memory."""

@@ -17,6 +17,7 @@ from foretell.core.types import Sampling
 from foretell.errors import DeadlineExceeded, RequestFailed
 from foretell.families.toy import Toy, ToyRecurrent
 from foretell.families.toy_canvas import ToyCanvas
+from foretell.memory import buffers
 from foretell.policy import admission
 from foretell.policy.admission import Admission
 from tests import laws
@@ -39,6 +40,13 @@ def engine_with(**limits: Any) -> Engine:
     return engine
 
 
+@pytest.fixture(autouse=True)
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers have no rows to spare, so that limits can be given in rows."""
+    monkeypatch.setattr(buffers, "ROUND", 1)
+    monkeypatch.setattr(buffers, "SPARE", 1 << 30)
+
+
 def request(length: int, tokens: int = 6, spec: str = "plain", **terms: Any) -> Request:
     prompt = [(3 * i + length) % VOCAB for i in range(length)]
     return Request(prompt, laws.build(spec), Sampling(max_new_tokens=tokens), **terms)
@@ -52,7 +60,7 @@ def alone(one: Request) -> list[int]:
 
 
 def held(engine: Engine) -> int:
-    return sum(cache.bytes for live in engine.live for cache in live.caches.values())
+    return sum(cache.allocated for live in engine.live for cache in live.caches.values())
 
 
 @settings(deadline=None, max_examples=40)
