@@ -29,13 +29,7 @@ from foretell.families.adapted import adapted
 from foretell.families.layered import run_layers
 from foretell.families.learning import Learning, learning_decoder
 from foretell.families.loop import Block, Loop, attending
-from foretell.families.packed import (
-    WHOLE_NUMBERS,
-    PackedLinear,
-    as_near,
-    unrounded,
-    weight_sizes,
-)
+from foretell.families.packed import WHOLE_NUMBERS, PackedLinear, as_near, held_bytes, unrounded
 from foretell.families.parallel import LayerParallel
 from foretell.families.probing import PROBE, AttentionCall, AttentionProbe, alike, check_calls
 from foretell.families.retrieving import Retrieving
@@ -358,23 +352,19 @@ class Decoder(Model):
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
-        """Of its weights, packed ones included, and buffers; those that share memory count once."""
-        sizes = {buffer.data_ptr(): buffer.nbytes for buffer in self.hf.buffers()}
-        return sum((sizes | weight_sizes(self.hf)).values())
+        return held_bytes(self.hf)
 
     @property
-    def tap_bytes(self) -> int:  # type: ignore[override]
-        """Executors hand states on in float32, torch in the model's own format."""
-        number = self.dtype.itemsize if self.executor is None else max(4, self.dtype.itemsize)
-        return int(getattr(self.config, "hidden_size", 0)) * number
+    def tap_bytes(self) -> int:  # type: ignore[override]  # executors' states are float32
+        return int(getattr(self.config, "hidden_size", 0)) * max(4, self.dtype.itemsize)
 
     @property
     def mask_copies(self) -> int:  # type: ignore[override]
         """Heads that share keys have a mask together, and so do layers of one window."""
         shared = min(shape[0] for shape in self.layout)
         heads = getattr(self.config, "num_attention_heads", shared)
-        windows = {None} if self.loop is None else set(self.loop.windows)
-        return max(1, heads // shared) * len(windows)
+        windows = 1 if self.loop is None else len(set(self.loop.windows))
+        return max(1, heads // shared) * windows
 
     @property
     def exact_bits(self) -> bool:

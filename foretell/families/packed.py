@@ -312,6 +312,12 @@ def weight_bytes(module: nn.Module) -> int:
     return sum(weight_sizes(module).values())
 
 
+def held_bytes(module: nn.Module) -> int:
+    """Bytes of all weights and buffers of a module, each counted once."""
+    sizes = {buffer.data_ptr(): buffer.nbytes for buffer in module.buffers()}
+    return sum((sizes | weight_sizes(module)).values())
+
+
 def pack(hf: Any, format: str) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
