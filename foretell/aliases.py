@@ -139,7 +139,7 @@ def suggestion(name: str, known: Mapping[str, Alias]) -> str:
 def read(path: Path) -> dict[str, Alias]:
     """The names of one table. Raises BadFile, which says what is wrong in it."""
     try:
-        document = toml_of(path.read_text("utf-8"))
+        document = toml_of(path.read_text("utf-8-sig"))
     except OSError as error:
         raise BadFile(
             f"{path}: cannot be read ({error.strerror}); mend it or take it away"

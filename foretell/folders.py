@@ -79,3 +79,23 @@ def check_files(path: Path) -> None:
             raise BadModel(
                 f"{file}: damaged or cut off ({first_line(error)}); fetch it again"
             ) from error
+
+
+def check_tokenizer(path: Path) -> None:
+    """Raises BadModel where a folder has files of a tokenizer that are damaged: ids alone would
+    still work, and the user would be told that there is no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        file = path / name
+        if not file.is_file():
+            continue
+        try:
+            told = json_of(file.read_bytes())
+            if not isinstance(told, dict):
+                raise ValueError("it is no object")
+            if name == "tokenizer.json":
+                Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises nothing more special
+            raise BadModel(f"{file}: damaged ({first_line(error)}); fetch it again") from error

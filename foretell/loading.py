@@ -22,7 +22,7 @@ from foretell.diagnosis import notice_refusals
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_line
 from foretell.families.packed import WHOLE_NUMBERS
 from foretell.fetching import ask_hub, resolve
-from foretell.folders import check_files, cure_of
+from foretell.folders import check_files, check_tokenizer, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim
@@ -493,6 +493,7 @@ def _tokenizer(
             source, revision=revision, trust_remote_code=remote
         )
     except Exception as error:  # transformers raises nearly anything here
+        check_tokenizer(Path(source))
         return first_line(error)
     finally:
         logging.set_verbosity(level)

@@ -367,10 +367,16 @@ def test_without_a_tokenizer_ids_still_work(folder: Path) -> None:
         lm.generate(CODE)
 
 
-def test_a_damaged_tokenizer_is_a_missing_one(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{", "utf-8")
-    with pytest.warns(UserWarning, match="no usable tokenizer"):
-        assert foretell.load(folder).tokenizer is None
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["{", "", "[]", "[" * 100_000, "\0"])
+def test_a_damaged_tokenizer_is_told_by_its_file(name: str, text: str, folder: Path) -> None:
+    (folder / name).write_text(text, "utf-8")
+    assert f"{name}: damaged" in refusal(folder)
+
+
+def test_so_is_one_of_another_build(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Unheard"}}', "utf-8")
+    assert "tokenizer.json: damaged" in refusal(folder)
 
 
 def test_remote_code_runs_only_when_asked_for(folder: Path) -> None:

@@ -381,7 +381,7 @@ def schema(given: str) -> str:
 def content(option: str, name: str) -> str:
     """What stands in the file that an option names. Raises BadConfig."""
     try:
-        return Path(name).read_bytes().decode("utf-8")
+        return Path(name).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadConfig(f"{option} {name}: cannot be read ({what}); name a UTF-8 file") from None

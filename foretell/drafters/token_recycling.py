@@ -50,8 +50,8 @@ class Store:
     unread until somebody asks for their tokens: finding the best of a row takes time.
     """
 
-    def __init__(self, k: int):
-        self.k = k
+    def __init__(self, k: int, vocab: int):
+        self.k, self.vocab = k, vocab
         self.rows: dict[int, list[int]] = {}
         self.chance = [0.4 * 0.4**rank for rank in range(k)]
         self._forget_unread()
@@ -127,10 +127,14 @@ class Store:
         if tokens.ndim != 1 or rows.shape != (len(tokens), self.k) or chance.shape != (self.k,):
             shapes = f"tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)}"
             raise ValueError(f"the shapes of {shapes} do not fit")
+        if tokens.dtype != torch.int32 or rows.dtype != torch.int32:
+            raise ValueError(f"tokens are {tokens.dtype} and {rows.dtype}, not {torch.int32}")
         if len(tokens):
-            negative = int(tokens.min()) < 0 or int(rows.min()) < -1
-            if negative or bool((rows[:, 0] < 0).any()):
-                raise ValueError("a token is negative or a row empty")
+            lowest = min(int(tokens.min()), int(rows[:, 0].min()), int(rows.min()) + 1)
+            if lowest < 0 or max(int(tokens.max()), int(rows.max())) >= self.vocab:
+                raise ValueError(f"a row is empty, or a token is none of {self.vocab}")
+            if len(tokens.unique()) < len(tokens):
+                raise ValueError("a token stands there twice")
         if not bool(((chance >= 0) & (chance <= 1)).all()):
             raise ValueError("a chance is not between 0 and 1")
         self.rows = {}
@@ -158,7 +162,7 @@ class TokenRecycling(Drafter):
             raise BadConfig.field("token-recycling:floor", self.floor, "between 0 and 1")
 
     def start(self, ctx: Context) -> Store:
-        store = ctx.shared(lambda: Store(self.k))
+        store = ctx.shared(lambda: Store(self.k, ctx.models["target"].vocab))
         tokens = ctx.tokens
         for token, following in zip(tokens[-2::-1], tokens[:0:-1], strict=False):
             row = store.rows.setdefault(token, [])

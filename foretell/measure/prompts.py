@@ -23,7 +23,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     Raises BadConfig, with the number of the line.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
     except OSError as error:
         what = error.strerror
         raise BadConfig(f"{path}: cannot be read ({what}); give a file of JSON lines") from error

@@ -62,9 +62,15 @@ def load(path: Path, model: Model) -> BlockFilter:
             about = opened.metadata() or {}
             if about.get("schema") != SCHEMA:
                 raise BadFile(f"{path}: is no filter of blocks; {MAKE}")
-            made = BlockFilter(int(about["block"]))
-            tensors = {name: opened.get_tensor(name) for name in made.state_dict()}
-            made.load_state_dict(tensors)
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        block = int(about["block"])
+        # One of its layers has block * block numbers: a false header builds nothing large.
+        if tensors["first.weight"].shape != (block, block):
+            raise ValueError(f"it is none for blocks of {block}")
+        made = BlockFilter(block)
+        made.load_state_dict(tensors)
+        if not all(bool(value.isfinite().all()) for value in tensors.values()):
+            raise ValueError("a weight is not a finite number")
     except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
         raise BadFile(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
     if about.get("norm", "") != norm_mark(model):

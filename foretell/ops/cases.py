@@ -96,7 +96,7 @@ def read_cases(path: str | Path) -> tuple[Cases, ...]:
 @lru_cache(16)
 def _read(path: str, changed: int, size: int) -> tuple[Cases, ...]:
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise _unreadable(path, what) from error

@@ -101,6 +101,7 @@ def classifier_of(target: Any, path: str) -> LinearJudge:
             f"{path}: was made for another target than {target.name}, whose states mean something "
             f"else; {make}"
         )
+    check_width(judge, target, path, make)
     return judge
 
 
@@ -126,7 +127,17 @@ def judge_of(target: Any, path: str) -> LinearJudge:
     judge = load(found)
     if judge.norm != mark:
         raise BadFile(f"{found}: was made for another target than {target.name}; {MAKE} for it")
+    check_width(judge, target, found, MAKE)
     return judge
+
+
+def check_width(judge: LinearJudge, target: Any, path: str, make: str) -> None:
+    """Raises BadFile where it reads states of another width than the target's."""
+    width, own = len(judge.weight), target.loop.norm.weight.numel()
+    if width != own:
+        raise BadFile(
+            f"{path}: reads states of {width} numbers, and {target.name} has {own}; {make}"
+        )
 
 
 @cache

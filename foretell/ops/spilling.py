@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 import weakref
 import zlib
@@ -29,6 +30,8 @@ from foretell.errors import BadConfig, BadFile, ForetellError, RequestFailed, fi
 from foretell.memory.buffers import bytes_of
 from foretell.ops.storing import Code, Codes, Shelf
 
+# Folders of rows: a folder may be shared by machines, and numbers of processes are each one's own.
+MINE = f"foretell-{socket.gethostname()}-"
 WORD = 8  # bytes that pieces and tensors are padded to
 ROW = 512  # words that are summed up together
 FIRST_SLOTS = 16
@@ -55,7 +58,8 @@ class Spill:
         self.size = 0
         with self._writing():
             parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix="foretell-", dir=parent))
+            clear(parent)
+            self.folder = Path(tempfile.mkdtemp(prefix=f"{MINE}{os.getpid()}-", dir=parent))
         self.path = self.folder / "rows"
         # Where nobody leaves it in order, as at the end of the process.
         self.remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -106,6 +110,24 @@ class Spill:
             raise RequestFailed(
                 f"{self.parent}: rows cannot be written ({_why(error)}); {self.cure}"
             ) from error
+
+
+def clear(parent: Path) -> None:
+    """Removes what processes of this machine left there that ended without doing so."""
+    for folder in parent.glob(f"{MINE}*-*"):
+        process = folder.name.removeprefix(MINE).partition("-")[0]
+        if process.isdecimal() and not _runs(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's
+        return True
+    return True
 
 
 def checksum(data: np.ndarray) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def read_keys(path: Path) -> tuple[Keys, str]:
     Raises BadFile, which names the line and never the key.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "no UTF-8 text"

@@ -69,7 +69,7 @@ def find(name: str) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """The fields of a file, `-` in their names as `_`. Raises BadFile."""
     try:
-        table = toml_of(path.read_text("utf-8"))
+        table = toml_of(path.read_text("utf-8-sig"))
     except OSError as error:
         raise BadFile(f"{path}: cannot be read ({error.strerror}); name a recipe's file") from error
     except ValueError as error:

@@ -20,6 +20,8 @@ from tests import laws
 
 SPECS = ["token-recycling:k=2,depth=2"]
 
+VOCAB = 1000
+
 
 def context(
     drafter: TokenRecycling, prompt: list[int], engine: Engine | None = None, tenant: str = ""
@@ -60,7 +62,7 @@ def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:
 
 
 def test_unread_rows_are_bounded_and_kept_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, store = TokenRecycling(k=2), Store(2)
+    drafter, store = TokenRecycling(k=2), Store(2, VOCAB)
     monkeypatch.setattr(token_recycling, "HELD", 100 * 256)
     for token in range(200):
         row = torch.zeros(1, 256)
@@ -77,7 +79,7 @@ def test_unread_rows_are_bounded_and_kept_with_the_store(monkeypatch: pytest.Mon
 def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafter, store = TokenRecycling(k=1), Store(1)
+    drafter, store = TokenRecycling(k=1), Store(1, VOCAB)
     monkeypatch.setattr(token_recycling, "HELD", 100 * 256)
     for i in range(60):
         tree = TokenTree(i).chain([100 + i]).chain([170 + i])
@@ -92,7 +94,7 @@ def test_rows_of_refused_nodes_are_forgotten_when_nobody_asks(
 
 def test_after_a_pause_a_draft_is_that_of_a_store_that_was_never_idle() -> None:
     draw = torch.Generator().manual_seed(0)
-    drafter, idle, busy = TokenRecycling(k=3, floor=0), Store(3), Store(3)
+    drafter, idle, busy = TokenRecycling(k=3, floor=0), Store(3, VOCAB), Store(3, VOCAB)
     for _ in range(80):
         tokens = torch.randint(0, 300, (5,), generator=draw).tolist()
         tree = TokenTree(tokens[0]).chain(tokens[1:])
@@ -159,17 +161,17 @@ def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) 
 
 
 def test_a_store_is_written_and_read() -> None:
-    store = Store(3)
+    store = Store(3, VOCAB)
     assert store.nbytes == 0
     store.rows, store.chance = {5: [1, 2, 3], 1: [4]}, [0.5, 0.25, 0.125]
-    again = Store(3)
+    again = Store(3, VOCAB)
     again.restore(store.tensors())
     assert (again.rows, again.chance) == (
         store.rows,
         store.chance,
     ) and again.nbytes == store.nbytes > 0
-    empty = Store(3)
-    empty.restore(Store(3).tensors())
+    empty = Store(3, VOCAB)
+    empty.restore(Store(3, VOCAB).tensors())
     assert empty.rows == {}
 
 
@@ -180,14 +182,20 @@ def test_a_store_is_written_and_read() -> None:
         {"tokens": torch.tensor([1, -2])},
         {"chance": torch.tensor([2.0, 0, 0])},
         {"rows": torch.full((2, 3), -1, dtype=torch.int32)},
+        {"tokens": torch.tensor([1, VOCAB], dtype=torch.int32)},
+        {"tokens": torch.tensor([1, 1], dtype=torch.int32)},
+        {"tokens": torch.tensor([1.0, 2.0])},
+        {"rows": torch.full((2, 3), VOCAB, dtype=torch.int32)},
+        {"rows": torch.full((2, 3), 2**31 - 1, dtype=torch.int32)},
+        {"rows": torch.full((2, 3), 1.0)},
         {"tokens": None},
     ],
 )
 def test_a_store_that_does_not_fit_is_refused(change: dict[str, torch.Tensor | None]) -> None:
-    store = Store(3)
+    store = Store(3, VOCAB)
     store.rows = {5: [1, 2, 3], 1: [4]}
     tensors = {k: v for k, v in (store.tensors() | change).items() if v is not None}
-    fresh = Store(3)
+    fresh = Store(3, VOCAB)
     with pytest.raises(ValueError):
         fresh.restore(tensors)
     assert fresh.rows == {}

@@ -8,6 +8,8 @@ import gc
 import os
 import random
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, BadFile, RequestFailed
 from foretell.ops.spilling import (
+    MINE,
     ROW,
     BlockStore,
     DiskBlocks,
     Files,
     NearBlocks,
     RamBlocks,
+    Spill,
     blocks_in,
     checked,
     checksum,
@@ -332,3 +336,26 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
     with pytest.raises(RequestFailed, match="No space left on device"):
         store.add(*some(1, torch.float32))
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    left = (
+        "import sys, time\nfrom pathlib import Path\nfrom foretell.ops.spilling import Spill\n"
+        "spill = Spill(Path(sys.argv[1]))\nprint(spill.folder, flush=True)\ntime.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", left, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    folder = Path(child.stdout.readline().strip())
+    mine = Spill(tmp_path)
+    assert folder.is_dir(), "its process runs"
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    others = [tmp_path / "foretell-other-1-x", tmp_path / f"{MINE}x-1", tmp_path / "kept"]
+    for other in others:
+        other.mkdir()
+    again = Spill(tmp_path)
+    assert not folder.exists() and mine.folder.is_dir() and again.folder.is_dir()
+    assert all(other.is_dir() for other in others)

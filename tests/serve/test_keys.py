@@ -89,3 +89,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(BadFile, match="no UTF-8 text"):
         read_keys(binary)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("\ufeff" + "k" * 40 + " name=first\n", "utf-8")
+    path.chmod(0o600)
+    keys, warning = read_keys(path)
+    assert keys.find("k" * 40) is not None and not warning
