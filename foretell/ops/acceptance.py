@@ -86,7 +86,7 @@ def load(path: str | Path) -> AcceptanceHead:
         with torch.device("meta"):  # a false header takes no memory
             head = AcceptanceHead(int(width), int(blocks))
         head.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError, OverflowError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         what = "its tensors are not those of such a head"
         raise BadFile(f"{path}: is damaged ({what}); {MAKE}") from error
     if not all(bool(value.isfinite().all()) for value in head.state_dict().values()):

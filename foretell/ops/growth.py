@@ -136,7 +136,7 @@ def by_levels(
             add_children(found, parent, row, shape.breadth, reader, shape.share)
         below = sorted(range(first, len(found)), key=lambda number: -found[number].total)
         frontier = below[: shape.breadth]
-        if found[frontier[0]].total < shape.least:
+        if not frontier or found[frontier[0]].total < shape.least:  # none: rows without a law
             break
     return found
 

@@ -230,11 +230,11 @@ INLINE void i_store_bytes(int8_t *p, veci x) {
         p[i] = (int8_t)wide[i];
 }
 INLINE int32_t i_sum(veci x) {
-    int32_t wide[8], sum = 0;
+    uint32_t wide[8], sum = 0; /* what no number became wraps round, as vectors do */
     _mm256_storeu_si256((__m256i *)wide, _mm256_add_epi32(x.a, x.b));
     for (int i = 0; i < 8; i++)
         sum += wide[i];
-    return sum;
+    return (int32_t)sum;
 }
 INLINE bytes b_load(const uint8_t *p) {
     return (bytes){_mm256_loadu_si256((const __m256i *)p),
@@ -310,18 +310,25 @@ INLINE uint32_t v_reaching(vec a, vec b) {
 INLINE vec v_round(vec a) { EACH a.v[i] = nearbyintf(a.v[i]); return a; }
 INLINE vec v_half(const uint16_t *p) { vec r; EACH r.v[i] = ft_half(p[i]); return r; }
 INLINE vec v_bfloat(const uint16_t *p) { vec r; EACH r.v[i] = ft_bfloat(p[i]); return r; }
-/* NaN, which has no whole number, becomes 0. */
+/* What has no whole number, NaN say, becomes 0. */
 INLINE veci v_int(vec a) {
     veci r;
-    EACH r.v[i] = isnan(a.v[i]) ? 0 : (int32_t)nearbyintf(a.v[i]);
+    EACH r.v[i] = fabsf(a.v[i]) < 2147483648.0f ? (int32_t)nearbyintf(a.v[i]) : 0;
     return r;
 }
 INLINE vec v_float(veci a) { vec r; EACH r.v[i] = (float)a.v[i]; return r; }
 INLINE veci i_set(int32_t a) { veci r; EACH r.v[i] = a; return r; }
-INLINE veci i_add(veci a, veci b) { EACH a.v[i] += b.v[i]; return a; }
+INLINE veci i_add(veci a, veci b) {
+    EACH a.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]);
+    return a;
+}
 INLINE vec v_scale(vec a, veci n) { EACH a.v[i] = ldexpf(a.v[i], n.v[i]); return a; }
 INLINE void i_store_bytes(int8_t *p, veci a) { EACH p[i] = (int8_t)a.v[i]; }
-INLINE int32_t i_sum(veci a) { int32_t sum = 0; EACH sum += a.v[i]; return sum; }
+INLINE int32_t i_sum(veci a) {
+    uint32_t sum = 0;
+    EACH sum += (uint32_t)a.v[i];
+    return (int32_t)sum;
+}
 INLINE bytes b_load(const uint8_t *p) { bytes r; memcpy(r.v, p, 64); return r; }
 INLINE bytes b_low(bytes a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
 INLINE bytes b_high(bytes a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
