@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foretell.serve.limits import Gate
 
 log = logging.getLogger("foretell.serve")
+LINGER = 2.0  # seconds for connections to close when no request is in flight
 
 
 class Health:
@@ -104,4 +105,7 @@ class Server(uvicorn.Server):
             if self.gate.requests:
                 log.warning("%d requests did not end in time", self.gate.requests)
                 self.end_now()
+            else:  # bodies may still come: for what is left of the time, and no longer
+                left: Any = min(LINGER, max(0.0, self.ends - time.monotonic()))
+                self.config.timeout_graceful_shutdown = left
         return await super().on_tick(counter)

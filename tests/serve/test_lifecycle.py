@@ -304,3 +304,20 @@ def test_nonsense_ends_its_own_connection_alone(
                 pass
     assert client.get("/health").status_code == 200
     assert "Traceback" not in caplog.text
+
+
+def test_bodies_that_still_come_have_no_time_beyond_the_drain() -> None:
+    with (
+        running(settings=Settings(drain=0)) as live,
+        socket.create_connection(("127.0.0.1", int(live.url.rpartition(":")[2]))) as raw,
+    ):
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+        )
+        until(lambda: live.server.server_state.tasks)
+        live.server.handle_exit(15, None)
+        until(lambda: live.server.should_exit)
+        assert live.server.config.timeout_graceful_shutdown == 0
+        raw.settimeout(10)
+        assert b" 503 " in raw.recv(4096).splitlines()[0]
