@@ -38,9 +38,10 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.strategy import Strategy
 from foretell.core.types import Sampling
+from foretell.diagnosis import notice_of_torch
 from foretell.errors import BadConfig, ForetellWarning, RequestFailed, Unsupported, first_line
+from foretell.families.attached import attached
 from foretell.families.decoder import Decoder
-from foretell.families.recurrent import decoder_of
 from foretell.ops.tenants import Stores
 from foretell.spec import resolve
 
@@ -145,7 +146,7 @@ class Hook:
         with _turns.setdefault(model, threading.RLock()):
             training = model.training
             try:
-                engine = self._engine(model)
+                engine = self._engine(model.eval())
                 run = _Run(self, engine, requests, input_ids, criteria, streamer, generation_config)
                 outputs = run.outputs()
             finally:
@@ -159,7 +160,8 @@ class Hook:
 
     def _engine(self, model: PreTrainedModel) -> Engine:
         """A new engine, since the model may have changed, with what drafters learnt before."""
-        models: dict[str, Model] = {"target": decoder_of(model, model.config.model_type)}
+        notice_of_torch(model)
+        models: dict[str, Model] = {"target": attached(model, model.config.model_type)}
         draft = self._draft_model()
         if draft is not None:
             models["draft"] = draft
@@ -245,7 +247,7 @@ class Hook:
             model = load(self.draft).models["target"]
             assert isinstance(model, Decoder)
             self.draft = model.hf
-        return decoder_of(self.draft, "the draft model")
+        return attached(self.draft, "the draft model")
 
     def _refuse(
         self, model: PreTrainedModel, config: GenerationConfig, others: dict[str, Any]

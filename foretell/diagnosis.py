@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.measure.profiling import numbers
+from foretell.runtimes import registry
 
 if TYPE_CHECKING:
     from foretell.api import LM
@@ -71,6 +73,21 @@ def notice_refusals(lm: LM, source: str) -> None:
                 "Its results are right, its steps slower; "
                 f"`foretell doctor {source}` says more, executor={report.executor!r} says nothing"
             )
+
+
+def notice_of_torch(hf: Any) -> None:
+    """Says of a model in its user's memory, which torch alone computes, that `load` would have
+    something quicker for its folder.
+    """
+    folder = str(getattr(hf.config, "name_or_path", ""))
+    if hf.device.type != "cpu" or not folder or not Path(folder).is_dir():
+        return
+    quicker = [*registry.whole(hf, "cpu"), *reversed([*registry.candidates(hf, "cpu")])]
+    if quicker:
+        notice(
+            f"torch computes this model of yours; foretell.load({folder!r}) reads it anew, and "
+            f"{quicker[0][0]} computes that, several times as fast on a CPU"
+        )
 
 
 def _joined(parts: Sequence[str]) -> str:

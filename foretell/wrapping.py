@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.api import LM
 from foretell.core.model import Model
+from foretell.diagnosis import notice_of_torch
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops import trimming
 from foretell.ops.words import related
@@ -56,6 +57,8 @@ def wrap(
             return own_adapter(model, title, exact_bits) or ExactDecoder(model, title)
         return decoder_of(model, title, blocks)
 
+    if name is None:
+        notice_of_torch(hf)
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
     adapters: dict[str, Model] = {}
     for key, model in named_models(draft, models).items():

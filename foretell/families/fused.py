@@ -70,6 +70,8 @@ def fits(layer: nn.Module) -> bool:
     modules = dict(layer.named_modules())
     parameters = dict(layer.named_parameters())
     wanted = {*LINEARS, *NORMS, "mlp.act_fn"}
+    if any(_watched(module) for module in modules.values()):
+        return False
     if not wanted <= modules.keys() or any(f"{name}.weight" not in parameters for name in NORMS):
         return False
     if {name for name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
@@ -107,6 +109,21 @@ def _turns(attention: Any) -> bool:
     return all(torch.allclose(x, y, atol=1e-5) for x, y in zip(ours, theirs, strict=True))
 
 
+@torch.inference_mode(False)  # else their owner could not train them any more
+def _beside(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """One tensor of several, which become views of it."""
+    joined = torch.cat([p.data for p in parameters])
+    for p, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
+        p.data = part
+    return joined
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether somebody else acts when it is called: here it would not be."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__
+
+
 def _join(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
     """One product for several layers with the same input, side by side; their own matrices become
     views of the joined one.
@@ -119,16 +136,9 @@ def _join(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
     stock = [m for m in linears if isinstance(m, nn.Linear)]
     if len(stock) == 1:
         return partial(F.linear, weight=stock[0].weight, bias=stock[0].bias)
-    sizes = [m.out_features for m in stock]
-    weight = torch.cat([m.weight.data for m in stock])
-    for module, part in zip(stock, weight.split(sizes), strict=True):
-        module.weight.data = part
+    weight = _beside([m.weight for m in stock])
     biases = [m.bias for m in stock if m.bias is not None]
-    if not biases:
-        return partial(F.linear, weight=weight)
-    bias = torch.cat([b.data for b in biases])
-    for own_bias, part in zip(biases, bias.split(sizes), strict=True):
-        own_bias.data = part
+    bias = _beside(biases) if biases else None
     return partial(F.linear, weight=weight, bias=bias)
 
 
