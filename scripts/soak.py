@@ -9,8 +9,9 @@ send bodies that are too long or wrong. Then it waits until nothing is in flight
 finished greedy answer is, token for token, what `lm.generate` gives offline by plain decoding;
 forms were kept; nobody waited beyond a deadline; no status was 5xx; the server's memory, but
 for what it keeps of texts up to a limit (rows of prompts, and what drafters learnt), is within 2 %
-of what it was after the warm-up; /health found all caches sound. Prints one JSON document; exit
-code 1 where a check failed.
+of what it was after the warm-up, which is judged where that took two minutes or more; /health found
+all caches sound. Prints one JSON document, and on standard error what it is at; exit code 1 where a
+check failed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -36,6 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from soak_clients import Answer, clients  # noqa: E402
 
 import foretell  # noqa: E402
+from foretell.progress import working  # noqa: E402
 from foretell.serve.chats import plain_chat  # noqa: E402
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 
 START, SETTLE = 300.0, 180.0  # seconds until a server answers; until it is idle and checked
 MEMORY = 0.02  # share by which it may grow
+LONG = 120.0  # seconds of a warm-up, after which a process has taken what it needs
 
 
 # --- comparing
@@ -216,25 +221,29 @@ def settled(url: str) -> dict[str, Any]:
 def soak(arguments: argparse.Namespace) -> dict[str, Any]:
     """The whole of it, as a document."""
     options = arguments.server.split()
+    at = partial(working, console=Console(stderr=True, highlight=False))
     with server(arguments.model, options) as (url, process, log):
         about = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]
         count, context = arguments.clients, about["max_model_len"]
-        asyncio.run(clients(url, count, arguments.warm_up, arguments.seed + 1, context))
-        settled(url)
+        with at(f"warming up for {arguments.warm_up:.0f} s"):
+            asyncio.run(clients(url, count, arguments.warm_up, arguments.seed + 1, context))
+            settled(url)
         before = memory(url, process.pid)
-        tally = asyncio.run(clients(url, count, arguments.seconds, arguments.seed, context))
-        health = settled(url)
+        with at(f"{count} clients for {arguments.seconds:.0f} s, and until caches are checked"):
+            tally = asyncio.run(clients(url, count, arguments.seconds, arguments.seed, context))
+            health = settled(url)
         after = memory(url, process.pid)
         status = httpx.get(f"{url}/foretell/status", trust_env=False).json()
         errors = tracebacks(log)
-    lm = foretell.load(arguments.model, dtype="float32")
-    found = compare(lm, tally.greedy, about["id"])
+    with at(f"comparing {len(tally.greedy)} texts with plain decoding"):
+        lm = foretell.load(arguments.model, dtype="float32")
+        found = compare(lm, tally.greedy, about["id"])
     growth = (after["resident"] - after["kept"]) / (before["resident"] - before["kept"]) - 1
-    checks = {
+    checks: dict[str, bool | None] = {  # None: not judged
         "greedy answers are those of plain decoding": not found["different"],
         "answers were compared": found["compared"] > 0,
         "no request was answered wrongly or late": not tally.faults,
-        "memory is where it was": abs(growth) <= MEMORY,
+        "memory is where it was": abs(growth) <= MEMORY if arguments.warm_up >= LONG else None,
         "caches are sound": health["status"] == "ok" and not health["integrity"]["troubles"],
     }
     return {
@@ -252,7 +261,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
         "health": health,
         "status": {name: value for name, value in status.items() if name != "methods"},
         "checks": checks,
-        "passed": all(checks.values()),
+        "passed": all(held is not False for held in checks.values()),
     }
 
 

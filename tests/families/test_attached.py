@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from foretell import diagnosis
 from foretell.families import attached, decoder
 from tests import tiny
 
+INFO = Path("/proc/cpuinfo")
+FLAGS = INFO.read_text().split() if INFO.exists() else ()
 PROMPT = torch.tensor([[5, 6, 7, 5, 6]])
 
 
@@ -52,6 +55,15 @@ def test_it_is_made_once_for_any_number_of_calls_and_hooks(made: list[str]) -> N
         assert generated(hf, hook) == generated(hf, hook) == expected
     assert made == ["llama"]
     assert generated(hf) == expected, "the model is still usable by itself"
+
+
+def test_in_16_bits_its_layers_are_joined_and_drafts_round_nothing_otherwise() -> None:
+    """Stock layers round a row by how many there are: a text was another one at the third call."""
+    hf = tiny.llama().bfloat16()
+    plain, hook = generated(hf, foretell.hf("plain")), foretell.hf("suffix")
+    assert attached.attached(hf, "llama").fused
+    if "avx512_bf16" in FLAGS:
+        assert all(generated(hf, hook) == plain for _ in range(3))
 
 
 def test_changed_weights_count_and_other_parts_make_another(made: list[str]) -> None:
