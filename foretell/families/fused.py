@@ -110,7 +110,7 @@ def _turns(attention: Any) -> bool:
 
 
 @torch.inference_mode(False)  # else their owner could not train them any more
-def _beside(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+def _beside(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of several, which become views of it."""
     joined = torch.cat([p.data for p in parameters])
     for p, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
