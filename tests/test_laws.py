@@ -18,6 +18,7 @@ from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
 from foretell.families.toy import Toy
+from foretell.spec import AUTO, DRAFT, HEAD, QUICK, resolve
 from foretell.strategies.plain import Plain
 from tests import laws
 
@@ -135,6 +136,12 @@ def test_exact_law_without_a_seed(spec: str) -> None:
 @pytest.mark.parametrize("spec", EXACT)
 def test_beginnings_are_read_once(spec: str) -> None:
     laws.check_prefixes(laws.build(spec), sampled=spec not in LEARNING)
+
+
+@pytest.mark.parametrize("spec", [AUTO, f"{QUICK}+{HEAD}", f"{QUICK}+{DRAFT}"])
+def test_beginnings_are_read_once_by_what_auto_stands_for(spec: str) -> None:
+    """As it is, sizes and pauses by cost included."""
+    laws.check_prefixes(resolve(spec)[1])
 
 
 @pytest.mark.parametrize("spec", [*SHARING, *laws.claiming("exact", kind="strategy")])
