@@ -17,6 +17,8 @@ from foretell.ops.tenants import Stores
 from foretell.stats import Stats
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from foretell.core.tree import TokenTree
     from foretell.policy.costs import Costs
 
@@ -52,7 +54,7 @@ class Shared(Protocol):
     texts: int  # tokens of prompts in the target's last forward, while some are unfinished
     admission: Any  # policy.admission.Admission
 
-    def costs_of(self, model: Model) -> Costs: ...
+    def costs_of(self, model: Model, *, jobs: int = 1) -> Costs: ...
 
 
 class Context:
@@ -64,7 +66,7 @@ class Context:
         self.engine = engine
         self.request = request
         self.models = models
-        self.costs = engine.costs_of(target)
+        self.priced = target  # whose forwards verify what is drafted
         read = len(request.prompt) + len(request.inputs.get("source", ()))
         self.stats = Stats(prompt_tokens=read)
         self.owner: Any = request.strategy  # whose stores `shared` gives
@@ -129,6 +131,21 @@ class Context:
         view.branch = branch
         view.rng = self.door.at(branch)
         return view
+
+    # --- what forwards take
+
+    @property
+    def costs(self) -> Costs:
+        """What forwards of this request alone cost."""
+        return self.engine.costs_of(self.priced)
+
+    def shares(self, tokens: int) -> np.ndarray:
+        """Its share (tokens,) of the seconds of a forward in which all running requests have 1, 2,
+        ... tokens each, by the executor that computes so many together.
+        """
+        engine = self.engine
+        costs = engine.costs_of(self.priced, jobs=engine.running)
+        return costs.share(tokens, len(self.tokens), engine.running, engine.texts)
 
     # --- what is shared
 

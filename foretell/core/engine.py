@@ -238,12 +238,14 @@ class Engine:
 
     # --- forwards
 
-    def costs_of(self, model: Model, executor: str = "", layers: Any = None) -> Costs:
-        """What forwards of a model cost, by its usual executor or another.
+    def costs_of(
+        self, model: Model, executor: str = "", layers: Any = None, jobs: int = 1
+    ) -> Costs:
+        """What forwards of a model cost, by the executor that computes so many jobs or by another.
 
         `layers`: where only a part of them runs.
         """
-        key = (model, executor or model.usual_executor, layers)
+        key = (model, executor or model.executor_of(jobs), layers)
         return self.costs.setdefault(key, Costs(model))
 
     def take_costs(self, model: Model, costs: Costs) -> None:

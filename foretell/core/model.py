@@ -96,6 +96,7 @@ class Model:
     reads = 0  # so many of a prompt's tokens at most, the last ones; 0: all of them
     tokenizer: Any = None  # what its texts are made with, where that is known
     usual_executor = "torch"  # who computes its plain jobs
+    most_jobs = 0  # how many of them in one forward, 0: any number; more are torch's
     reads_segments = True  # whether these may begin with rows that others share
     weight_bytes = 0
     mask_copies = 1  # masks of a forward that are kept, those of heads that share keys together
@@ -113,6 +114,10 @@ class Model:
     def reads_target(self) -> bool:
         """Whether its caches need the target's cache of the same branch beside them."""
         return bool(self.feeds) or self.copies_rows
+
+    def executor_of(self, jobs: int) -> str:
+        """Who computes a forward of so many plain jobs."""
+        return "torch" if 0 < self.most_jobs < jobs else self.usual_executor
 
     @property
     def row_bytes(self) -> int:

@@ -376,6 +376,10 @@ class Decoder(Model):
         return "torch" if self.executor is None else self.executor.name
 
     @property
+    def most_jobs(self) -> int:  # type: ignore[override]
+        return 0 if self.executor is None else self.executor.most_jobs
+
+    @property
     def reads_segments(self) -> bool:  # type: ignore[override]
         return self.executor is None or self.executor.takes_segments
 

@@ -79,6 +79,10 @@ class Trimmed(Model):
         return str(self.base.usual_executor)
 
     @property
+    def most_jobs(self) -> int:  # type: ignore[override]
+        return int(self.base.most_jobs)
+
+    @property
     def weight_bytes(self) -> int:  # type: ignore[override]
         return int(self.base.weight_bytes)
 

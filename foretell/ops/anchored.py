@@ -107,8 +107,7 @@ class RowsDrafter(Drafter):
             limit = self.limit or (1 + len(state.table)) * budget
             limit = min(limit, max(most, self.limit))
             return make(state.table, limit, min(budget, limit // 2) - 1)
-        engine = ctx.engine
-        curve = ctx.costs.share(most, len(ctx.tokens), engine.running, engine.texts)
+        curve = ctx.shares(most)
         limits = [limit for limit in LIMITS if limit <= most] or [most]
         found = [make(state.table, limit, min(budget, limit // 2) - 1) for limit in limits]
         seconds = [float(curve[limit - 1]) for limit in limits]

@@ -210,6 +210,10 @@ class LazyLayers(Model):
     def usual_executor(self) -> str:  # type: ignore[override]
         return self.base.usual_executor
 
+    @property
+    def most_jobs(self) -> int:  # type: ignore[override]
+        return self.base.most_jobs
+
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         rows = LazyCache(self.layout, self.dtype, self.device, self.exits)
         return self.prepared(rows, request, beside)

@@ -76,6 +76,10 @@ class Windowed(Model):
         return self.base.usual_executor
 
     @property
+    def most_jobs(self) -> int:  # type: ignore[override]
+        return self.base.most_jobs
+
+    @property
     def reads_segments(self) -> bool:  # type: ignore[override]
         return self.base.reads_segments
 

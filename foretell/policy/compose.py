@@ -201,8 +201,7 @@ class Composition(Drafter):
             return
         tree = step.tree
         proposers = [source.partition("+")[0] for source in tree.sources]  # the first of each node
-        engine = ctx.engine
-        curve = ctx.costs.share(len(tree), len(ctx.tokens), engine.running, engine.texts)
+        curve = ctx.shares(len(tree))
         node_seconds = float(curve[-1] - curve[0]) / max(1, len(tree) - 1)
         step_seconds = sum(part.seconds for part in asked) + float(curve[-1])
         pace = ctx.shared(Pace, "pace").note(1 + len(step.outcome.path), step_seconds)

@@ -74,7 +74,7 @@ class Ahead(Context):
         self.__dict__.update(ctx.__dict__)
         self.behind = ctx
         self.owner = (ctx.owner, owner)
-        self.costs = ctx.engine.costs_of(ctx.models[model])
+        self.priced = ctx.models[model]
         self.branches = {ctx.branch: ctx.branches[ctx.branch].fork()}
         self.numbered = NumberedDoor(ctx.rng)
         self.rng = self.numbered

@@ -77,7 +77,9 @@ class FairPlan:
             return CHUNK
         text = self.in_turn([entry for entry in group if entry.pending > STEP])
         first = steps[0]
-        known = costs.get((first.model, first.model.usual_executor, first.ask.layers))
+        # With a piece of a text there is one job more, which another executor may compute.
+        executor = first.model.executor_of(len(steps) + 1)
+        known = costs.get((first.model, executor, first.ask.layers))
         if not text or known is None or not known.seconds:
             return LEAST
         size = sum(entry.size for entry in steps)

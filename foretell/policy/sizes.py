@@ -125,9 +125,7 @@ class Policy:
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         # Other requests may draft as much in the same forward.
-        engine = self.ctx.engine
-        rows = len(tree) + tree.beside
-        curve = self.ctx.costs.share(rows, len(self.ctx.tokens), engine.running, engine.texts)
+        curve = self.ctx.shares(len(tree) + tree.beside)
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
             values = self.estimate(tree)
             order = sorted(range(1, len(tree)), key=lambda node: -values[node])
@@ -250,9 +248,7 @@ class DrawnSizes:
         """Seconds of a step with a draft of each size; None: nothing was measured."""
         if self.repeats:
             return self.fixed
-        engine = self.ctx.engine
-        length = len(self.ctx.tokens)
-        curve = self.ctx.costs.share(LIMIT + 1, length, engine.running, engine.texts)
+        curve = self.ctx.shares(LIMIT + 1)
         return [float(curve[size]) + size * self.history.node_seconds for size in DRAWN_SIZES]
 
     def budget(self) -> int:

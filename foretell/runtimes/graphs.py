@@ -325,6 +325,7 @@ class GraphsExecutor(Executor):
     name = "graphs"
     sizes: tuple[int, ...] = SIZES
     fallback: Executor | None = None
+    most_jobs = 1  # a step has the addresses of one cache
     start = 256  # rows of a new cache
 
     def __init__(
@@ -414,7 +415,7 @@ class GraphsExecutor(Executor):
     def __call__(
         self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
     ) -> Computed | None:
-        step = self.step(jobs[0], taps) if len(jobs) == 1 else None
+        step = self.step(jobs[0], taps) if len(jobs) <= self.most_jobs else None
         if step is None:
             return None
         job = jobs[0]

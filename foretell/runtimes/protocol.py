@@ -26,6 +26,7 @@ class Executor(Protocol):
     `takes_segments`: and texts whose first rows are shared. `takes_watched`: and jobs whose
     attention a cache policy computes. `takes_canvases`: and positions of canvases. `sizes`: the
     numbers of nodes that forwards are padded to, () if any number is computed as it is.
+    `most_jobs`: how many jobs it takes in one forward, 0: any number; more are torch's.
     `fallback`: the executor of what this one leaves, None: torch.
     """
 
@@ -36,6 +37,7 @@ class Executor(Protocol):
     takes_segments: bool = False
     takes_watched: bool = False
     takes_canvases: bool = False
+    most_jobs: int = 0
     sizes: tuple[int, ...]
     fallback: Executor | None
 

@@ -16,11 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import foretell
 from foretell import LM, wrap
+from foretell.core.engine import Engine
+from foretell.core.request import Request
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask
+from foretell.core.types import Ask, Sampling
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
 from foretell.measure.profiling import identity, measure
+from foretell.ops.windowed import Windowed
 from foretell.runtimes import graphs as module
 from foretell.runtimes.graphs import (
     KEPT,
@@ -31,6 +34,7 @@ from foretell.runtimes.graphs import (
     FixedCache,
     GraphsExecutor,
 )
+from foretell.spec import resolve
 from tests.families.families import WINDOW, tiny
 from tests.families.test_families import LOOPED, METHODS, PROMPTS, TREE, answer, decoder, same_texts
 from tests.ops.test_draws import Waits
@@ -621,3 +625,34 @@ def test_texts_are_the_same_before_and_after_a_tap() -> None:
     lm = wrap(llama(), tokenizer(), name="tiny")
     used(lm.models["target"])  # type: ignore[arg-type]
     other_texts_stay_the_same(lm)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_costs_are_those_of_who_computes_so_many_jobs(jobs: int) -> None:
+    """A graph has one cache's addresses: sizes of drafts and chunks of prompts beside steps are
+    decided by what torch's forwards cost as soon as two requests share one."""
+    model = fast("llama")
+    engine = Engine({"target": model})
+    lives = []
+    for number in range(jobs):
+        sampling = Sampling(max_new_tokens=4, temperature=0.0)
+        name, strategy = resolve("ngram")
+        lives.append(engine.add(Request([number + 1, 5, 6], strategy, sampling, name)))
+    for _ in range(3):
+        engine.step()
+    assert engine.running == jobs and model.computed_by == model.executor_of(jobs)
+    assert model.computed_by == ("graphs" if jobs == 1 else "torch")
+    for name, step in (("graphs", 1.0), ("torch", 9.0)):
+        engine.costs_of(model, name).seconds = {1: step, 64: 2 * step}
+    expected = (1.0 if jobs == 1 else 9.0) / jobs
+    assert lives[0].ctx.shares(4)[0] == pytest.approx(expected, rel=0.1)
+    assert lives[0].ctx.costs.single() == pytest.approx(1.0)
+    for live in lives:
+        engine.end(live)
+
+
+def test_models_that_show_another_say_how_many_jobs_it_takes() -> None:
+    model = fast("llama")
+    assert Windowed(model, 1, 8).executor_of(2) == "torch"
+    assert decoder("llama").executor_of(2) == "torch"
+    assert model.executor_of(1) == "graphs"
