@@ -13,6 +13,7 @@ from foretell.families.canvas import Denoiser
 from foretell.families.toy_canvas import ToyCanvas
 from tests.diffusion.worlds import filled, request, text
 from tests.families.families import tiny
+from tests.kv import published
 
 OFF = ["dkv:every=1", "window:refresh=1", "window:refresh=100,active=40,window=40"]
 PARTS = ["prefix", "dual", "dkv", "dkv:every=3", "window:active=3,window=5,refresh=4"]
@@ -29,6 +30,45 @@ def test_off_it_is_the_baseline(kv: str, shift: int) -> None:
     for method in ("confidence:block=4", "threshold:tau=0.5,block=4", "random:block=0"):
         options = {"max_new_tokens": 12, "temperature": 0.8}
         assert text(model, method, kv=kv, **options) == text(model, method, **options)
+
+
+@pytest.mark.parametrize("kv", OFF[:2])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_off_all_rows_are_those_of_now(kv: str, shift: int) -> None:
+    """On a transformer, whose rows differ from forward to forward."""
+    model = denoiser(shift)
+    for prompt in ((5, 6), (7, 8, 9)):
+        ours = text(model, "confidence:block=4", prompt, kv=kv, max_new_tokens=9)
+        assert ours == text(model, "confidence:block=4", prompt, max_new_tokens=9)
+
+
+RULES: dict[str, tuple[int, Any, dict[str, Any]]] = {
+    "dkv:every=100": (6, published.dkv, {"every": 100}),
+    "dkv:every=3": (6, published.dkv, {"every": 3}),
+    "dual": (4, published.fast, {"whole": False}),
+    "prefix": (4, published.fast, {"whole": True}),
+    "window:active=3,window=5,refresh=6": (
+        12,
+        published.window,
+        {"active": 3, "window": 5, "refresh": 6},
+    ),
+    "window:active=2,window=40,refresh=100": (
+        12,
+        published.window,
+        {"active": 2, "window": 40, "refresh": 100},
+    ),
+}
+
+
+@pytest.mark.parametrize("kv", RULES)
+def test_texts_are_those_of_the_published_rule(kv: str) -> None:
+    """Written down by itself, in tests/kv/published.py."""
+    model = denoiser()
+    block, rule, given = RULES[kv]
+    method = f"confidence:block={0 if rule is published.window else block}"
+    for prompt in ((5, 6), (1, 80, 2, 60)):
+        theirs = published.filled(model.hf, prompt, 12, block, rule, **given)
+        assert text(model, method, prompt, kv=kv, max_new_tokens=12) == theirs
 
 
 @pytest.mark.parametrize("kv", PARTS)
