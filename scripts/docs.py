@@ -58,6 +58,8 @@ SHOWN = {
     "never-slower": ("docs/choose.md", figure_tables.never_slower),
     "serving": ("docs/serving.md", figure_tables.serving),
 }
+# Of a method without findings.
+UNKNOWN = "It was not measured for this page: what it gains or loses on a real model is not known."
 FINDINGS = ROOT / "dev" / "measured" / "methods.toml"
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 
@@ -234,7 +236,7 @@ def measured(card: Card) -> list[str]:
     if notes:
         entries = "; ".join(dict.fromkeys(note["log"] for note in notes))
         parts.append(f"More in `dev/LOG.md`, {entries}.")
-    return ["## Measured", *parts] if notes or rows else []
+    return ["## Measured", *(parts or [UNKNOWN])]
 
 
 def page(card: Card, every: list[Card]) -> str:

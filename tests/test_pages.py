@@ -55,6 +55,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(pattern, page.read_text("utf-8"), re.M | re.S)
 
 
+def test_a_method_s_page_has_figures_or_says_that_there_are_none() -> None:
+    pages = [page for page in (DOCS / "methods").rglob("*.md") if page.name != "index.md"]
+    silent = [named(page) for page in pages if "\n## Measured\n" not in page.read_text("utf-8")]
+    assert len(pages) > 100 and not silent
+
+
 # --- commands
 
 

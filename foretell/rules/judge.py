@@ -6,6 +6,10 @@ standard rule verifies the draft; where it refuses, the child that the judge lik
 chance is above `delta`, and verification goes on below it. Where neither takes a child the next
 token is the standard rule's. With delta=1 the text is the standard rule's, token by token.
 
+At the authors' delta=0.5 a small model does not survive it: of 10 answers of SmolLM2-135M-Instruct
+8 changed, and of 8 with known results none was right (3 by the standard rule), for 2.93 tokens a
+step in place of 2.37. At 0.9, the default here, none changed and nothing was gained.
+
 Paper: Bachmann, Anagnostidis, Pumarola, Georgopoulos, Sanakoyeu, Du, Schoenfeld, Thabet, Kohler,
 Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model Alignment, arXiv:2501.19309
 Guarantee: lossy: tokens of the drafter's stay in the text, at temperature 0 too, and answers change
@@ -13,6 +17,7 @@ Cost: none
 Needs: any tree; hidden states of the target and a judge made for it
 Trains: the judge, by `foretell train judge`; target and drafter stay as they are
 Differs:
+- delta is 0.9 unless it is given, where the authors take 0.5
 - labels are AutoJudge's: whether the answer of a task stays the same; the paper's are people's
 - trees are taken as well as chains
 - no token is judged that ends or frames a text, or that the request's options exclude
@@ -37,10 +42,10 @@ from foretell.ops.trees import below
 
 @dataclass(frozen=True)
 class Judge(Rule):
-    """The authors take delta=0.5."""
+    """Whoever lowers delta should count right answers before and after."""
 
     weights: str = ""  # file of the judge; without one, the judge that ships for the target
-    delta: float = 0.5  # chance above which a token stays that the standard rule refuses
+    delta: float = 0.9  # chance above which a token stays that the standard rule refuses
 
     exact = False
     greedy = False
