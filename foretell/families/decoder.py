@@ -341,7 +341,7 @@ class Decoder(Model):
             right = self.agrees(by_executor, by_torch)
         if not right:
             raise LookupError("its logits differ from torch's by more than rounding")
-        self.executor = executor
+        self.executor, self.most_jobs = executor, executor.most_jobs
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         if self.executor is not None:
@@ -374,10 +374,6 @@ class Decoder(Model):
     @property
     def usual_executor(self) -> str:  # type: ignore[override]
         return "torch" if self.executor is None else self.executor.name
-
-    @property
-    def most_jobs(self) -> int:  # type: ignore[override]
-        return 0 if self.executor is None else self.executor.most_jobs
 
     @property
     def reads_segments(self) -> bool:  # type: ignore[override]
