@@ -35,6 +35,7 @@ class Plain:
     takes_segments = False
     takes_watched = False
     takes_canvases = False
+    most_jobs = 0
 
     def __init__(
         self, loop: Any, layout: Any, dtype: torch.dtype, vocab: int, fallback: Any = None
