@@ -47,6 +47,7 @@ def test_forwards_can_be_measured_here(
     run: Any, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With costs that a clock did not make."""
+    import foretell.api  # noqa: F401 - which takes `profile` when it is first imported
     from foretell.measure import profiling
     from foretell.policy.costs import Costs
 
