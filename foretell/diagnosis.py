@@ -7,19 +7,25 @@ model the results are the same and steps are slower, so nobody should find out b
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.measure.profiling import numbers
 from foretell.runtimes import registry
 
 if TYPE_CHECKING:
-    from foretell.api import LM
     from foretell.core.model import Model
 
 _told: set[str] = set()
+
+
+class Loaded(Protocol):
+    """What is told of an LM: its models, and of each who refused to compute it, and why."""
+
+    models: dict[str, Model]
+    refusals: Mapping[str, Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,12 @@ class ModelReport:
     context: int  # tokens
 
 
-def diagnose(lm: LM) -> list[ModelReport]:
+def diagnose(lm: Loaded) -> list[ModelReport]:
     """A report for every model of the LM, the target first."""
     return [_report(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()]
 
 
-def in_brief(lm: LM) -> str:
+def in_brief(lm: Loaded) -> str:
     """A line for people, as in a notebook: the models, their number formats, who computes them."""
     said = []
     for report in diagnose(lm):
@@ -63,7 +69,7 @@ def notice(message: str) -> None:
         print(f"note: {message}", file=sys.stderr)
 
 
-def notice_refusals(lm: LM, source: str) -> None:
+def notice_refusals(lm: Loaded, source: str) -> None:
     """Says of each model that `auto` would have computed in a quicker way why it is not."""
     for report in diagnose(lm):
         if report.refusals:

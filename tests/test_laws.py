@@ -267,14 +267,18 @@ def test_trees_no_rule_takes_are_refused_by_name(spec: str) -> None:
         if rule not in fitting:
             strategy = laws.build(spec, rule)
             engine = Engine(laws.world(strategy))
-            live = engine.add(Request(laws.PROMPT, strategy, Sampling(temperature=1.0), name=spec))
-            list(engine.run())
-            assert (
-                isinstance(live.error, BadConfig)
-                and rule in str(live.error).lower()
-                and "needs" in str(live.error)
-            )
-            assert live.reason == "error" and not engine.live
+            request = Request(laws.PROMPT, strategy, Sampling(temperature=1.0), name=spec)
+            error: BaseException | None
+            try:
+                live = engine.add(request)
+                list(engine.run())
+                error = live.error
+                assert live.reason == "error"
+            except BadConfig as refused:  # before anything ran
+                error = refused
+            assert isinstance(error, BadConfig)
+            assert rule in str(error).lower() and "needs" in str(error)
+            assert not engine.live
 
 
 def test_a_toy_model_tells_a_wrong_world_apart() -> None:
