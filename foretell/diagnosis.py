@@ -7,7 +7,7 @@ model the results are the same and steps are slower, so nobody should find out b
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,7 @@ class Loaded(Protocol):
     """What is told of an LM: its models, and of each who refused to compute it, and why."""
 
     models: dict[str, Model]
-    refusals: Mapping[str, Sequence[tuple[str, str]]]
+    refusals: dict[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True)

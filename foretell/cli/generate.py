@@ -103,10 +103,10 @@ def generate(
     options["kv"] = kv
     check_method(method)
     options = tempered(method, options)
-    if sampling.n > 1 and not options["temperature"]:
-        message("at temperature 0 all answers are alike: --temperature sets another")
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
+    if sampling.n > 1 and not options["temperature"]:
+        message("at temperature 0 all answers are alike: --temperature sets another")
     if prefix and not context:
         raise BadConfig("--prefix: it stands before contexts, and there are none; add --context")
     if expand and not context:

@@ -43,7 +43,7 @@ class Strategy(Method):
     drawn_at = 0.0
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return 1  # that it writes side by side at most, each with rows of its own
 
     def run(self, ctx: Context) -> Steps:

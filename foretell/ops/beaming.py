@@ -43,7 +43,7 @@ class Beams(Strategy):
     width: int
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return 1 + self.width
 
 

@@ -163,7 +163,7 @@ class Denoising(Strategy):
         return 1
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return self.canvases
 
     def __post_init__(self) -> None:

@@ -132,8 +132,11 @@ def judge_of(target: Any, path: str) -> LinearJudge:
 
 
 def check_width(judge: LinearJudge, target: Any, path: str, make: str) -> None:
-    """Raises BadFile where it reads states of another width than the target's."""
-    width, own = len(judge.weight), target.loop.norm.weight.numel()
+    """Raises BadFile where it reads states of another width than the target's. A target that does
+    not show its layers is known by the first state.
+    """
+    width, loop = len(judge.weight), getattr(target, "loop", None)
+    own = width if loop is None else loop.norm.weight.numel()
     if width != own:
         raise BadFile(
             f"{path}: reads states of {width} numbers, and {target.name} has {own}; {make}"

@@ -128,7 +128,7 @@ class Admission:
         """Bytes that the buffers of a request's rows and states take when it begins."""
         ctx = live.ctx
         strategy = bare(ctx.request.strategy)
-        branches = max(len(ctx.branches), getattr(strategy, "texts", 1))
+        branches = max(len(ctx.branches), getattr(strategy, "most_texts", 1))
         longest = max(len(branch.tokens) for branch in ctx.branches.values())
         tokens = branches * (ctx.limit if hasattr(strategy, "canvases") else longest + RESERVE)
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}

@@ -145,7 +145,7 @@ def translate(
     strategy = _strategy(lm, method, arguments.get("reward"))
     if "temperature" not in arguments:
         arguments["temperature"] = TEMPERATURE if getattr(strategy, "draws", True) else 0.0
-    branches = getattr(strategy, "texts", 1)
+    branches = getattr(strategy, "most_texts", 1)
     if bounds.texts is not None and len(ids) * n * branches > bounds.texts:
         raise ApiError(
             f"method: it writes {branches} texts side by side, and with {len(ids) * n} answers "

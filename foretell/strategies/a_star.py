@@ -67,7 +67,7 @@ class AStar(Strategy):
     drawn_at = 0.8
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return self.frontier + self.k
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@ class Awrs(Strategy):
     drawn_at = 1.0
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return 1 + self.n
 
     def __post_init__(self) -> None:

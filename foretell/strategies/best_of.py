@@ -53,7 +53,7 @@ class BestOf(Samples):
     drawn_at = 0.8
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return self.n + self.references
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class FirstFinish(Samples):
     drawn_at = 0.8
 
     @property
-    def texts(self) -> int:
+    def most_texts(self) -> int:
         return self.n
 
     def __post_init__(self) -> None:

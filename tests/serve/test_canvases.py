@@ -106,12 +106,16 @@ def test_the_status_lists_what_the_model_can_run(client: httpx.Client) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
         ({"rows": "cfg:g=2,negative=5 9"}, "rows"),
-        ({"kv": "snapkv"}, "method"),
+        ({"kv": "snapkv"}, "kv"),
         ({"kv": "window", "method": "freedave"}, None),
         ({"reward": "keywords:words=dog"}, None),
         ({"prompt": [5, len(tiny.tokenizer()) - 9, 6]}, "prompt"),
         ({"method": "plain"}, "method"),
-        ({"method": "best-of", "reward": "keywords:words=dog"}, "method"),
+        ({"method": "best-of", "reward": "keywords:words=dog"}, "temperature"),
+        (
+            {"method": "best-of", "reward": "keywords:words=dog", "temperature": 0.8},
+            "method",
+        ),
         ({"echo": True, "logprobs": 1}, "echo"),
     ],
 )
@@ -119,7 +123,7 @@ def test_the_status_lists_what_the_model_can_run(client: httpx.Client) -> None:
 def test_what_cannot_be_honoured_is_refused(
     client: httpx.Client, fields: dict[str, Any], param: str | None, streamed: bool
 ) -> None:
-    error = refused(client, max_tokens=8, temperature=0, **fields, stream=streamed)
+    error = refused(client, **{"max_tokens": 8, "temperature": 0, "stream": streamed} | fields)
     assert error["param"] == param or param is None
     assert "\n" not in error["message"]
 

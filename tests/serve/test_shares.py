@@ -86,7 +86,7 @@ def test_no_method_has_more_texts_than_it_says(spec: str, monkeypatch: pytest.Mo
     with contextlib.suppress(RequestFailed):  # where no text is what it ought to be
         form = {"regex": "[a-z ]{1,20}"} if spec.startswith("awrs") else {}
         lm.generate(TEXT, spec, max_new_tokens=6, temperature=float(drawn), **form)
-    assert max(most) <= max(2, strategy.texts) and len(most) > 1
+    assert max(most) <= max(2, strategy.most_texts) and len(most) > 1
 
 
 def test_a_method_that_cannot_tell_is_stopped_where_it_has_too_many() -> None:
