@@ -16,7 +16,7 @@ import foretell
 from foretell.core.cache import Cache
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import Unsupported
+from foretell.errors import BadConfig, Unsupported
 from foretell.families.canvas import Denoiser
 from foretell.families.decoder import Decoder
 from foretell.families.fused import blocks
@@ -491,3 +491,22 @@ def test_rows_that_are_kept_are_the_librarys(monkeypatch: pytest.MonkeyPatch) ->
     for kv in ("prefix", "dual", "dkv"):
         text(blocked, kv)
     text(whole, "window:active=3,window=6")
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
+def test_packed_weights_count_as_bytes_that_are_held(format: str) -> None:
+    """Of a model's weights, and so in budgets: below them nothing can run."""
+    model = quick("llama", format)
+    packed = [part.packed for part in model.hf.modules() if isinstance(part, PackedLinear)]
+    assert model.weight_bytes >= sum(one.nbytes for one in packed) > 0
+    wide = Decoder(small("llama", "bfloat16"), "llama", blocks).weight_bytes
+    assert model.weight_bytes <= {"bfloat16": 1.0, "int8": 0.75, "int4": 0.6}[format] * wide
+
+
+def test_a_budget_below_packed_weights_is_refused() -> None:
+    lm = foretell.load("demo", dtype="int8")
+    held = lm.models["target"].weight_bytes
+    assert held > 5_000_000
+    with pytest.raises(BadConfig, match=r"budget=\d+"):
+        lm.limit(budget=held - 1)
+    lm.limit(budget=2 * held)
