@@ -90,7 +90,9 @@ class ViewedCache(Cache):
         """The same."""
 
     def reserve(self, rows: int) -> None:
-        self.beside.reserve(rows)
+        """The rows of the running draft outlive a growth of the buffers, as those of the text do."""
+        used = max(self.beside.base + len(self.beside.tokens), self.base + len(self.tokens))
+        self.beside.grow(rows, used)
 
     @property
     def bytes(self) -> int:

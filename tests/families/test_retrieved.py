@@ -114,6 +114,7 @@ def test_over_all_rows_it_is_the_model_itself() -> None:
     assert not torch.allclose(other, want, atol=1e-3), "the retrieved rows are too many to tell"
 
 
+@torch.inference_mode()
 def test_later_rows_are_the_targets_also_behind_shared_ones() -> None:
     model = decoder()
     whole = model.cache()
