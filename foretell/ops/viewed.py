@@ -90,7 +90,7 @@ class ViewedCache(Cache):
         """The same."""
 
     def reserve(self, rows: int) -> None:
-        """The rows of the running draft outlive a growth of the buffers, as those of the text do."""
+        """Rows of the running draft outlive a growth of the buffers, as those of the text do."""
         used = max(self.beside.base + len(self.beside.tokens), self.base + len(self.tokens))
         self.beside.grow(rows, used)
 

@@ -42,7 +42,7 @@ from tests.runtimes.questions import (
     other_texts_stay_the_same,
     refuses_what_is_not_plain,
 )
-from tests.runtimes.test_openvino import FLAGS
+from tests.runtimes.test_openvino import FLAGS, in_bfloat16
 from tests.tiny import CONTEXT, tokenizer
 from tests.tiny import llama as small
 
@@ -378,6 +378,7 @@ def test_another_number_of_threads_is_noticed() -> None:
 
 
 @both
+@in_bfloat16
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_narrow_models_have_it_where_the_c_library_cannot_be_had(dtype: str) -> None:
     with no_library():
