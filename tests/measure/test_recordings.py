@@ -94,7 +94,7 @@ def test_a_pipe_is_read_while_it_is_written(tmp_path: Path) -> None:
             "not JSON (Expecting property name enclosed in double quotes at column 2); one object",
         ),
         ("[1]", "holds no JSON object"),
-        ("[" * 100_000, "not usable JSON"),
+        ("[" * 100_000, "not JSON (it is nested too deeply"),
         ('{"prompt": ' + "1" * 5000 + "}", "not usable JSON"),
         ('{"answer": 1}', "needs a text in the field `prompt`, and has 'answer'"),
         ("{}", "and has none"),

@@ -102,6 +102,6 @@ def test_the_inside_of_a_cell_adds_up() -> None:
         assert cell["host_share"] == pytest.approx(
             cell["step_s"]["host"] / sum(cell["step_s"].values())
         )
-    one = 2 * 2 * 2 * 256 * 8 * 4  # 2 layers' keys and values: 2 heads, 256 rows, width 8, float32
+    one = 2 * 2 * 2 * 64 * 8 * 4  # 2 layers' keys and values: 2 heads, 64 rows, width 8, float32
     assert plain["cache_bytes"] == one
     assert draft["cache_bytes"] == 2 * one
