@@ -478,7 +478,7 @@ WRONG: list[dict[str, Any]] = [
     {"frequency_penalty": "x"},
     {"no_repeat_ngram_size": -2},
     {"seed": 1.5},
-    {"seed": None},
+    {"seed": "x"},
     {"n": 0},
     {"n": -1},
     {"n": 2.0},
