@@ -40,7 +40,7 @@ def test_its_head_is_cut_down_to_the_tokens_in_its_folder(lm: foretell.LM) -> No
 
 
 def test_it_drafts(lm: foretell.LM) -> None:
-    plain = lm.generate(TEXT, "plain", max_new_tokens=32)
-    drafted = lm.generate(TEXT, "draft:nodes=4", max_new_tokens=32)
+    plain = lm.generate(lm.encode(TEXT), "plain", max_new_tokens=32)
+    drafted = lm.generate(lm.encode(TEXT), "draft:nodes=4", max_new_tokens=32)
     assert drafted.tokens == plain.tokens
     assert drafted.stats.accepted > 16, "it drafts what it would have written"
