@@ -21,10 +21,10 @@ def test_the_embedded_pair_writes_the_same_in_every_lane(lane: str) -> None:
     lm = foretell.load("demo", dtype="float32", executor="torch")
     for temperature in (0.0, 0.8):
         options = {"max_new_tokens": 60, "temperature": temperature, "seed": 3}
-        inline = lm.generate("The quick brown fox", "pearl", **options)
-        beside = lm.generate("The quick brown fox", f"pearl:lane={lane}", **options)
+        inline = lm.generate(lm.encode("The quick brown fox"), "pearl", **options)
+        beside = lm.generate(lm.encode("The quick brown fox"), f"pearl:lane={lane}", **options)
         assert beside.tokens == inline.tokens
         assert beside.stats.calls == inline.stats.calls
-    plain = lm.generate("The quick brown fox", "plain", max_new_tokens=60)
-    greedy = lm.generate("The quick brown fox", f"pearl:lane={lane}", max_new_tokens=60)
+    plain = lm.generate(lm.encode("The quick brown fox"), "plain", max_new_tokens=60)
+    greedy = lm.generate(lm.encode("The quick brown fox"), f"pearl:lane={lane}", max_new_tokens=60)
     assert greedy.tokens == plain.tokens and greedy.stats.accepted
