@@ -196,8 +196,8 @@ class Cache(EvictedRows):
             plan.shared = reusable(plan, ask, self)
         job = self._job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
-        # Of a text that comes in pieces all rows will be needed.
-        coming = max(len(plan.tokens), pending)
+        # Of a text that comes in pieces all rows will be needed, unless a policy evicts them.
+        coming = max(len(plan.tokens), pending if self.policy is None else 0)
         self.reserve(self.base + coming + max(0, job.follow - 1) * self.breadth)
         # Until `finish` new rows are nobody's: an interrupted forward loses them.
         self.tokens = plan.tokens[: plan.kept]
