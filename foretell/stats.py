@@ -152,7 +152,7 @@ def noted(engine: Any, prepared: Sequence[Any], seconds: float, forwards: int) -
     and the requests' statistics. `prepared`: of core.forwards.Prepared.
     """
     first = prepared[0].entry
-    rows = sum(part.job.start for part in prepared) // len(prepared)
+    rows = sum(part.job.rows_before for part in prepared) // len(prepared)
     if first.for_target:
         unfinished = any(not part.whole for part in prepared)
         texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)

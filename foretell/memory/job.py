@@ -57,6 +57,12 @@ class Job:
         return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
 
     @property
+    def rows_before(self) -> int:
+        """Cache rows that the new nodes attend to, those that it shares with others included."""
+        shared = sum(segment.end - segment.start for segment in self.cache.segments)
+        return self.start + int(shared)
+
+    @property
     def entry(self) -> Any:
         """What the jobs of one forward have in common: the layers, how they are entered, and how
         far they go on."""

@@ -152,13 +152,20 @@ def test_a_model_is_measured_once_and_the_numbers_are_kept(
 
 @pytest.mark.parametrize(
     ("now", "measured"),
-    [({}, False), ({8: 0.5}, True), ({1: 3.0}, False), ({32: 0.5}, False)],
-    ids=["as it was", "quicker", "slower", "quicker where it is not checked"],
+    [
+        ({}, False),
+        ({8: 0.5}, True),
+        ({1: 3.0}, False),
+        ({32: 0.5}, False),
+        (dict.fromkeys(SIZES, 0.001), True),
+    ],
+    ids=["as it was", "quicker", "slower", "quicker where it is not checked", "far quicker"],
 )
 def test_what_was_measured_on_a_busy_machine_is_measured_again(
     now: dict[int, float], measured: bool, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = {size: 0.002 * size for size in SIZES}
+    # The slowest take longer than a check may.
+    times = {size: 2.0 * size for size in SIZES}
     monkeypatch.setattr(profiling, "_time_forward", lambda model, cache, size, length: times[size])
     model = Toy(5)
     profile(model)
@@ -175,13 +182,16 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(
         assert not calls, "the new numbers are kept"
 
 
-def test_a_slow_model_is_not_checked(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, quick = 2.0, 0.01
-    monkeypatch.setattr(profiling, "_time_forward", lambda *args: slow)
-    first, _ = profile(Toy(5))
-    monkeypatch.setattr(profiling, "_time_forward", lambda *args: quick)
-    again, _ = profile(Toy(5))
-    assert again.seconds == first.seconds
+def test_a_slow_model_is_checked_by_one_forward(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "_time_forward", lambda *args: 2.0)
+    profile(Toy(5))
+    sizes: list[int] = []
+    monkeypatch.setattr(profiling, "CHECK", 0.0)
+    monkeypatch.setattr(profiling, "_time_forward", lambda m, c, size, n: sizes.append(size) or 2.0)
+    profile(Toy(5))
+    assert sizes == [1]
 
 
 DAMAGES = {
