@@ -388,14 +388,14 @@ def warmed(strategy: Strategy, models: Mapping[str, Model], setting: Setting) ->
     return engine.stores
 
 
-COMMON = {"chances", "pace", "worth"}  # what any drafter leaves for the policy of drafts
+COMMON = ("chances", "pace", "promise", "worth")  # what any drafter leaves for the policy of drafts
 
 
 def leaves_something(spec: str) -> bool:
     """Whether a drafter's texts leave in the stores what drafts of later texts are made of."""
     strategy = build(spec)
     stores = warmed(strategy, world(strategy), SETTINGS["plain"])
-    return any(name not in COMMON and not name.startswith("worth") for _, _, name in stores)
+    return any(not name.startswith(COMMON) for _, _, name in stores)
 
 
 def enumerate_law(

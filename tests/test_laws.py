@@ -80,7 +80,7 @@ def measured(engine: Engine) -> None:
             costs = engine.costs_of(engine.models[name])
             costs.seconds = {1: 1.0, 8: 1.05, 16: 1.1, 128: 3.0}
             costs.freeze()
-    for key in [key for key in engine.stores if key[2] in ("worth", "pace")]:
+    for key in [key for key in engine.stores if key[2].startswith(("worth", "pace", "promise"))]:
         del engine.stores[key]  # by the clock of the toys nothing is worth drafting
 
 

@@ -246,7 +246,9 @@ class Engine:
         `layers`: where only a part of them runs.
         """
         key = (model, executor or model.executor_of(jobs), layers)
-        return self.costs.setdefault(key, Costs(model))
+        if key not in self.costs:
+            self.costs[key] = Costs(model)
+        return self.costs[key]
 
     def take_costs(self, model: Model, costs: Costs) -> None:
         """Costs that were measured beforehand, of the model's usual executor."""

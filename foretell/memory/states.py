@@ -42,36 +42,40 @@ class TappedStates:
         self.shared: tuple[Mapping[int, torch.Tensor], ...] = ()  # of segments, in order
         self.start = 0  # tokens whose states these are
         self.length = 0  # committed tokens in all
-        self.own: dict[int, torch.Tensor] = {}  # (capacity, E) of the tokens from `start` on
-        self.scratch: dict[int, torch.Tensor] = {}  # (scratch rows, E)
+        self.own: torch.Tensor | None = None  # (taps, capacity, E) of the tokens from `start` on
+        self.scratch: torch.Tensor | None = None  # (taps, scratch rows, E)
         self.none: dict[int, torch.Tensor] = {}  # (0, E), from the first forward on
         self.forked = False  # whether a fork reads `own` too
 
     def write(self, first: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """States of the scratch rows from `first` on; what stood there is forgotten."""
-        for tap in self.taps:
-            self.none[tap] = hidden[tap][:0]
-            before = self.scratch.get(tap, hidden[tap][:0])[:first]
-            self.scratch[tap] = torch.cat([before, hidden[tap]])
+        states = torch.stack([hidden[tap] for tap in self.taps])
+        if first and self.scratch is not None:
+            states = torch.cat([self.scratch[:, :first], states], 1)
+        self.scratch = states
+        if not self.none:
+            self.none = {tap: states[place, :0] for place, tap in enumerate(self.taps)}
 
     def keep(self, nodes: Sequence[int]) -> None:
         """The states of these scratch rows, a path, become those of the next committed tokens."""
+        scratch, self.scratch = self.scratch, None
+        if not nodes:
+            return
         held = self.length - self.start
         end = held + len(nodes)
-        rows = list(nodes)
-        chosen: slice | list[int] = slice(len(rows)) if rows == [*range(len(rows))] else rows
-        for tap, scratch in self.scratch.items() if nodes else ():
-            own = self.own.get(tap)
-            if own is None or len(own) < end or self.forked:
-                grown = scratch.new_empty(roomy(end), scratch.shape[1])
-                if own is not None:
-                    grown[:held] = own[:held]
-                self.own[tap] = own = grown
-            own[held:end] = scratch[chosen]
-        if nodes:
-            self.forked = False
-            self.length += len(nodes)
-        self.scratch = {}
+        self.length += len(nodes)
+        if scratch is None:
+            return
+        own = self.own
+        if own is None or own.shape[1] < end or self.forked:
+            grown = scratch.new_empty(len(self.taps), roomy(end), scratch.shape[2])
+            if own is not None:
+                grown[:, :held] = own[:, :held]
+            self.own, self.forked = grown, False
+            own = grown
+        # A path whose last node is as deep as it is far from the root is a chain.
+        chain = nodes[-1] == len(nodes) - 1
+        own[:, held:end] = scratch[:, : len(nodes)] if chain else scratch[:, list(nodes)]
 
     def adopt(self, states: Mapping[int, torch.Tensor]) -> None:
         """Takes those of the next tokens, of all its taps, from a segment; it has none of its own.
@@ -87,8 +91,11 @@ class TappedStates:
     def lend(self) -> Mapping[int, torch.Tensor]:
         """Makes its own committed states shared ones, and returns them."""
         held = self.length - self.start
-        lent = {tap: own[:held].clone() for tap, own in self.own.items()}
-        self.own, self.forked = {}, False
+        lent: dict[int, torch.Tensor] = {}
+        if self.own is not None:
+            held_states = self.own[:, :held].clone()
+            lent = dict(zip(self.taps, held_states, strict=True))
+        self.own, self.forked = None, False
         self.shared = (*self.shared, lent) if lent else self.shared
         self.start = self.length
         return lent
@@ -100,13 +107,13 @@ class TappedStates:
     @property
     def reach(self) -> int:
         """Tokens whose states are here, those of scratch rows included."""
-        return self.length + len(next(iter(self.scratch.values()), ()))
+        return self.length + (0 if self.scratch is None else self.scratch.shape[1])
 
     @property
     def bytes(self) -> int:
         """Of the buffers of its own, shared states aside."""
-        held = (*self.own.values(), *self.scratch.values())
-        return sum(part.numel() * part.element_size() for part in held)
+        held = (self.own, self.scratch)
+        return sum(part.numel() * part.element_size() for part in held if part is not None)
 
     def read(self, taps: Sequence[int], start: int, end: int) -> torch.Tensor:
         """(end - start, E of all taps side by side) of the tokens at these positions, of the
@@ -120,15 +127,16 @@ class TappedStates:
     def _read(self, tap: int, start: int, end: int) -> torch.Tensor:
         none = self.none[tap]
         parts = [none.new_zeros(max(0, min(end, 0) - start), none.shape[1])]
-        own = self.own.get(tap, none)[: self.length - self.start]
+        tapped = self.taps.index(tap)
+        own = none if self.own is None else self.own[tapped, : self.length - self.start]
+        scratch = none if self.scratch is None else self.scratch[tapped]
         place = 0
-        for part in (*(states[tap] for states in self.shared), own, self.scratch.get(tap, none)):
+        for part in (*(states[tap] for states in self.shared), own, scratch):
             parts.append(part[max(0, start - place) : max(0, end - place)])
             place += len(part)
         return torch.cat(parts)
 
     def fork(self) -> TappedStates:
         twin = copy.copy(self)
-        twin.own, twin.scratch, twin.none = dict(self.own), dict(self.scratch), dict(self.none)
         self.forked = twin.forked = True
         return twin

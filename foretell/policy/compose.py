@@ -15,6 +15,7 @@ import time
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from foretell.core.context import Context
@@ -23,10 +24,25 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
 from foretell.ops.trees import merge
-from foretell.policy.costs import COSTLY_LOSS, Payoff
+from foretell.policy.costs import COSTLY_LOSS, Payoff, Promise
+from foretell.policy.sizes import chances_of, estimate, heat
 from foretell.policy.stopwatch import Stopwatch
 
 PROMISES = (0.25, 0.75, 1.5, 3.0)  # tokens that the others promise, between kinds of steps
+
+
+@dataclass
+class Pace:
+    """Running means of a step: its tokens and its seconds, of drafting and of the forward."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, tokens: float, seconds: float) -> float:
+        """Returns the seconds a token takes now."""
+        self.tokens += (tokens - self.tokens) / (8 if self.tokens else 1)
+        self.seconds += (seconds - self.seconds) / (8 if self.seconds else 1)
+        return self.seconds / self.tokens
 
 
 @dataclass
@@ -38,14 +54,20 @@ class Part:
     state: Any
     payoff: Payoff  # of asking it in steps like this one
     payoffs: Sequence[Payoff]  # by what the parts before it promise, see PROMISES; or of all steps
+    promise: Promise | None  # of its trees; None: asking it takes next to nothing
+    pace: Pace  # of all parts
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
     begun: bool = False  # whether it was asked: the first time it also takes in the text
     waited: float = 0.0  # seconds that the request ran before that
 
     def reading_seconds(self) -> float:
-        """About how long its models will take to read the text; 0 where nothing is known yet."""
+        """About how long its models will take to read the text; 0 where nothing is known yet, or
+        they have begun.
+        """
         seconds = 0.0
+        if self.begun:
+            return seconds
         for name in self.drafter.models:
             model = self.ctx.models[name]
             costs = self.ctx.engine.costs_of(model)
@@ -57,11 +79,16 @@ class Part:
     def due(self, tree: TokenTree) -> bool:
         """Whether to ask it in this step, where the others have proposed this tree.
 
-        Its models read the text first: at once where asking it has clearly paid lately, else when
-        the request has run for as long as that takes, so that one that ends early loses little by
-        it. Where asking it has not paid, reading may lose no more than COSTLY_LOSS of the time.
+        Not where its trees promise less than asking takes at the present load. Its models read
+        the text first: at once where asking it has clearly paid lately, else when the request has
+        run for as long as that takes, so that one that ends early loses little by it. Where
+        asking it has not paid, reading may lose no more than COSTLY_LOSS of the time.
         """
         payoff = self.judged_beside(tree)
+        if self.promise is not None and not self.promise.pays(
+            self.ctx.shares, self.reading_seconds
+        ):
+            return False
         if not self.begun and not payoff.clearly_pays:
             patience = 1 if payoff.pays else 1 / COSTLY_LOSS
             if self.waited < patience * self.reading_seconds():
@@ -90,18 +117,15 @@ class JointPayoff(Payoff):
         return False
 
 
-@dataclass
-class Pace:
-    """Running means of a step: its tokens and its seconds, of drafting and of the forward."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    def note(self, tokens: float, seconds: float) -> float:
-        """Returns the seconds a token takes now."""
-        self.tokens += (tokens - self.tokens) / (8 if self.tokens else 1)
-        self.seconds += (seconds - self.seconds) / (8 if self.seconds else 1)
-        return self.seconds / self.tokens
+def hoped_for(ctx: Context, drafter: Drafter) -> Promise:
+    """What its trees promise before there was one: what was measured of the model that it asks,
+    whose forwards take as much less than the target's as it has fewer bytes, one a level.
+    """
+    model, target = ctx.models[drafter.models[0]], ctx.models["target"]
+    hits = [depth[0] for depth in getattr(model, "ranks", ())]
+    levels = max(1, len(hits))
+    share = model.weight_bytes / max(1, target.weight_bytes)
+    return Promise(hits, levels * share * ctx.costs.single())
 
 
 def order(drafter: Drafter, greedy: bool) -> tuple[bool, bool]:
@@ -163,14 +187,23 @@ class Composition(Drafter):
 
     def start(self, ctx: Context) -> list[Part]:
         # Before the policy makes one that would pause all parts at once.
-        joint = ctx.shared(JointPayoff, "worth")
+        joint = ctx.shared(JointPayoff, f"worth {heat(ctx)}")
+        pace = ctx.shared(Pace, f"pace {heat(ctx)}")
         parts = []
         for drafter in sorted(self.parts, key=lambda d: order(d, ctx.sampler.greedy)):
             scope = ctx.scoped(drafter)
             known = ctx.scoped((self, drafter))
-            kinds = len(PROMISES) + 1 if drafter.models else 1
-            payoffs = [known.shared(Payoff, f"worth {kind}") for kind in range(kinds)]
-            parts.append(Part(drafter, scope, drafter.start(scope), payoffs[0], payoffs))
+            asks, warmth = bool(drafter.models), heat(ctx)
+            kinds = len(PROMISES) + 1 if asks else 1
+            payoffs = [known.shared(Payoff, f"worth {warmth} {kind}") for kind in range(kinds)]
+            promise = (
+                known.shared(partial(hoped_for, scope, drafter), f"promise {warmth}")
+                if asks
+                else None
+            )
+            parts.append(
+                Part(drafter, scope, drafter.start(scope), payoffs[0], payoffs, promise, pace)
+            )
         joint.parts = [part.payoff for part in parts]
         return parts
 
@@ -187,6 +220,8 @@ class Composition(Drafter):
             proposal = yield from watch.over(part.drafter.steps(part.ctx, part.state, room))
             start = time.perf_counter()
             part.sources = set(proposal.sources[1:])
+            if part.promise is not None:
+                part.promise.note(estimate(proposal, chances_of(ctx))[0][1:])
             tree = merge(tree, proposal) if len(tree) > 1 else proposal
             part.seconds = watch.seconds + time.perf_counter() - start
         return tree
@@ -194,7 +229,8 @@ class Composition(Drafter):
     def observe(self, ctx: Context, state: list[Part], step: Feedback) -> None:
         asked = [part for part in state if part.seconds >= 0]
         for part in state:
-            part.waited += ctx.costs.single(len(ctx.tokens))
+            if part.drafter.models and not part.begun:
+                part.waited += ctx.costs.single(len(ctx.tokens))
         if not asked:
             for part in state:
                 part.drafter.observe(part.ctx, part.state, step)
@@ -204,7 +240,7 @@ class Composition(Drafter):
         curve = ctx.shares(len(tree))
         node_seconds = float(curve[-1] - curve[0]) / max(1, len(tree) - 1)
         step_seconds = sum(part.seconds for part in asked) + float(curve[-1])
-        pace = ctx.shared(Pace, "pace").note(1 + len(step.outcome.path), step_seconds)
+        pace = state[0].pace.note(1 + len(step.outcome.path), step_seconds)
         for part in state:
             start = time.perf_counter()
             part.drafter.observe(part.ctx, part.state, step)
@@ -214,6 +250,8 @@ class Composition(Drafter):
             nodes = sum(proposer in part.sources for proposer in proposers)
             gained = sum(proposers[node] in part.sources for node in step.outcome.path)
             if part.begun:
+                if part.promise is not None:
+                    part.promise.note_seconds(part.seconds + learning)
                 part.payoff.note(gained, part.seconds + learning + node_seconds * nodes, pace)
             part.begun = True
             part.seconds = -1.0  # it may not be asked in the next step

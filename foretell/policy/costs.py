@@ -2,26 +2,32 @@
 
 `Costs` follows the seconds of every forward of the engine, starting from a measured profile
 (`foretell.measure.profiling`) or from nothing. `Payoff` compares what asking a drafter takes with
-what it brings in.
+what it brought in, `Promise` with what it would bring in at the load of the moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of the forwards that a profile measures
 RATE = 1 / 8  # of the running means
+FRESH = 8  # forwards between two looks at what forwards cost
+ROW_STEP = 64  # rows of texts that are taken to be equally long
+KEPT_SHARES = 1024
 OWN_SHARE = 1 / 4  # of a change that only the measured size takes part in
 HICCUP = 2.0  # times its mean that one forward counts for at most
 FIRST_SHARE = 0.1  # of a forward that is never put down to the cache rows before it
 WINDFALL = 2.0  # times its price that asking must bring in to be repeated at once
 LOSS = 0.01  # share of the time that asking in vain should lose
 COSTLY_LOSS = 0.05  # and that it may lose where asking is expensive
-CLEARLY = 1.2  # times its price, what an attempt wins that is known to pay
+CLEARLY = 1.2  # times its price, what an attempt wins that is known to pay, or promises
 LONGEST_PAUSE = 32  # steps, unless asking is expensive
+UNKNOWN = 64  # steps that wait for the first tree, in case that it never comes
+LOOKED = 8  # steps of which one is looked at, where the last one looked at did not pay
+PROMISED = 17  # tokens of the largest forward for which a promise is looked at
 
 
 class Costs:
@@ -41,6 +47,8 @@ class Costs:
         self.work: Callable[[int], np.ndarray] | None = getattr(model, "work", None)
         self.frozen: tuple[dict[int, float], dict[int, float]] | None = None
         self.frozen_work: np.ndarray | None = None
+        self.noted = 0  # forwards
+        self.shared: dict[tuple[int, int, int, int], np.ndarray] = {}  # what `share` found lately
 
     def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
         """One forward of `tokens` tokens that attended to `rows` cache rows took `seconds`.
@@ -50,6 +58,9 @@ class Costs:
         sizes follow, the measured one a little more. Otherwise drafts would be priced by the speed
         of one time and their gain by the speed of another.
         """
+        self.noted += 1
+        if self.noted % FRESH == 0 or len(self.shared) > KEPT_SHARES:
+            self.shared.clear()
         size = 1 << (tokens - 1).bit_length()
         if size > SIZES[-1]:  # a chunk of a prompt, of any length up to this size
             seconds *= size / tokens
@@ -89,11 +100,18 @@ class Costs:
 
         `texts`: tokens of other requests' prompts in the same forward. They pay as much as the
         tokens of a forward without drafts, so that a draft that delays them costs what it takes.
+
+        Every request asks for it in every step: it is kept for FRESH forwards, and for lengths
+        that differ by less than ROW_STEP rows.
         """
         live = max(1, live)
-        curve = self.curve(live * size + texts, rows)[texts:]
-        paid = texts * curve[live - 1] / (live + texts)
-        return (curve[live - 1 :: live] - paid) / live
+        rows = rows // ROW_STEP * ROW_STEP
+        key = (size, rows, live, texts)
+        if key not in self.shared:
+            curve = self.curve(live * size + texts, rows)[texts:]
+            paid = texts * curve[live - 1] / (live + texts)
+            self.shared[key] = (curve[live - 1 :: live] - paid) / live
+        return self.shared[key]
 
     def row_seconds(self) -> float:
         """What a new token takes for each cache row that it attends to, among many new tokens."""
@@ -155,6 +173,64 @@ def _by_work(work: np.ndarray, known_sizes: tuple[int, ...], seconds: np.ndarray
     curve[below] = seconds[0] * rising[below] / known[0]
     curve[beyond] = seconds[-1] * rising[beyond] / known[-1]
     return curve
+
+
+class Promise:
+    """What a drafter's trees promise by their number of nodes, and what asking for one takes:
+    running means, which tell whether the next one pays at any load.
+    """
+
+    def __init__(self, hits: Sequence[float] = (), seconds: float = 0.0) -> None:
+        """`hits`: how often its best token of each depth was right where it was measured; without
+        them the first tree tells. `seconds`: what asking should take, until it was seen.
+        """
+        self.expected = np.zeros(0)  # tokens accepted of the best 0, 1, 2, ... nodes
+        self.trees = 0  # that were seen, what was measured elsewhere counting as one
+        self.seconds = seconds  # that asking takes
+        self.seen = False  # whether these were measured
+        self.idle = 0.0  # seconds of steps without an ask since the last one that did not pay
+        self.rest = 0  # steps that are not looked at
+        if len(hits):
+            self.note(list(np.cumprod(hits)))
+
+    def note(self, chances: Sequence[float]) -> None:
+        """A tree was proposed, whose nodes will be reached with these chances."""
+        self.rest = 0
+        self.trees += 1
+        ordered = sorted(chances, reverse=True)[: PROMISED - 1]
+        expected = np.cumsum([0.0, *ordered, *[0.0] * (PROMISED - 1 - len(ordered))])
+        if not len(self.expected):
+            self.expected = expected
+        self.expected = self.expected + max(RATE, 1 / self.trees) * (expected - self.expected)
+
+    def note_seconds(self, seconds: float) -> None:
+        """Asking for it took so long."""
+        self.seconds += (RATE if self.seen else 1.0) * (seconds - self.seconds)
+        self.seen = True
+
+    def pays(self, shares: Callable[[int], np.ndarray], reading: Callable[[], float]) -> bool:
+        """Whether to ask in this step. `shares(n)`: seconds (n,) of a step with 1, 2, ... tokens;
+        `reading()`: what taking in the text before takes.
+
+        Where it does not pay, the next LOOKED - 1 steps are not looked at; and once in a while it
+        is asked all the same, so rarely that this loses LOSS of the time.
+        """
+        if self.rest:
+            self.rest -= 1
+            return False
+        if not len(self.expected):  # one ask is enough to know
+            self.rest = UNKNOWN
+            return True
+        curve = shares(PROMISED)
+        saved = self.expected * curve[0] - (curve - curve[0])
+        if saved.max() > CLEARLY * self.seconds:
+            return True
+        self.idle += LOOKED * float(curve[0])
+        if self.idle * LOSS > self.seconds + reading():
+            self.idle = 0.0
+            return True
+        self.rest = LOOKED - 1
+        return False
 
 
 class Payoff:

@@ -42,6 +42,7 @@ DRAWN_START = 16  # nodes of the first drawn tree
 PAUSE = 32  # steps without a draft after which one is tried again
 # Of a node: source, rank, and the length of its copy, or its depth and the drafter's own chance.
 Kind = tuple[str, int, int]
+Chances = dict[Kind, list[float]]  # [trials, accepted]
 
 
 class Sizes(Protocol):
@@ -69,6 +70,42 @@ def sizes_for(ctx: Context, nodes: int, drafter: Drafter) -> Sizes:
     return sizes if room is None else Capped(sizes, room.nodes)
 
 
+def heat(ctx: Context) -> int:
+    """The temperature in quarters: what is learnt of drafts at one holds little at another."""
+    return round(4 * ctx.sampler.sampling.temperature)
+
+
+def chances_of(ctx: Context) -> Chances:
+    """How often nodes of each kind were accepted at the request's temperature."""
+    return ctx.shared(dict, f"chances {heat(ctx)}")
+
+
+def estimate(tree: TokenTree, chances: Chances) -> tuple[list[float], list[Kind]]:
+    """The chance of each node to be reached, and the kinds of the nodes."""
+    values = [1.0] * len(tree)
+    kinds: list[Kind] = [("", 0, 0)] * len(tree)
+    for parent, tries in enumerate(tree.tries):
+        ranks: dict[str, int] = {}
+        for node in tries:
+            source, depth = tree.sources[node], tree.depths[node]
+            rank = ranks[source] = ranks.get(source, -1) + 1
+            # Along a copy what counts is how long it has held, before the draft and in it;
+            # elsewhere how deep the node is, and how sure of it its drafter is.
+            match = tree.matches[node]
+            held = match + depth - 1 if match else 0
+            own = tree.values[node] / max(tree.values[parent], 1e-9)
+            place = held.bit_length() if held else -min(depth, 8) - 8 * int(4 * min(own, 0.99))
+            kinds[node] = kind = source, rank, place
+            trials, accepted = chances.get(kind, (0.0, 0.0))
+            # Copies that have held for n tokens were seen to go on with 1 - 4 / (5 n), and what
+            # else stood there once with OTHERS of that for each one before it.
+            cap = (1 - 4 / (5 * held)) * OTHERS**rank if held else 1.0
+            prior = min(cap, own)
+            chance = (PRIOR * prior + accepted) / (PRIOR + trials)
+            values[node] = values[parent] * min(1.0, chance)
+    return values, kinds
+
+
 class Policy:
     """Sizes by measured time; what it learns is shared by all requests of the same drafter."""
 
@@ -82,8 +119,8 @@ class Policy:
         if whole:  # such a tree may cost half a forward
             curve = ctx.costs.curve(LIMIT, len(ctx.tokens))
             self.size = max(8, int((curve <= 1.5 * curve[0]).sum()) // 2)
-        self.chances: dict[Kind, list[float]] = ctx.shared(dict, "chances")  # [trials, accepted]
-        self.payoff = ctx.shared(Payoff, "worth")
+        self.chances = chances_of(ctx)
+        self.payoff = ctx.shared(Payoff, f"worth {heat(ctx)}")
         self.kinds: list[Kind] = []  # of the last tree's nodes
         self.begun = False  # whether a draft was made: the first one also takes in the text
         self.spent = -1.0  # seconds the last draft took beyond a plain step; below 0: no draft
@@ -97,37 +134,11 @@ class Policy:
             return 1
         return (self.nodes or min(LIMIT, max(16, 2 * self.size))) + 1
 
-    def estimate(self, tree: TokenTree) -> list[float]:
-        """The chance of each node to be reached; notes the kinds of the nodes."""
-        values = [1.0] * len(tree)
-        self.kinds = [("", 0, 0)] * len(tree)
-        for parent, tries in enumerate(tree.tries):
-            ranks: dict[str, int] = {}
-            for node in tries:
-                source, depth = tree.sources[node], tree.depths[node]
-                rank = ranks[source] = ranks.get(source, -1) + 1
-                # Along a copy what counts is how long it has held, before the draft and in it;
-                # elsewhere how deep the node is, and how sure of it its drafter is.
-                match = tree.matches[node]
-                held = match + depth - 1 if match else 0
-                own = tree.values[node] / max(tree.values[parent], 1e-9)
-                place = held.bit_length() if held else -min(depth, 8) - 8 * int(4 * min(own, 0.99))
-                kind = source, rank, place
-                self.kinds[node] = kind
-                trials, accepted = self.chances.get(kind, (0.0, 0.0))
-                # Copies that have held for n tokens were seen to go on with 1 - 4 / (5 n), and what
-                # else stood there once with OTHERS of that for each one before it.
-                cap = (1 - 4 / (5 * held)) * OTHERS**rank if held else 1.0
-                prior = min(cap, own)
-                chance = (PRIOR * prior + accepted) / (PRIOR + trials)
-                values[node] = values[parent] * min(1.0, chance)
-        return values
-
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
         # Other requests may draft as much in the same forward.
         curve = self.ctx.shares(len(tree) + tree.beside)
         if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
-            values = self.estimate(tree)
+            values, self.kinds = estimate(tree, self.chances)
             order = sorted(range(1, len(tree)), key=lambda node: -values[node])
             count = self.nodes or self._best([values[node] for node in order], curve.tolist())
             nodes = sorted(order[:count])
@@ -236,7 +247,9 @@ class DrawnSizes:
         self.repeats = ctx.repeats
         curve = ctx.costs.fixed_curve(LIMIT + 1, len(ctx.tokens))
         self.fixed = None if curve is None else [float(curve[size]) for size in DRAWN_SIZES]
-        self.history = History() if self.repeats else ctx.shared(History, "drawn sizes")
+        self.history = (
+            History() if self.repeats else ctx.shared(History, f"drawn sizes {heat(ctx)}")
+        )
         self.chosen = DRAWN_SIZES.index(DRAWN_START)
         self.used = 0  # place of the size of the running step
         self.steps = 0

@@ -210,8 +210,7 @@ def test_a_head_may_read_a_prompts_last_tokens_only() -> None:
         beside = laws.fresh_states(head, target, text)
         beside.commit(text)
         assert beside.states is not None
-        states = {tap: held[missing:] for tap, held in beside.states.own.items()}
-        beside.states.own = states
+        beside.states.own = beside.states.own[:, missing:]
         beside.states.length -= missing
         rest = text[missing:]
         beside.synced = len(rest)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.policy.costs import SIZES, Costs, Payoff
+from foretell.policy.costs import (
+    CLEARLY,
+    LOOKED,
+    LOSS,
+    SIZES,
+    UNKNOWN,
+    Costs,
+    Payoff,
+    Promise,
+)
 
 
 @given(
@@ -209,3 +219,70 @@ def test_seconds_follow_the_work_that_a_model_knows() -> None:
     other = Costs()
     other.seconds = dict(costs.seconds)
     assert other.curve(2).tolist() == pytest.approx([1, 1 + 2 / 3])  # by tokens
+
+
+# --- what a drafter promises
+
+
+def line(single: float, more: float) -> Callable[[int], np.ndarray]:
+    """Seconds of steps of 1, 2, ... tokens."""
+    return lambda size: single + more * np.arange(size)
+
+
+def asks(promise: Promise, shares: Callable[[int], np.ndarray], reading: float = 0.0) -> bool:
+    return any(promise.pays(shares, lambda: reading) for _ in range(LOOKED))
+
+
+def test_a_promise_pays_by_the_load_of_the_moment() -> None:
+    """The same trees: worth a second token's time where a forward of two costs as one, and not
+    where each token has its price. Nothing has to be tried for it.
+    """
+    promise = Promise()
+    promise.note([0.8, 0.4])
+    promise.note_seconds(0.5)
+    assert asks(promise, line(1.0, 0.1))  # 1.2 - 0.2 saved
+    assert not asks(promise, line(1.0, 0.7))  # 0.8 - 0.7
+    assert asks(promise, line(1.0, 0.1)), "the load has fallen"
+    promise.note_seconds(9.0)
+    assert not asks(promise, line(1.0, 0.1)), "asking takes longer"
+
+
+def test_what_was_measured_of_a_head_is_its_first_promise() -> None:
+    promise = Promise([0.8, 0.5], 0.5)
+    assert list(promise.expected[:4]) == pytest.approx([0, 0.8, 1.2, 1.2])
+    assert asks(promise, line(1.0, 0.1)) and not asks(promise, line(1.0, 0.7))
+    promise.note([0.0])
+    assert list(promise.expected[:3]) == pytest.approx([0, 0.4, 0.6]), "one tree weighs as much"
+    promise.note_seconds(0.1)
+    assert promise.seconds == pytest.approx(0.1), "what was seen replaces what was guessed"
+
+
+def test_where_nothing_is_known_one_asks_and_the_others_wait_for_it() -> None:
+    promise = Promise()
+    shares = line(1.0, 0.1)
+    assert promise.pays(shares, lambda: 0.0)
+    assert not any(promise.pays(shares, lambda: 0.0) for _ in range(UNKNOWN))
+    assert promise.pays(shares, lambda: 0.0), "its request may have ended before it had a tree"
+    promise.note([0.9])
+    assert promise.pays(shares, lambda: 0.0)
+
+
+@pytest.mark.parametrize("reading", [0.0, 4.0])
+def test_what_does_not_pay_is_tried_for_a_hundredth_of_the_time(reading: float) -> None:
+    promise = Promise()
+    promise.note([0.1])
+    promise.note_seconds(1.0)
+    steps = 20_000
+    tried = sum(promise.pays(line(1.0, 0.5), lambda: reading) for _ in range(steps))
+    assert tried == pytest.approx(LOSS * steps / (1.0 + reading), rel=0.1)
+    assert CLEARLY > 1
+
+
+def test_shares_are_kept_for_some_forwards_only() -> None:
+    costs = Costs()
+    costs.seconds = {1: 1.0, 16: 2.0}
+    before = costs.share(4, 10, 2)
+    assert costs.share(4, 20, 2) is before, "texts of nearly the same length"
+    for _ in range(50):
+        costs.note(1, 3.0)
+    assert costs.share(4, 10, 2)[0] > 1.5 * before[0]

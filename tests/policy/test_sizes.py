@@ -18,7 +18,16 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Sampling
 from foretell.families.toy import Toy
 from foretell.policy.costs import Costs
-from foretell.policy.sizes import LIMIT, PRIOR, PROBE, PROBE_LOSS, STAY, DrawnSizes, Policy
+from foretell.policy.sizes import (
+    LIMIT,
+    PRIOR,
+    PROBE,
+    PROBE_LOSS,
+    STAY,
+    DrawnSizes,
+    Policy,
+    estimate,
+)
 from foretell.spec import resolve
 from tests import laws
 
@@ -40,11 +49,17 @@ def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Poli
     return Policy(context, nodes, whole)
 
 
+def judged(policy: Policy, tree: TokenTree) -> list[float]:
+    """The chances of the nodes, as the policy estimates them."""
+    values, policy.kinds = estimate(tree, policy.chances)
+    return values
+
+
 def certain(policy: Policy, tree: TokenTree, chances: list[float]) -> TokenTree:
     """Makes the policy sure that the nodes of the tree are accepted with these chances, once their
     parents are.
     """
-    policy.estimate(tree)
+    judged(policy, tree)
     for key, chance in zip(policy.kinds[1:], chances, strict=True):
         policy.chances[key] = [1e9, 1e9 * chance]
     return tree
@@ -117,11 +132,11 @@ def test_rounding_puts_no_child_before_its_parent() -> None:
         policy = make(FLAT)
         tree = TokenTree(0).chain([1] * 40, "s")
         tree.values = [1.0] * len(tree)
-        policy.estimate(tree)
+        judged(policy, tree)
         count = 0.37 * trials
         policy.chances.update({key: [count, count] for key in policy.kinds[1:]})
         policy.chances[policy.kinds[1]] = [5.3, 3.1]
-        values = policy.estimate(tree)
+        values = judged(policy, tree)
         assert values == sorted(values, reverse=True)
 
 
@@ -130,7 +145,7 @@ def test_kinds_are_told_apart_by_source_rank_depth_match_and_the_drafters_own_ch
     tree.chain([4, 5], "other")
     tree.add(0, 6, source="other")
     policy = make(FLAT)
-    policy.estimate(tree)
+    judged(policy, tree)
     keys = dict(zip(tree.tokens, policy.kinds, strict=True))
     assert keys[1] == ("copy", 0, 2) and keys[2] == keys[3] == ("copy", 0, 3), (
         "3 tokens matched, then 4 and 5"
@@ -138,7 +153,7 @@ def test_kinds_are_told_apart_by_source_rank_depth_match_and_the_drafters_own_ch
     assert keys[4] == ("other", 0, -25) and keys[5] == ("other", 0, -26)
     assert keys[6] == ("other", 1, -25)
     tree.values[4:6] = [0.3, 0.3 * 0.1]
-    policy.estimate(tree)
+    judged(policy, tree)
     assert policy.kinds[4:6] == [("other", 0, -9), ("other", 0, -2)]
 
 
@@ -146,21 +161,21 @@ def test_estimates_start_from_the_drafters_and_go_to_what_happens() -> None:
     policy = make(FLAT)
     tree = TokenTree(0)
     tree.add(tree.add(0, 1, value=0.8, source="s"), 2, value=0.4, source="s")
-    assert policy.estimate(tree) == pytest.approx([1, 0.8, 0.4])
+    assert judged(policy, tree) == pytest.approx([1, 0.8, 0.4])
     for _ in range(3):
         policy.fit(tree)
         policy.observe(Outcome([1], 3, [(1, True), (2, False)]))
     first, second = (PRIOR * 0.8 + 3) / (PRIOR + 3), PRIOR * 0.5 / (PRIOR + 3)
-    assert policy.estimate(tree) == pytest.approx([1, first, first * second], rel=0.02)
+    assert judged(policy, tree) == pytest.approx([1, first, first * second], rel=0.02)
     for _ in range(300):
         policy.fit(tree)
         policy.observe(Outcome([], 3, [(1, False)]))
-    values = policy.estimate(tree)
+    values = judged(policy, tree)
     assert values[1] < 0.06 and values[2] / values[1] == pytest.approx(second, rel=0.02), (
         "what is not tested is kept"
     )
     again = Policy(policy.ctx, 0)
-    assert again.estimate(tree) == values, "the requests of a method share what they learn"
+    assert judged(again, tree) == values, "the requests of a method share what they learn"
 
 
 def test_what_is_left_out_is_tried_now_and_then() -> None:
@@ -427,3 +442,19 @@ def test_rows_beside_a_root_alone_are_paid_for_by_the_draft_made_of_them() -> No
         if tree is rows:
             assert (policy.payoff.gain, policy.payoff.wait) == (gain, wait)
     assert policy.payoff.spent == pytest.approx(0.5 + 1.0)  # 4 tokens and 8, each beyond a plain 1
+
+
+def test_what_is_learnt_at_one_temperature_says_nothing_of_another() -> None:
+    engine = Engine({"target": Toy(4)})
+    policies = {}
+    for temperature in (0.0, 0.7, 0.72, 1.0):
+        sampling = Sampling(max_new_tokens=9, temperature=temperature)
+        request = Request([1], resolve("ngram")[1], sampling)
+        policies[temperature] = Policy(Context(engine, request), 0)
+    tree = TokenTree(0).chain([1, 2])
+    certain(policies[0.7], tree, [0.25, 0.25])
+    policies[0.7].payoff.pause = 9
+    values = {heat: judged(policy, tree) for heat, policy in policies.items()}
+    assert values[0.7] == values[0.72] == pytest.approx([1, 0.25, 0.0625])
+    assert values[0.0] == values[1.0] == [1, 0.75, 0.5625]
+    assert [policy.payoff.pause for policy in policies.values()] == [0, 9, 9, 0]
