@@ -49,6 +49,7 @@ POLICIES = ("", "snapkv:budget=1024", "streaming-llm:sinks=4,window=1020,every=6
 LONG = 7900  # tokens of the prompt that cache policies are timed behind
 ANSWER = 80  # tokens written behind it
 QUESTIONS = 24  # of the batch behind one system prompt
+FEW = 4  # prompts of each kind
 RULES = 80  # lines of that prompt, some 12 tokens each
 DOCUMENTS = {"engines": "real.json"}  # of others: NAME.json
 KINDS = ("auto", "heads", "executors")
@@ -83,12 +84,20 @@ def call(*arguments: str) -> str:
     return done.stderr
 
 
+def instructions() -> str:
+    """The widest of those that decide what several tokens cost beside one."""
+    known = Path("/proc/cpuinfo")
+    flags = known.read_text("utf-8").split() if known.exists() else []
+    names = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+    return next((name for flag, name in names.items() if flag in flags), "no AVX2")
+
+
 def about(how: str) -> dict[str, Any]:
     return {
         "model": MODEL,
         "threads": int(THREADS),
         "cores": os.cpu_count(),
-        "processor": processor(),
+        "processor": f"{processor()}, {instructions()}",
         "how": how,
     }
 
@@ -111,12 +120,27 @@ def engines(folder: Path) -> dict[str, Any]:
     return dict(json.loads(whole.read_text("utf-8")))
 
 
-def bench(how: str, *asked: str) -> Callable[[Path], dict[str, Any]]:
-    """A figure that `foretell bench` measures, which continues its own documents."""
+def shortest(folder: Path) -> list[str]:
+    """The arguments that name files with the FEW shortest prompts of each kind."""
+    named = []
+    for kind in tables.SETS:
+        lines = (ROOT / "foretell" / "assets" / "prompts" / f"{kind}.jsonl").read_text("utf-8")
+        path = folder / f"{kind}.jsonl"
+        write_text(path, "".join(f"{line}\n" for line in sorted(lines.splitlines(), key=len)[:FEW]))
+        named += ["--prompts", str(path)]
+    return named
+
+
+def bench(how: str, *asked: str, few: bool = False) -> Callable[[Path], dict[str, Any]]:
+    """A figure that `foretell bench` measures, which continues its own documents.
+
+    `few`: on the shortest prompts of each kind.
+    """
 
     def measure(folder: Path) -> dict[str, Any]:
         path = folder / "bench.json"
         shared = ["--model", MODEL, "--threads", THREADS, "--json", str(path)]
+        shared += shortest(folder) if few else []
         call("-m", "foretell", "bench", *shared, *asked)
         whole = json.loads(path.read_text("utf-8"))
         kept = ("dtype", "set", "temperature", "requests", "contender", "tokens_per_s", "MAT")
@@ -275,9 +299,12 @@ FIGURES = {
     ),
     "never-slower": Figure(
         bench(
-            "48 tokens, every prompt of each kind, two rounds; ranges hold nine tenths of all.",
+            f"32 tokens, the {FEW} shortest prompts of each kind, two rounds that both begin with "
+            "nothing learnt; ranges hold nine tenths of all.",
             *("--dtype", "bfloat16,int8,int4", "--temperature", "0,0.7,1", "--methods", "auto"),
-            *("--requests", "1,2,4,8,16", "--rounds", "2", "--max-new-tokens", "48"),
+            *("--requests", "1,2,4,8,16", "--rounds", "2", "--warm-up", "1"),
+            *("--max-new-tokens", "32"),
+            few=True,
         )
     ),
     "engines": Figure(engines),

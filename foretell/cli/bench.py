@@ -87,6 +87,9 @@ def bench(
     rounds: Annotated[
         int, typer.Option(help="Rounds that are measured, after one to warm up.")
     ] = 3,
+    warm_up: Annotated[
+        int, typer.Option(help="Prompts of the round that warms up; 0: all of them.")
+    ] = 0,
     requests: Annotated[
         str, typer.Option(help="One or several: how many prompts run in one batch.")
     ] = "1",
@@ -190,6 +193,7 @@ def bench(
         temperatures=numbers("--temperature", temperature, float),
         seed=seed,
         rounds=rounds,
+        warm_up=warm_up,
         requests=numbers("--requests", requests, int),
         contexts=numbers("--contexts", contexts, int),
         device=device,

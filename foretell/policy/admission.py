@@ -130,8 +130,8 @@ class Admission:
         strategy = bare(ctx.request.strategy)
         branches = max(len(ctx.branches), getattr(strategy, "most_texts", 1))
         longest = max(len(branch.tokens) for branch in ctx.branches.values())
-        tokens = branches * (ctx.limit if hasattr(strategy, "canvases") else longest + RESERVE)
+        tokens = ctx.limit if hasattr(strategy, "canvases") else longest + RESERVE
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}
         models = [ctx.models[name] for name in names]
         rows = roomy(tokens) * sum(model.row_bytes + model.fed_bytes for model in models)
-        return rows + branches * sum(model.state_bytes for model in models)
+        return branches * (rows + sum(model.state_bytes for model in models))

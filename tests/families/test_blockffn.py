@@ -26,7 +26,7 @@ from foretell.families.blockffn import (
     routers,
 )
 from foretell.ops import expert_blocks
-from foretell.policy.sizes import Policy
+from foretell.policy.sizes import Policy, estimate
 from tests import laws, tiny
 
 BLOCKS, WIDTH = 8, 6
@@ -192,7 +192,7 @@ def test_what_forwards_cost_by_unions_changes_the_tree() -> None:
         tree = TokenTree(0)
         for token in range(1, 25):
             tree.add(0, token, value=0.15, source="s")
-        policy.estimate(tree)
+        _, policy.kinds = estimate(tree, policy.chances)
         for kind in policy.kinds[1:]:
             policy.chances[kind] = [1e9, 0.15e9]
         sizes[alike] = len(policy.fit(tree))

@@ -145,9 +145,11 @@ class _Bench:
 
     def _runs(self, group: Group) -> int:
         """How many runs it takes, the warm-up's too."""
-        batches = -(-self._prompt_count(group) // group.requests)
+        count = self._prompt_count(group)
+        batches = -(-count // group.requests)
+        warming = -(-min(self.settings.warm_up or count, count) // group.requests)
         contenders = len(self.settings.specs) + WAYS * len(self.settings.peers)
-        return (self.settings.rounds + 1) * batches * contenders
+        return (self.settings.rounds * batches + warming) * contenders
 
     def _load(self, model: str, dtype: str) -> tuple[Loaded | None, str]:
         """The model with its peers, or None and the reason."""

@@ -14,10 +14,11 @@ class Settings:
     """What is measured. Raises BadConfig or UnknownMethod for a value outside its range.
 
     `draft`: None, or a smaller relative of every model; `peers`: as foretell.measure.peers names
-    them; `contexts`: lengths in tokens of the prompts that are made besides, of all sets together;
-    `device`: the one asked for, kept so that a run is not continued on another one; `tasks`: sorts
-    of a suite's tasks, `budget`: what each answer of a suite may take, as policy.spending reads it;
-    `warps` and `rewards`: specs, which some suites take.
+    them; `warm_up`: prompts of the round that does not count, 0: all; `contexts`: lengths in tokens
+    of the prompts that are made besides, of all sets together; `device`: the one asked for, kept so
+    that a run is not continued on another one; `tasks`: sorts of a suite's tasks, `budget`: what
+    each answer of a suite may take, as policy.spending reads it; `warps` and `rewards`: specs,
+    which some suites take.
     """
 
     models: tuple[str, ...] = ("demo",)
@@ -29,6 +30,7 @@ class Settings:
     temperatures: tuple[float, ...] = (0.0,)
     seed: int = 0
     rounds: int = 3
+    warm_up: int = 0
     requests: tuple[int, ...] = (1,)
     contexts: tuple[int, ...] = ()
     device: str | None = None
@@ -47,6 +49,8 @@ class Settings:
             raise BadConfig.field("max_new_tokens", self.max_new_tokens, allowed)
         if self.rounds < 1:
             raise BadConfig.field("rounds", self.rounds, "at least 1")
+        if self.warm_up < 0:
+            raise BadConfig.field("warm_up", self.warm_up, "at least 0, which is all of them")
         if len(set(self.tasks)) < len(self.tasks):
             raise BadConfig.field("tasks", self.tasks, "each named once")
         for name in ("requests", "contexts"):

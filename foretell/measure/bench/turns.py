@@ -25,7 +25,8 @@ def interleave(
     temperature: float,
     tell: Callable[[str], None] = lambda name: None,
 ) -> list[Tally]:
-    """Runs every batch with every contender, `settings.rounds` times after a warm-up.
+    """Runs every batch with every contender, `settings.rounds` times after a warm-up, which takes
+    the first `settings.warm_up` prompts where that is not 0.
 
     Calls `tell(name)` after each run. A contender that raises is out of the group, with its reason;
     the others go on.
@@ -35,7 +36,7 @@ def interleave(
     for turn in range(settings.rounds + 1):
         for contender in contenders:
             contender.forget()
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(batches if turn else warming(batches, settings.warm_up)):
             runs: dict[int, Sequence[Run]] = {}
             for i in order.sample(range(len(contenders)), len(contenders)):
                 if not tallies[i].failed:
@@ -51,6 +52,15 @@ def interleave(
             if turn:
                 _count(contenders, tallies, runs, (turn, number))
     return tallies
+
+
+def warming(batches: Sequence[list[list[int]]], prompts: int) -> list[list[list[int]]]:
+    """The batches of the warm-up: of this many prompts, or of all if 0."""
+    if not prompts:
+        return [*batches]
+    size = len(batches[0])
+    first = [prompt for batch in batches for prompt in batch][:prompts]
+    return [first[start : start + size] for start in range(0, len(first), size)]
 
 
 def _count(

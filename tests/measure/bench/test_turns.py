@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from foretell.measure.bench.figures import cells
-from foretell.measure.bench.turns import interleave
+from foretell.measure.bench.turns import interleave, warming
 from tests.measure.bench.fakes import SMALL, Broken, Fake
 
 
@@ -26,6 +27,19 @@ def test_contenders_take_turns_prompt_by_prompt_in_shuffled_order() -> None:
     again: list[tuple[str, Any]] = []
     interleave([Fake(name, 1.0, again) for name in "abc"], [[[i]] for i in range(8)], SMALL, 0.0)
     assert again == log
+
+
+def test_a_warm_up_may_take_a_few_prompts_only() -> None:
+    log: list[tuple[str, Any]] = []
+    batches = [[[0], [1]], [[2], [3]]]
+    settings = dataclasses.replace(SMALL, warm_up=3, rounds=1)
+    assert warming(batches, 3) == [[[0], [1]], [[2]]] and warming(batches, 0) == batches
+    interleave([Fake("a", 1.0, log)], batches, settings, 0.0)
+    assert [what for _, what in log].count("forget") == 2
+    assert len(log) - 2 == 2 + 2
+    log.clear()
+    interleave([Fake("a", 1.0, log)], batches, dataclasses.replace(settings, warm_up=1), 0.0)
+    assert len(log) - 2 == 1 + 2
 
 
 def test_who_fails_is_out_and_the_others_go_on() -> None:
