@@ -88,7 +88,9 @@ class LoadOptions:
     ] = 128
     memory: Annotated[
         float | None,
-        typer.Option(metavar="GB", help="Cache rows of running answers. Without it, no limit."),
+        typer.Option(
+            metavar="GB", help="Cache rows of running answers. Without it, most of what is free."
+        ),
     ] = None
     budget: Annotated[
         float | None,

@@ -13,6 +13,15 @@ import torch
 
 DONTNEED = 4  # Linux: MADV_DONTNEED
 LARGE_PAGE = 2 << 20  # bytes
+SYSTEM = Path("/")
+# A control group's limit and what it has taken, of both versions.
+GROUPS = (
+    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+    (
+        "sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
 # numbers of rows that forwards compute; each is at most a third above the one before
 SIZES = (
     *(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64),
@@ -59,6 +68,26 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
                 failed = libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), DONTNEED)
                 released += 0 if failed else size
     return released
+
+
+def spare(device: torch.device) -> int | None:
+    """Bytes of memory that this process may still take there; None where nothing tells.
+
+    On a GPU what is free; else what the system could give, and no more than the limit of the
+    control group that a container or a service runs in.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        lines = (SYSTEM / "proc/meminfo").read_text("utf-8").splitlines()
+        told = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        found += [1024 * int(kilobytes) for kilobytes in told]
+    for limit, used in GROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            least = int((SYSTEM / limit).read_text("utf-8"))
+            found.append(least - int((SYSTEM / used).read_text("utf-8")))
+    return max(0, min(found)) if found else None
 
 
 def trim() -> None:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.errors import DeadlineExceeded, ForetellError
+from foretell.ops.memory import spare
 from foretell.serve.bodies import VALUES
 from foretell.serve.errors import ApiError, of_ours
 from foretell.serve.keys import Key
@@ -25,12 +26,13 @@ from foretell.serve.responses import Answer, Scores, answer_for
 from foretell.serve.schemas import CompletionRequest, Request, document, parse
 from foretell.serve.scoring import scoring
 from foretell.serve.served import Served
-from foretell.serve.settings import Settings
+from foretell.serve.settings import MEGABYTE, Settings
 from foretell.serve.translate import MOST_CHOICES, translate
 from foretell.serve.turns import Errand, Turns
 from foretell.serve.wire import Gone
 
 if TYPE_CHECKING:
+    from foretell.api import LM
     from foretell.outputs import Output, Piece
 
 R = TypeVar("R", bound=Request)
@@ -39,6 +41,8 @@ AT_ONCE = 4  # threads that read large requests, and compile forms; others need 
 ARRIVING = 16  # large bodies that are read at once
 FORMS = ("json_schema", "regex", "grammar")
 LEAST = 1e-3  # seconds: a request that is late is told so by the engine
+ROWS_SHARE = 0.8  # of free memory, what cache rows may take where nobody says
+LEAST_ROWS = 64 * MEGABYTE
 GRACE = 0.5  # seconds that a request may be late to end itself: it can between two steps only
 
 
@@ -54,6 +58,20 @@ class Asker:
     large: bool = False  # whether its body is
 
 
+def rows_memory(lm: LM, settings: Settings) -> int | None:
+    """Bytes that cache rows of running answers may take; None: no limit.
+
+    Where the settings do not say: ROWS_SHARE of what is left once the model is loaded and rows of
+    earlier prompts have theirs, so that answers wait or are computed anew before memory ends.
+    """
+    if settings.memory is not None or settings.budget is not None:
+        return settings.memory
+    left = spare(lm.models["target"].device)
+    if left is None:
+        return None
+    return max(LEAST_ROWS, int(ROWS_SHARE * left) - settings.prefixes)
+
+
 class Service:
     """Answers requests with one LM."""
 
@@ -62,7 +80,7 @@ class Service:
         self.lm = served.lm
         self.settings = settings
         self.lm.limit(
-            memory=settings.memory,
+            memory=rows_memory(served.lm, settings),
             requests=settings.running,
             between_tokens=settings.between_tokens,
             prefixes=settings.prefixes,

@@ -17,7 +17,7 @@ class Settings:
     keys: Keys = field(default_factory=Keys)
     bounds: Bounds = field(default_factory=lambda: Bounds(timeout=600.0))  # of each request
     running: int = 32  # answers that are computed at once; others wait
-    memory: int | None = None  # bytes of cache rows of running answers; None: no limit
+    memory: int | None = None  # bytes of cache rows of running answers; None: by the machine's
     budget: int | None = None  # bytes of everything, see LM.limit; None: no limit
     prefixes: int = 512 * MEGABYTE  # bytes of rows kept for texts that begin alike
     learnt: int = 1024 * MEGABYTE  # bytes of what drafters have learnt of all clients

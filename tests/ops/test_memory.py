@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from foretell.ops import memory
 from foretell.ops.memory import LARGE_PAGE, SIZES, large_pages, release, rounded
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told to let pages go")
@@ -89,3 +90,54 @@ def test_sizes_are_few_and_close() -> None:
     assert sizes == sorted(sizes) and {*sizes} >= {*SIZES} and [rounded(n) for n in sizes] == sizes
     assert all(n <= size <= n + max(n / 3 + 1, 256 * (n > 512)) for n, size in enumerate(sizes, 1))
     assert len({*sizes[:512]}) == len(SIZES) < 30
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   1000 kB\n"}, 1_024_000),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 1000 kB\n",
+                "sys/fs/cgroup/memory.max": "900000\n",
+                "sys/fs/cgroup/memory.current": "200000\n",
+            },
+            700_000,
+        ),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 1000 kB\n",
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "200000\n",
+            },
+            1_024_000,
+        ),
+        (
+            {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "100",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "200",
+            },
+            0,
+        ),
+        ({"proc/meminfo": "MemAvailable: some\n"}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\n"}, None),
+    ],
+    ids=[
+        "nothing",
+        "a machine",
+        "a container",
+        "no limit",
+        "an older container",
+        "damaged",
+        "another",
+    ],
+)
+def test_memory_to_spare_is_the_machines_or_the_containers(
+    files: dict[str, str], left: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SYSTEM", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory.spare(torch.device("cpu")) == left

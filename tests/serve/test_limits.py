@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from foretell.serve import service
 from foretell.serve.errors import ApiError
 from foretell.serve.keys import Key
 from foretell.serve.limits import Gate
+from foretell.serve.service import rows_memory
+from foretell.serve.settings import MEGABYTE, Settings
+from tests import tiny
 
 
 class Clock:
@@ -104,3 +108,16 @@ def test_a_server_that_ends_admits_nobody() -> None:
     with pytest.raises(ApiError) as refusal, door.request(None):
         pass
     assert refusal.value.status == 503 and refusal.value.code == "draining"
+
+
+def test_rows_may_take_most_of_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = tiny.lm()
+    left: list[int | None] = [10_000 * MEGABYTE]
+    monkeypatch.setattr(service, "spare", lambda device: left[0])
+    assert rows_memory(lm, Settings(prefixes=MEGABYTE)) == 8_000 * MEGABYTE - MEGABYTE
+    assert rows_memory(lm, Settings(memory=7)) == 7
+    assert rows_memory(lm, Settings(budget=7)) is None, "it bounds rows as well"
+    left[0] = 0
+    assert rows_memory(lm, Settings()) == service.LEAST_ROWS, "it starts, and says what is lacking"
+    left[0] = None
+    assert rows_memory(lm, Settings()) is None
