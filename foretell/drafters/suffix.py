@@ -38,6 +38,7 @@ from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
 from foretell.errors import BadConfig
+from foretell.ops.beginnings import Beginnings
 from foretell.ops.suffix import Place, Suffixes, Text
 from foretell.ops.trees import plant
 
@@ -105,8 +106,8 @@ class Suffix(Drafter):
                 raise BadConfig.field(f"suffix:{name}", value, f"between {low} and {high}")
 
     def start(self, ctx: Context) -> State:
-        state = State(Suffixes(self.depth), Text(), None, Text(), len(ctx.tokens))
-        state.local.extend(state.text, ctx.tokens)
+        beginnings = ctx.shared(lambda: Beginnings(self.depth), "beginnings")
+        state = State(*beginnings.begin(ctx.tokens), None, Text(), len(ctx.tokens))
         if self.shared:
             vocab = ctx.models["target"].vocab
             state.past = ctx.shared(lambda: Suffixes(self.depth, self.megabytes << 20, vocab))

@@ -110,6 +110,29 @@ class Suffixes:
         while self.limit and self.nbytes > self.limit and self.texts:
             self.forget()
 
+    def copied(self, text: Text) -> tuple[Suffixes, Text]:
+        """A trie with the same counts that grows by itself, and its text; this one is the only
+        text here.
+        """
+        twin, own = Suffixes(self.depth, self.limit, self.vocab), Text()
+        own.key, own.first, own.tokens = text.key, text.first, text.tokens[:]
+        nodes: dict[int, Node] = {}  # copies of those that the text's last tokens end in
+        ends = {id(node) for node in text.active}
+
+        def copy(node: Node) -> Node:
+            same = Node()
+            same.count, same.ends, same.last = node.count, node.ends, node.last
+            same.inner = {token: copy(child) for token, child in node.inner.items()}
+            same.leaves = {token: leaf[:] for token, leaf in node.leaves.items()}
+            if id(node) in ends:
+                nodes[id(node)] = same
+            return same
+
+        twin.root = copy(self.root)
+        own.active = [nodes[id(node)] for node in text.active]
+        twin.keys, twin.texts, twin.sizes = self.keys, {own.key: own}, dict(self.sizes)
+        return twin, own
+
     def _append(self, text: Text, node: Node, depth: int, token: int, position: int) -> None:
         """Takes in that `token` follows the string of `node` where that starts at `position`."""
         node.ends -= 1
