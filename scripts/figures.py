@@ -190,7 +190,7 @@ def serving(folder: Path) -> dict[str, Any]:
         "16 bits": ("bfloat16", ["--clients", "1,4,16", "--rounds", "1", "--requests", "3"]),
         "8 bits behind 1,200 words": (
             "int8",
-            ["--clients", "1,4,16", "--prefix", "1200", "--rounds", "1", "--requests", "2"],
+            ["--clients", "1,8,16", "--prefix", "1200", "--rounds", "1", "--requests", "2"],
         ),
     }
     levels: dict[str, Any] = {}
