@@ -62,18 +62,18 @@ class Part:
     waited: float = 0.0  # seconds that the request ran before that
 
     def reading_seconds(self) -> float:
-        """About how long its models will take to read the text; 0 where nothing is known yet, or
-        they have begun.
-        """
+        """About how long its models will take to read the text; 0 where they have begun."""
         seconds = 0.0
         if self.begun:
             return seconds
         for name in self.drafter.models:
-            model = self.ctx.models[name]
-            costs = self.ctx.engine.costs_of(model)
+            model, target = self.ctx.models[name], self.ctx.models["target"]
+            costs, share = self.ctx.engine.costs_of(model), 1.0
+            if not costs.seconds:  # as much less than the target takes as it has fewer bytes
+                costs, share = self.ctx.costs, model.weight_bytes / max(1, target.weight_bytes)
             largest = max(costs.seconds, default=1)
             tokens = min(len(self.ctx.tokens), model.reads or model.context)
-            seconds += costs.seconds.get(largest, 0.0) / largest * tokens
+            seconds += share * costs.seconds.get(largest, 0.0) / largest * tokens
         return seconds
 
     def due(self, tree: TokenTree) -> bool:
@@ -84,11 +84,11 @@ class Part:
         run for as long as that takes, so that one that ends early loses little by it. Where
         asking it has not paid, reading may lose no more than COSTLY_LOSS of the time.
         """
-        payoff = self.judged_beside(tree)
-        if self.promise is not None and not self.promise.pays(
-            self.ctx.shares, self.reading_seconds
-        ):
-            return False
+        payoff, promise = self.judged_beside(tree), self.promise
+        if promise is not None:
+            left = self.ctx.limit - len(self.ctx.tokens)
+            if not promise.pays(self.ctx.shares, self.reading_seconds, left):
+                return False
         if not self.begun and not payoff.clearly_pays:
             patience = 1 if payoff.pays else 1 / COSTLY_LOSS
             if self.waited < patience * self.reading_seconds():
@@ -236,7 +236,9 @@ class Composition(Drafter):
                 part.drafter.observe(part.ctx, part.state, step)
             return
         tree = step.tree
-        proposers = [source.partition("+")[0] for source in tree.sources]  # the first of each node
+        # The first of each node; of a root alone, the usual step, there is nobody.
+        alone = len(tree) == 1
+        proposers = [] if alone else [source.partition("+")[0] for source in tree.sources]
         curve = ctx.shares(len(tree))
         node_seconds = float(curve[-1] - curve[0]) / max(1, len(tree) - 1)
         step_seconds = sum(part.seconds for part in asked) + float(curve[-1])

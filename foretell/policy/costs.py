@@ -208,9 +208,12 @@ class Promise:
         self.seconds += (RATE if self.seen else 1.0) * (seconds - self.seconds)
         self.seen = True
 
-    def pays(self, shares: Callable[[int], np.ndarray], reading: Callable[[], float]) -> bool:
+    def pays(
+        self, shares: Callable[[int], np.ndarray], reading: Callable[[], float], steps: int
+    ) -> bool:
         """Whether to ask in this step. `shares(n)`: seconds (n,) of a step with 1, 2, ... tokens;
-        `reading()`: what taking in the text before takes.
+        `reading()`: what taking in the text before takes, which has to pay in the `steps` that
+        are left at most.
 
         Where it does not pay, the next LOOKED - 1 steps are not looked at; and once in a while it
         is asked all the same, so rarely that this loses LOSS of the time.
@@ -222,9 +225,11 @@ class Promise:
             self.rest = UNKNOWN
             return True
         curve = shares(PROMISED)
-        saved = self.expected * curve[0] - (curve - curve[0])
-        if saved.max() > CLEARLY * self.seconds:
-            return True
+        saved = float((self.expected * curve[0] - (curve - curve[0])).max())
+        if saved > CLEARLY * self.seconds:  # or nothing that is left to read need be known
+            price = self.seconds + reading() / max(1, steps)
+            if saved > CLEARLY * price:
+                return True
         self.idle += LOOKED * float(curve[0])
         if self.idle * LOSS > self.seconds + reading():
             self.idle = 0.0

@@ -229,8 +229,10 @@ def line(single: float, more: float) -> Callable[[int], np.ndarray]:
     return lambda size: single + more * np.arange(size)
 
 
-def asks(promise: Promise, shares: Callable[[int], np.ndarray], reading: float = 0.0) -> bool:
-    return any(promise.pays(shares, lambda: reading) for _ in range(LOOKED))
+def asks(
+    promise: Promise, shares: Callable[[int], np.ndarray], reading: float = 0.0, steps: int = 9
+) -> bool:
+    return any(promise.pays(shares, lambda: reading, steps) for _ in range(LOOKED))
 
 
 def test_a_promise_pays_by_the_load_of_the_moment() -> None:
@@ -247,6 +249,15 @@ def test_a_promise_pays_by_the_load_of_the_moment() -> None:
     assert not asks(promise, line(1.0, 0.1)), "asking takes longer"
 
 
+def test_what_is_read_before_has_to_pay_in_the_steps_that_are_left() -> None:
+    promise = Promise()
+    promise.note([0.8, 0.4])
+    promise.note_seconds(0.2)
+    assert asks(promise, line(1.0, 0.1), reading=3.0, steps=9)
+    assert not asks(promise, line(1.0, 0.1), reading=3.0, steps=4)
+    assert asks(promise, line(1.0, 0.1), steps=4), "it has begun"
+
+
 def test_what_was_measured_of_a_head_is_its_first_promise() -> None:
     promise = Promise([0.8, 0.5], 0.5)
     assert list(promise.expected[:4]) == pytest.approx([0, 0.8, 1.2, 1.2])
@@ -260,11 +271,11 @@ def test_what_was_measured_of_a_head_is_its_first_promise() -> None:
 def test_where_nothing_is_known_one_asks_and_the_others_wait_for_it() -> None:
     promise = Promise()
     shares = line(1.0, 0.1)
-    assert promise.pays(shares, lambda: 0.0)
-    assert not any(promise.pays(shares, lambda: 0.0) for _ in range(UNKNOWN))
-    assert promise.pays(shares, lambda: 0.0), "its request may have ended before it had a tree"
+    assert promise.pays(shares, lambda: 0.0, 9)
+    assert not any(promise.pays(shares, lambda: 0.0, 9) for _ in range(UNKNOWN))
+    assert promise.pays(shares, lambda: 0.0, 9), "its request may have ended before it had a tree"
     promise.note([0.9])
-    assert promise.pays(shares, lambda: 0.0)
+    assert promise.pays(shares, lambda: 0.0, 9)
 
 
 @pytest.mark.parametrize("reading", [0.0, 4.0])
@@ -273,7 +284,7 @@ def test_what_does_not_pay_is_tried_for_a_hundredth_of_the_time(reading: float) 
     promise.note([0.1])
     promise.note_seconds(1.0)
     steps = 20_000
-    tried = sum(promise.pays(line(1.0, 0.5), lambda: reading) for _ in range(steps))
+    tried = sum(promise.pays(line(1.0, 0.5), lambda: reading, 9) for _ in range(steps))
     assert tried == pytest.approx(LOSS * steps / (1.0 + reading), rel=0.1)
     assert CLEARLY > 1
 
