@@ -67,10 +67,10 @@ class Part:
         if self.begun:
             return seconds
         for name in self.drafter.models:
-            model, target = self.ctx.models[name], self.ctx.models["target"]
+            model = self.ctx.models[name]
             costs, share = self.ctx.engine.costs_of(model), 1.0
-            if not costs.seconds:  # as much less than the target takes as it has fewer bytes
-                costs, share = self.ctx.costs, model.weight_bytes / max(1, target.weight_bytes)
+            if not costs.seconds and self.promise is not None:
+                costs, share = self.ctx.costs, self.promise.share
             largest = max(costs.seconds, default=1)
             tokens = min(len(self.ctx.tokens), model.reads or model.context)
             seconds += share * costs.seconds.get(largest, 0.0) / largest * tokens
@@ -125,7 +125,7 @@ def hoped_for(ctx: Context, drafter: Drafter) -> Promise:
     hits = [depth[0] for depth in getattr(model, "ranks", ())]
     levels = max(1, len(hits))
     share = model.weight_bytes / max(1, target.weight_bytes)
-    return Promise(hits, levels * share * ctx.costs.single())
+    return Promise(hits, levels * share * ctx.costs.single(), share)
 
 
 def order(drafter: Drafter, greedy: bool) -> tuple[bool, bool]:

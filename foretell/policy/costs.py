@@ -180,13 +180,17 @@ class Promise:
     running means, which tell whether the next one pays at any load.
     """
 
-    def __init__(self, hits: Sequence[float] = (), seconds: float = 0.0) -> None:
+    def __init__(
+        self, hits: Sequence[float] = (), seconds: float = 0.0, share: float = 0.0
+    ) -> None:
         """`hits`: how often its best token of each depth was right where it was measured; without
-        them the first tree tells. `seconds`: what asking should take, until it was seen.
+        them the first tree tells. `seconds`: what asking should take, until it was seen;
+        `share`: of a forward of the target, what one of its model should take.
         """
         self.expected = np.zeros(0)  # tokens accepted of the best 0, 1, 2, ... nodes
         self.trees = 0  # that were seen, what was measured elsewhere counting as one
         self.seconds = seconds  # that asking takes
+        self.share = share
         self.seen = False  # whether these were measured
         self.idle = 0.0  # seconds of steps without an ask since the last one that did not pay
         self.rest = 0  # steps that are not looked at
