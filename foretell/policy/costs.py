@@ -68,8 +68,10 @@ class Costs:
         if size not in self.seconds:
             self.seconds[size] = max(seconds - row_seconds, FIRST_SHARE * seconds)
             return
-        expected = self.seconds[size] + row_seconds
-        change = RATE * (min(seconds / expected, HICCUP) - 1)
+        # Five tokens are not eight: where each has its price, eight would look too cheap.
+        between = tokens < size <= SIZES[-1]
+        expected = self.curve(tokens, rows)[-1] if between else self.seconds[size] + row_seconds
+        change = RATE * (min(float(seconds / expected), HICCUP) - 1)
         if size > SIZES[-1]:
             self.seconds[size] *= 1 + change
             return

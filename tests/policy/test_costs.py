@@ -43,7 +43,7 @@ def test_costs_follow_what_is_noted_and_forgive_a_hiccup() -> None:
     costs = Costs()
     for _ in range(100):
         costs.note(1, 0.010)
-        costs.note(7, 0.014)
+        costs.note(8, 0.014)
     curve = costs.curve(8)
     assert curve[0] == pytest.approx(0.010)
     assert curve[7] == pytest.approx(0.014)
@@ -297,3 +297,15 @@ def test_shares_are_kept_for_some_forwards_only() -> None:
     for _ in range(50):
         costs.note(1, 3.0)
     assert costs.share(4, 10, 2)[0] > 1.5 * before[0]
+
+
+def test_tokens_between_two_known_sizes_are_counted_as_what_they_are() -> None:
+    """Where each has its price: five tokens that are noted do not make eight cheaper."""
+    costs = Costs()
+    costs.seconds = {1: 0.010, 4: 0.040, 8: 0.080}
+    for _ in range(300):
+        costs.note(5, 0.050)
+    assert costs.curve(8)[[0, 3, 7]] == pytest.approx([0.010, 0.040, 0.080])
+    for _ in range(300):
+        costs.note(5, 0.100)
+    assert costs.curve(8)[4] == pytest.approx(0.100, rel=0.01)
