@@ -52,7 +52,7 @@ test: $(VENV)/.ready
 # At most 8 minutes on two cores.
 test-real: $(VENV)/.ready
 	$(BIN)/foretell fetch smollm2
-	OMP_NUM_THREADS=1 timeout 480 $(BIN)/python -m pytest -m real tests/real $(ARGS)
+	OMP_NUM_THREADS=1 timeout 480 $(BIN)/python -m pytest -n auto -m real tests/real $(ARGS)
 
 # The clients have an environment of their own, as those of other people have.
 test-clients: $(VENV)/.ready $(CLIENTS)/.ready
