@@ -157,7 +157,7 @@ def test_sizes_that_the_policy_decides_change_no_token_of_a_seed(spec: str) -> N
     strategy = laws.build(spec, nodes=0)
     models = laws.world(strategy, 8, copy=2.0)
     outputs = []
-    for crowd in (0, 3):
+    for crowd in (0, 5):
         engine = Engine(models)
         measured(engine)
         sampling = Sampling(temperature=0.9, max_new_tokens=60, seed=1)
