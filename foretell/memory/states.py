@@ -54,7 +54,8 @@ class TappedStates:
             states = torch.cat([self.scratch[:, :first], states], 1)
         self.scratch = states
         if not self.none:
-            self.none = {tap: states[place, :0] for place, tap in enumerate(self.taps)}
+            # Not a view, which would keep the first piece of a prompt in memory.
+            self.none = dict.fromkeys(self.taps, states.new_empty(0, states.shape[2]))
 
     def keep(self, nodes: Sequence[int]) -> None:
         """The states of these scratch rows, a path, become those of the next committed tokens."""
@@ -73,7 +74,7 @@ class TappedStates:
                 grown[:, :held] = own[:, :held]
             self.own, self.forked = grown, False
             own = grown
-        # A path whose last node is as deep as it is far from the root is a chain.
+        # Nodes come in order: where none before the last is left out, they are the first rows.
         chain = nodes[-1] == len(nodes) - 1
         own[:, held:end] = scratch[:, : len(nodes)] if chain else scratch[:, list(nodes)]
 
