@@ -159,7 +159,8 @@ def noted(engine: Any, prepared: Sequence[Any], seconds: float, forwards: int) -
         engine.texts = texts if unfinished else 0
     layers = prepared[0].job.layers
     costs = engine.costs_of(first.model, first.model.computed_by, layers)
-    costs.note(first.model.width, seconds / forwards, rows)
+    if first.model.width:  # a piece that an encoder kept for later computes nothing
+        costs.note(first.model.width, seconds / forwards, rows)
     own = first.ask.model != "target" or first.for_target or layers is None
     name = first.ask.model if own else "layers"
     stepped: dict[Any, bool] = {}  # whether it was a whole forward over a text of the request
