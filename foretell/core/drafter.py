@@ -32,6 +32,7 @@ class Feedback:
     reply: Reply
     outcome: Outcome
     tokens: list[int]  # committed by the step
+    seconds: float = 0.0  # that drafting took, whatever it asked included
 
 
 class Drafter:

@@ -110,16 +110,18 @@ class Speculative(Strategy):
         while True:
             tree = TokenTree(ctx.tokens[-1])
             budget = sizes.budget()
+            watch = Stopwatch()
             if budget > 1:
-                watch = Stopwatch()
                 tree = yield from watch.over(self.drafter.steps(ctx, state, budget))
-                tree = fitting(ctx, tree, self.drafter.whole, self.rule is None)
-                tree = sizes.fit(tree, watch.seconds)
+                with watch:
+                    tree = fitting(ctx, tree, self.drafter.whole, self.rule is None)
+                    tree = sizes.fit(tree, watch.seconds)
             rows_of = partial(source.read, ctx, target_state)
             reply = yield from self.drafter.target_rows(ctx, state, tree, taps, rows_of)
             outcome, kept = yield from settle(ctx, tree, reply, rule)
             sizes.observe(outcome)
-            self.drafter.observe(ctx, state, Feedback(tree, reply, outcome, kept.tokens))
+            step = Feedback(tree, reply, outcome, kept.tokens, watch.seconds)
+            self.drafter.observe(ctx, state, step)
             if kept.reason:
                 return
 

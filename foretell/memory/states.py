@@ -9,6 +9,7 @@ import torch
 
 from foretell.memory.buffers import roomy
 
+PIECES = 16  # rows that wait to be put behind the others: one by one this would cost more
 NO_STATES: Mapping[int, torch.Tensor] = {}
 
 
@@ -43,6 +44,7 @@ class TappedStates:
         self.start = 0  # tokens whose states these are
         self.length = 0  # committed tokens in all
         self.own: torch.Tensor | None = None  # (taps, capacity, E) of the tokens from `start` on
+        self.fresh: list[torch.Tensor] = []  # (taps, rows, E) each, of the newest of these tokens
         self.scratch: torch.Tensor | None = None  # (taps, scratch rows, E)
         self.none: dict[int, torch.Tensor] = {}  # (0, E), from the first forward on
         self.forked = False  # whether a fork reads `own` too
@@ -62,21 +64,32 @@ class TappedStates:
         scratch, self.scratch = self.scratch, None
         if not nodes:
             return
-        held = self.length - self.start
-        end = held + len(nodes)
-        self.length += len(nodes)
-        if scratch is None:
+        assert scratch is not None, "these rows were committed before"
+        count = len(nodes)
+        self.length += count
+        # Nodes come in order: where none before the last is left out, they are the first rows.
+        if nodes[-1] == scratch.shape[1] - 1 == count - 1:
+            self.fresh.append(scratch)
+        else:
+            self.fresh.append(scratch[:, list(nodes)])
+        if count > PIECES or len(self.fresh) > PIECES:
+            self.gather()
+
+    def gather(self) -> None:
+        """Puts the states of the newest committed tokens behind the others."""
+        if not self.fresh:
             return
+        fresh, self.fresh = torch.cat(self.fresh, 1), []
+        end = self.length - self.start
+        held = end - fresh.shape[1]
         own = self.own
         if own is None or own.shape[1] < end or self.forked:
-            grown = scratch.new_empty(len(self.taps), roomy(end), scratch.shape[2])
+            grown = fresh.new_empty(len(self.taps), roomy(end), fresh.shape[2])
             if own is not None:
                 grown[:, :held] = own[:, :held]
             self.own, self.forked = grown, False
             own = grown
-        # Nodes come in order: where none before the last is left out, they are the first rows.
-        chain = nodes[-1] == len(nodes) - 1
-        own[:, held:end] = scratch[:, : len(nodes)] if chain else scratch[:, list(nodes)]
+        own[:, held:end] = fresh
 
     def adopt(self, states: Mapping[int, torch.Tensor]) -> None:
         """Takes those of the next tokens, of all its taps, from a segment; it has none of its own.
@@ -91,6 +104,7 @@ class TappedStates:
 
     def lend(self) -> Mapping[int, torch.Tensor]:
         """Makes its own committed states shared ones, and returns them."""
+        self.gather()
         held = self.length - self.start
         lent: dict[int, torch.Tensor] = {}
         if self.own is not None:
@@ -113,7 +127,7 @@ class TappedStates:
     @property
     def bytes(self) -> int:
         """Of the buffers of its own, shared states aside."""
-        held = (self.own, self.scratch)
+        held = (self.own, *self.fresh, self.scratch)
         return sum(part.numel() * part.element_size() for part in held if part is not None)
 
     def read(self, taps: Sequence[int], start: int, end: int) -> torch.Tensor:
@@ -123,6 +137,7 @@ class TappedStates:
         What stands before the first token is zeros.
         """
         assert end <= max(start, self.reach), "the states of these tokens are not there yet"
+        self.gather()
         return torch.cat([self._read(tap, start, end) for tap in taps], 1)
 
     def _read(self, tap: int, start: int, end: int) -> torch.Tensor:
@@ -139,5 +154,6 @@ class TappedStates:
 
     def fork(self) -> TappedStates:
         twin = copy.copy(self)
+        twin.fresh = self.fresh[:]
         self.forked = twin.forked = True
         return twin

@@ -59,7 +59,7 @@ class Part:
     sources: set[str] = field(default_factory=set)  # of its last proposal
     seconds: float = -1.0  # which took so long; below 0: it was not asked
     begun: bool = False  # whether it was asked: the first time it also takes in the text
-    waited: float = 0.0  # seconds that the request ran before that
+    waited: int = 0  # steps that the request took before that
 
     def reading_seconds(self) -> float:
         """About how long its models will take to read the text; 0 where they have begun."""
@@ -91,7 +91,8 @@ class Part:
                 return False
         if not self.begun and not payoff.clearly_pays:
             patience = 1 if payoff.pays else 1 / COSTLY_LOSS
-            if self.waited < patience * self.reading_seconds():
+            waited = self.waited * self.ctx.costs.single(len(self.ctx.tokens))
+            if waited < patience * self.reading_seconds():
                 return False
         return payoff.due()
 
@@ -107,13 +108,16 @@ class JointPayoff(Payoff):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[Payoff] = []
+        self.parts: list[tuple[Payoff, Promise | None]] = []
 
     def due(self) -> bool:
-        if any(part.wait <= 0 for part in self.parts):
-            return True
-        for part in self.parts:
-            part.wait -= 1
+        for payoff, promise in self.parts:
+            if payoff.wait <= 0 and (promise is None or promise.rest <= 0):
+                return True
+        for payoff, promise in self.parts:
+            payoff.wait -= 1
+            if promise is not None:
+                promise.rest -= 1
         return False
 
 
@@ -204,7 +208,7 @@ class Composition(Drafter):
             parts.append(
                 Part(drafter, scope, drafter.start(scope), payoffs[0], payoffs, promise, pace)
             )
-        joint.parts = [part.payoff for part in parts]
+        joint.parts = [(part.payoff, part.promise) for part in parts]
         return parts
 
     def steps(self, ctx: Context, state: list[Part], budget: int) -> Drafting:
@@ -229,12 +233,14 @@ class Composition(Drafter):
     def observe(self, ctx: Context, state: list[Part], step: Feedback) -> None:
         asked = [part for part in state if part.seconds >= 0]
         for part in state:
-            if part.drafter.models and not part.begun:
-                part.waited += ctx.costs.single(len(ctx.tokens))
-        if not asked:
-            for part in state:
+            if part.promise is not None and not part.begun:
+                part.waited += 1
+            if not asked:
                 part.drafter.observe(part.ctx, part.state, step)
+        if not asked:
             return
+        # What is nobody's, of merging and cutting, is everybody's.
+        beside = max(0.0, step.seconds - sum(part.seconds for part in asked)) / len(asked)
         tree = step.tree
         # The first of each node; of a root alone, the usual step, there is nobody.
         alone = len(tree) == 1
@@ -248,12 +254,12 @@ class Composition(Drafter):
             part.drafter.observe(part.ctx, part.state, step)
             if part.seconds < 0:
                 continue
-            learning = time.perf_counter() - start
+            spent = part.seconds + beside + time.perf_counter() - start
             nodes = sum(proposer in part.sources for proposer in proposers)
             gained = sum(proposers[node] in part.sources for node in step.outcome.path)
             if part.begun:
                 if part.promise is not None:
-                    part.promise.note_seconds(part.seconds + learning)
-                part.payoff.note(gained, part.seconds + learning + node_seconds * nodes, pace)
+                    part.promise.note_seconds(spent)
+                part.payoff.note(gained, spent + node_seconds * nodes, pace)
             part.begun = True
             part.seconds = -1.0  # it may not be asked in the next step

@@ -21,12 +21,12 @@ OWN_SHARE = 1 / 4  # of a change that only the measured size takes part in
 HICCUP = 2.0  # times its mean that one forward counts for at most
 FIRST_SHARE = 0.1  # of a forward that is never put down to the cache rows before it
 WINDFALL = 2.0  # times its price that asking must bring in to be repeated at once
-LOSS = 0.01  # share of the time that asking in vain should lose
+LOSS = 0.005  # share of the time that asking in vain should lose
 COSTLY_LOSS = 0.05  # and that it may lose where asking is expensive
 CLEARLY = 1.2  # times its price, what an attempt wins that is known to pay, or promises
 LONGEST_PAUSE = 32  # steps, unless asking is expensive
 UNKNOWN = 64  # steps that wait for the first tree, in case that it never comes
-LOOKED = 8  # steps of which one is looked at, where the last one looked at did not pay
+LOOKED = 32  # steps of which one is looked at, where the last one looked at did not pay
 PROMISED = 17  # tokens of the largest forward for which a promise is looked at
 
 
@@ -224,7 +224,7 @@ class Promise:
         Where it does not pay, the next LOOKED - 1 steps are not looked at; and once in a while it
         is asked all the same, so rarely that this loses LOSS of the time.
         """
-        if self.rest:
+        if self.rest > 0:
             self.rest -= 1
             return False
         if not len(self.expected):  # one ask is enough to know

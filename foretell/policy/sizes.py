@@ -17,6 +17,7 @@ and the time that drafting takes decide as well.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -135,9 +136,10 @@ class Policy:
         return (self.nodes or min(LIMIT, max(16, 2 * self.size))) + 1
 
     def fit(self, tree: TokenTree, seconds: float = 0.0) -> TokenTree:
+        began = time.perf_counter()
         # Other requests may draft as much in the same forward.
         curve = self.ctx.shares(len(tree) + tree.beside)
-        if not (tree.drawn or self.whole or len(tree) <= 1 + self.nodes):
+        if len(tree) > 1 + self.nodes and not (tree.drawn or self.whole):
             values, self.kinds = estimate(tree, self.chances)
             order = sorted(range(1, len(tree)), key=lambda node: -values[node])
             count = self.nodes or self._best([values[node] for node in order], curve.tolist())
@@ -145,7 +147,8 @@ class Policy:
             tree = tree.keep(nodes)
             self.kinds = [self.kinds[node] for node in (0, *nodes)]
         self.plain_seconds = float(curve[0])
-        spent = float(curve[len(tree) + tree.beside - 1]) - self.plain_seconds + seconds
+        spent = float(curve[len(tree) + tree.beside - 1]) - self.plain_seconds
+        spent += seconds + time.perf_counter() - began
         if len(tree) == 1 and tree.beside:  # it is the next draft that pays for them
             self.rows_alone += spent
             return tree

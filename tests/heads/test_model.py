@@ -210,6 +210,8 @@ def test_a_head_may_read_a_prompts_last_tokens_only() -> None:
         beside = laws.fresh_states(head, target, text)
         beside.commit(text)
         assert beside.states is not None
+        beside.states.gather()
+        assert beside.states.own is not None
         beside.states.own = beside.states.own[:, missing:]
         beside.states.length -= missing
         rest = text[missing:]

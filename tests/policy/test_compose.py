@@ -24,7 +24,7 @@ from foretell.drafters.token_recycling import Store, TokenRecycling
 from foretell.errors import BadConfig
 from foretell.families.toy import Toy
 from foretell.policy.compose import Composition, JointPayoff
-from foretell.policy.costs import Payoff
+from foretell.policy.costs import Payoff, Promise
 from foretell.policy.schedule import FairPlan
 from foretell.spec import resolve
 from tests import laws
@@ -175,7 +175,7 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
 def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
     parts = [Payoff(), Payoff()]
     joint = JointPayoff()
-    joint.parts = parts
+    joint.parts = [(part, None) for part in parts]
     parts[0].wait, parts[1].wait = 2, 5
     asked = []
     for _ in range(4):
@@ -185,6 +185,31 @@ def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
     assert asked == [False, False, [True, False], False] and parts[1].wait == 1
     parts[1].wait = 0
     assert joint.due() and joint.due(), "nobody was asked in between"
+
+
+def test_a_composition_pauses_while_its_head_is_not_looked_at() -> None:
+    """Whose trees promise too little: its own pause never began, since it was never asked."""
+    copies, head, promise = Payoff(), Payoff(), Promise()
+    joint = JointPayoff()
+    joint.parts = [(copies, None), (head, promise)]
+    copies.wait, promise.rest = 5, 3
+    assert [joint.due() for _ in range(5)] == [False, False, False, True, True]
+    assert copies.wait == 2, "steps that were left out count for all who pause"
+    promise.rest = 9
+    assert [joint.due() for _ in range(3)] == [False, False, True]
+
+
+def test_what_belongs_to_nobody_is_paid_by_who_was_asked() -> None:
+    """Merging and cutting take longer than many drafters do."""
+    composition = Composition((Fixed(((1,),), "a"), Fixed(((2,),), "b")))
+    tree, ctx, state = propose(composition, 9)
+    for part in state:
+        part.begun = True
+        part.seconds = 1.0
+    reply = Reply(torch.zeros(len(tree), 8), {}, list(range(len(tree))))
+    step = Feedback(tree, reply, Outcome([], 0), [0], seconds=8.0)
+    composition.observe(ctx, state, step)
+    assert all(part.payoff.spent > 4.0 for part in state), "six seconds were nobody's"
 
 
 def test_who_asks_a_model_is_judged_by_what_the_others_promise() -> None:
@@ -240,7 +265,7 @@ def test_a_model_reads_the_text_when_that_has_paid(
     ctx.timed = True
     for part in state:
         part.begun = False
-        part.waited = 0.0
+        part.waited = 0
         for payoff in part.payoffs if part.drafter.models else ():
             payoff.pause, payoff.won, payoff.spent = pause, won, 1.0
     ctx.engine.costs_of(model).seconds = {1: 9.0, 64: 64.0}  # a second a token of a long text

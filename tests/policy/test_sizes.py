@@ -246,7 +246,7 @@ def test_what_the_first_draft_takes_does_not_count() -> None:
         assert policy.budget() > 1
         policy.fit(TokenTree(0), took)
         policy.observe(Outcome([], 0))
-        assert policy.payoff.spent == pytest.approx(counted)
+        assert policy.payoff.spent == pytest.approx(counted, abs=0.05)  # and what cutting took
 
 
 def test_others_in_flight_make_a_forward_dearer() -> None:
@@ -441,7 +441,8 @@ def test_rows_beside_a_root_alone_are_paid_for_by_the_draft_made_of_them() -> No
         policy.observe(Outcome(accepted, 1))
         if tree is rows:
             assert (policy.payoff.gain, policy.payoff.wait) == (gain, wait)
-    assert policy.payoff.spent == pytest.approx(0.5 + 1.0)  # 4 tokens and 8, each beyond a plain 1
+    # 4 tokens and 8, each beyond a plain 1, and what cutting took.
+    assert policy.payoff.spent == pytest.approx(0.5 + 1.0, abs=0.05)
 
 
 def test_what_is_learnt_at_one_temperature_says_nothing_of_another() -> None:
