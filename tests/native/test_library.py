@@ -118,6 +118,23 @@ def test_a_group_s_largest_sums_do_not_overflow() -> None:
 @built
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damaged", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_with_what_is_no_number_has_no_products(
+    kind: str, form: str, damaged: float
+) -> None:
+    """Damaged weights must show: rounded, they would be some number or other."""
+    torch.manual_seed(0)
+    packed, x = matrix(form, 20, 128), torch.randn(4, 128)
+    whole = product(packed, x, kind)
+    x[1, 70] = x[3, 0] = damaged
+    ours = product(packed, x, kind)
+    assert torch.equal(ours[[0, 2]], whole[[0, 2]])
+    assert not ours[[1, 3]].isfinite().any()
+
+
+@built
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_bias_is_added_and_rows_are_read(kind: str, form: str) -> None:
     torch.manual_seed(0)
     packed, bias = matrix(form, 37, 96), torch.randn(37)

@@ -40,8 +40,13 @@ static void store(const float *x, int32_t count, uint16_t *out) {
 
 #define TINY 1e-36f /* what is no larger counts as zero: 127 / it could be infinite */
 
+/* The nearest whole numbers from -127 to 127; any of them for what is none, so that no sum of them
+   overflows. */
+INLINE veci whole(vec x) { return v_int(v_max(v_min(x, v_set(127.0f)), v_set(-127.0f))); }
+
 /* Inputs `first` to `first + count - 1` of a row as a product reads them. Whole numbers have one
-   scale for each group of 32: the largest becomes 127. */
+   scale for each group of 32: the largest becomes 127. Where an input is infinite or no number, no
+   scale is one, and so is no product. */
 static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
                     const float *x, int32_t format) {
     int64_t place = (int64_t)row * rows->inputs + first;
@@ -49,17 +54,23 @@ static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t cou
         store(x, count, (uint16_t *)rows->numbers + place);
         return;
     }
+    vec nothing = v_set(0.0f);
     for (int32_t i = 0; i < count; i += GROUP) {
         vec low = v_load(x + i), high = v_load(x + i + 16);
+        nothing = v_fma(high, v_set(0.0f), v_fma(low, v_set(0.0f), nothing));
         float top = v_top(v_max(v_abs(low), v_abs(high)));
         float scale = top / 127.0f;
         vec inverse = v_set(top > TINY ? 127.0f / top : 0.0f);
-        veci a = v_int(v_mul(low, inverse)), b = v_int(v_mul(high, inverse));
+        veci a = whole(v_mul(low, inverse)), b = whole(v_mul(high, inverse));
         i_store_bytes(rows->numbers + place + i, a);
         i_store_bytes(rows->numbers + place + i + 16, b);
         int64_t group = ((int64_t)row * rows->inputs + first + i) / GROUP;
         rows->scales[group] = scale;
         rows->sums[group] = i_sum(i_add(a, b));
+    }
+    if (!(v_sum(nothing) == 0.0f)) {
+        float *scales = rows->scales + place / GROUP;
+        for (int32_t group = 0; group < count / GROUP; group++) scales[group] = NAN;
     }
 }
 
@@ -160,7 +171,7 @@ static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const
         vec inverse = v_set(fine > 0.0f ? 1.0f / fine : 0.0f);
         for (int32_t i = 0; i < GROUP; i++)
             rest[i] = x[group * GROUP + i] - scale * (float)coarse[group * GROUP + i];
-        veci a = v_int(v_mul(v_load(rest), inverse)), b = v_int(v_mul(v_load(rest + 16), inverse));
+        veci a = whole(v_mul(v_load(rest), inverse)), b = whole(v_mul(v_load(rest + 16), inverse));
         int64_t place = ((int64_t)2 * row + 1) * rows->inputs + group * GROUP;
         i_store_bytes(rows->numbers + place, a);
         i_store_bytes(rows->numbers + place + 16, b);
