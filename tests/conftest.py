@@ -6,6 +6,7 @@ own, a law of counts, and a list of methods whose tests take too long.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -59,6 +60,11 @@ def same_conditions() -> Iterator[None]:
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no `gc.collect` of a test looks through it again."""
+    gc.freeze()
 
 
 def pytest_configure(config: Any) -> None:

@@ -32,10 +32,13 @@ from foretell.core.engine import Engine
 from foretell.core.live import Live
 from foretell.core.model import Model
 from foretell.core.request import Request
+from foretell.core.rng import Door
+from foretell.core.sampling import Target
 from foretell.core.source import Direct, Source
 from foretell.core.strategy import Speculative, Strategy
 from foretell.core.tree import TokenTree
-from foretell.core.types import Ask, Sampling
+from foretell.core.types import Ask, Outcome, Sampling
+from foretell.core.verify import Rule, walk
 from foretell.errors import BadConfig
 from foretell.families.canvas import CanvasCache
 from foretell.families.retrieved import RetrievedCache
@@ -831,6 +834,7 @@ def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
 # --- what the registry finds
 
 
+@cache
 def variants(name: str) -> list[str]:
     """The method with its defaults, and the specs that its test file lists as SPECS; {here} is that
     file's folder.
@@ -902,27 +906,41 @@ def build(spec: str, rule: str = "default", nodes: int = 6) -> Strategy:
     return resolve(f"{spec}{',' if ':' in last else ':'}{extra}")[1]
 
 
-def takes_trees(spec: str, rule: str) -> bool:
-    """Whether the rule verifies what the drafter drafts, as its first few trees tell."""
-    strategy = build(spec, rule)
-    assert isinstance(strategy, Speculative)
+@dataclass(frozen=True)
+class Asking(Rule):
+    """Follows the target's samples, and keeps the trees that it is given."""
+
+    trees: list[TokenTree] = field(default_factory=list, compare=False)
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        self.trees.append(tree)
+        return walk(tree, target, rng, position)
+
+
+@cache
+def first_trees(spec: str) -> list[TokenTree]:
+    """What the drafter drafts first, where a rule verifies it that takes any tree."""
+    asking = Asking()
+    built = build(spec)
+    assert isinstance(built, Speculative)
+    strategy = replace(built, rule=asking)
     engine = Engine(world(strategy))
-    request = Request(PROMPT, strategy, Sampling(temperature=1.0, max_new_tokens=30))
-    try:
-        live = engine.add(request)
-    except BadConfig as error:  # before anything runs, since nothing is drawn
-        assert "cannot verify" in str(error) and rule in str(error).lower(), error
-        return False
+    sampling = Sampling(temperature=1.0, max_new_tokens=30)
+    live = engine.add(Request(PROMPT, strategy, sampling))
     for _ in engine.run():
         if live.ctx.stats.drafts == 3:
             break
-    if live.error is None:
-        return True
-    error = live.error.__cause__ or live.error
-    if not isinstance(error, BadConfig):
-        raise error
-    assert "cannot verify" in str(error) and rule in str(error).lower(), error
-    return False
+    if live.error is not None:
+        raise live.error.__cause__ or live.error
+    return asking.trees
+
+
+def takes_trees(spec: str, rule: str) -> bool:
+    """Whether the rule verifies what the drafter drafts, as its first few trees tell."""
+    strategy = build(spec, rule)
+    assert isinstance(strategy, Speculative) and strategy.rule is not None
+    drawn = strategy.drafter.draws or not strategy.rule.drawn
+    return drawn and all(strategy.rule.accepts(tree) for tree in first_trees(spec))
 
 
 @cache

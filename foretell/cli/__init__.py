@@ -15,11 +15,12 @@ Exit codes:
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -102,10 +103,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{place}: {error.strerror or error}; {CURE}", 2)
 
 
+@functools.cache
+def _whole() -> Any:
+    """The command with all below it, which takes a while to put together."""
+    return typer.main.get_command(app)
+
+
 def _invoke(arguments: list[str]) -> int:
     """Typer's own way to run a command catches closed pipes and interrupts; this one does not."""
     check_arguments(arguments)
-    command = typer.main.get_command(app)
+    command = _whole()
     try:
         with warned_in_lines(), command.make_context("foretell", arguments) as context:
             return int(command.invoke(context) or 0)

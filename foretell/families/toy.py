@@ -30,7 +30,9 @@ from foretell.families.toy_hashes import (
     GOLDEN,
     RELATIVE,
     feature_hash,
+    fed_key,
     hidden_state,
+    kept_spread,
     logits_of,
     mix,
     path_key,
@@ -348,20 +350,16 @@ class ToyHead(Toy):
         return torch.cat([positions, hashes], -1)
 
     def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
-        with np.errstate(over="ignore"):
-            tokens = np.where(tokens < 0, self.vocab, tokens)
-            features = mix(values[:, 1].astype(np.uint64))
-            pairs = tokens.astype(np.uint64) * np.uint64(1_000_003)
-            places = mix((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
-            return np.uint64(mix(places + features).sum(dtype=np.uint64))
+        return fed_key(tokens, values, self.vocab)
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         known = tokens >= 0  # others are masks in a block
         logits = self.plain.row(tokens[known], values[known, 0])
         own = self._key(tokens, values)
-        first = logits + self.noise * self.sharpness * spread(own, self.seed + RELATIVE, self.vocab)
+        other = kept_spread(own, self.seed + RELATIVE, self.vocab)
+        first = logits + self.noise * self.sharpness * other
         later = [
-            self.sharpness * spread(own, self.seed + RELATIVE + law, self.vocab)
+            self.sharpness * kept_spread(own, self.seed + RELATIVE + law, self.vocab)
             for law in range(1, self.laws)
         ]
         return np.concatenate([first, *later])

@@ -9,7 +9,8 @@ import numpy as np
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FEATURES = 2  # numbers of a hidden state
 RELATIVE = 977  # what a relative's noise adds to the seed
-KEPT = 1 << 14  # rows of logits that are kept
+KEPT = 1 << 14  # rows of logits, and other hashes, that are kept
+SHORT = 256  # numbers at most of what a hash is kept of
 
 
 # Of splitmix64.
@@ -35,11 +36,55 @@ def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
 
 
+@lru_cache(maxsize=KEPT)
+def kept_spread(key: np.uint64, seed: int, count: int) -> np.ndarray:
+    """The same of one key (count,), which nobody may change."""
+    numbers = spread(key, seed, count)
+    numbers.flags.writeable = False
+    return numbers
+
+
 def path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
-    """The hash of a set of tokens at their positions, in any order."""
+    """The hash of a set of tokens at their positions (n,), in any order."""
+    tokens, positions = np.asarray(tokens, np.float64), np.asarray(positions, np.float64)
+    if len(tokens) > SHORT:
+        return _path_key(tokens, positions)
+    return _kept_path_key(tokens.tobytes(), positions.tobytes())
+
+
+def _path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
     with np.errstate(over="ignore"):
         pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
         return np.uint64(mix(pairs * GOLDEN + GOLDEN).sum(dtype=np.uint64))
+
+
+@lru_cache(maxsize=KEPT)
+def _kept_path_key(tokens: bytes, positions: bytes) -> np.uint64:
+    return _path_key(np.frombuffer(tokens), np.frombuffer(positions))
+
+
+def fed_key(tokens: np.ndarray, values: np.ndarray, vocab: int) -> np.uint64:
+    """The hash of a set of tokens (n,), each with its position and the hash of its feature (n, 2).
+
+    A token below 0 is a mask, which is one more than the vocabulary has.
+    """
+    if len(tokens) > SHORT:
+        return _fed_key(tokens, values, vocab)
+    return _kept_fed_key(tokens.tobytes(), values.tobytes(), vocab)
+
+
+def _fed_key(tokens: np.ndarray, values: np.ndarray, vocab: int) -> np.uint64:
+    with np.errstate(over="ignore"):
+        tokens = np.where(tokens < 0, vocab, tokens)
+        features = mix(values[:, 1].astype(np.uint64))
+        pairs = tokens.astype(np.uint64) * np.uint64(1_000_003)
+        places = mix((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
+        return np.uint64(mix(places + features).sum(dtype=np.uint64))
+
+
+@lru_cache(maxsize=KEPT)
+def _kept_fed_key(tokens: bytes, values: bytes, vocab: int) -> np.uint64:
+    return _fed_key(np.frombuffer(tokens), np.frombuffer(values).reshape(-1, 2), vocab)
 
 
 @lru_cache(maxsize=KEPT)

@@ -13,6 +13,7 @@ from foretell.families.toy import TAP, Toy, ToyHead
 from foretell.families.toy_hashes import (
     GOLDEN,
     RELATIVE,
+    kept_spread,
     mix,
     path_key,
     spread,
@@ -163,7 +164,7 @@ class ToyLayersHead(ToyHead):
         self.target = target
 
     def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
+        other = kept_spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
         return self.target.row(tokens, values[:, 0]) + self.noise * self.sharpness * other
 
 

@@ -225,7 +225,7 @@ class Job:
         if seen is None:
             return None
         mask = torch.where(seen, 0.0, -torch.inf).to(self.cache.device, dtype)
-        return mask.repeat(times, 1)
+        return mask if times == 1 else mask.repeat(times, 1)
 
     def biased_mask(
         self, window: int | None, dtype: torch.dtype, bias: Bias | None

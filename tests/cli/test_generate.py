@@ -25,13 +25,17 @@ from tests.ops import lsp_server
 from tests.ops.lsp_server import drawn
 
 CODE = "def add(a, b):"
-SHORT = ["--max-new-tokens", "12"]
+# By torch, since preparing an executor for a model would take most of the time of a test.
+TORCH = ["--executor", "torch"]
+FEW = ["--max-new-tokens", "12"]
+SHORT = [*FEW, *TORCH]
+FIVE = ["--max-new-tokens", "5", *TORCH]
 
 
 def test_the_text_is_on_stdout_and_the_numbers_on_stderr(run: Any, folder: str, small: str) -> None:
     for method in ("plain", "ngram", "draft:length=3"):
         code, out, err = run(
-            "generate", "--model", folder, "--draft", small, "--method", method, *SHORT, CODE
+            "generate", "--model", folder, "--draft", small, "--method", method, *FEW, CODE
         )
         assert code == 0 and out == tiny.lm().generate(CODE, "plain", max_new_tokens=12).text + "\n"
         assert (
@@ -160,7 +164,7 @@ def test_a_chat_model_takes_a_prompt_as_a_turn(run: Any, tmp_path: Path, command
     folder = tiny.save(tiny.llama(), tmp_path)
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     (folder / "chat_template.jinja").write_text(template, "utf-8")
-    options = [command, "--model", str(folder), "--method", "plain", "--max-new-tokens", "5"]
+    options = [command, "--model", str(folder), "--method", "plain", *FIVE]
     code, turn, err = run(*options, "def")
     assert code == 0 and "the prompt is a turn" in err and "--raw continues it" in err
     code, asked, err = run(*options, "--chat", "def")
@@ -355,7 +359,7 @@ def test_the_command_of_every_page_is_one(
 def test_a_method_that_draws_has_a_temperature(name: str, run: Any, folder: str) -> None:
     args = command_of("strategy", name)[1:]
     args = [arg for arg in args if arg != "--compare"]
-    args += ["--model", folder, "--max-new-tokens", "8"]
+    args += ["--model", folder, "--max-new-tokens", "8", *TORCH]
     code, out, err = run(*args)
     assert code == 0 and out and f"temperature {cards.card(name).temperature:g}, as none" in err
     code, _, err = run(*args, "--temperature", "0")
@@ -372,7 +376,8 @@ def test_a_method_that_draws_has_a_temperature(name: str, run: Any, folder: str)
 def test_all_texts_that_a_method_found_are_shown(
     spec: str, texts: int, run: Any, folder: str
 ) -> None:
-    args = ["generate", "def", "--model", folder, "--method", spec, "--max-new-tokens", "6"]
+    short = ["--max-new-tokens", "6", *TORCH]
+    args = ["generate", "def", "--model", folder, "--method", spec, *short]
     found = json.loads(run(*args, "--json")[1])["samples"]
     code, out, err = run(*args)
     assert code == 0 and len(found) == texts

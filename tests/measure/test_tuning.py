@@ -14,7 +14,7 @@ import pytest
 import foretell
 from foretell import cli, profiles
 from foretell.errors import BadConfig, BadFile, UnknownMethod
-from foretell.measure import bench, report, tuning
+from foretell.measure import bench, profiling, report, tuning
 from foretell.measure.bench import runner
 from foretell.measure.profiling import folder
 from foretell.spec import AUTO, QUICK, resolve
@@ -31,6 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runner, "measure_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(tuning, "PLANS", ((8, 2, 1),))
     monkeypatch.setattr(tuning, "ENOUGH", 1)
+    monkeypatch.setattr(profiling, "REPEATS", 1)
     monkeypatch.setattr("foretell.defaults.STEP", 0.0)  # however quick these models are
 
 
@@ -106,6 +107,7 @@ def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "REPEATS", 3)  # or a slow moment has it measured again
     lm = tiny.lm()
     lm.measure()
     step = lm.engine.costs_of(lm.models["target"]).single()

@@ -44,7 +44,8 @@ def running(lm: LM | None = None, settings: Settings | None = None) -> Iterator[
     settings = settings or Settings()
     app = build(Served(lm, NAME), settings)
     service: Service = app.state.service
-    with socket.socket() as listening:
+    # With the protocol named, as the command has it, or answers wait to be acknowledged.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         server = Server(Config(app, settings.patience), service.gate, settings.drain)
