@@ -60,7 +60,8 @@ def test_it_is_made_once_for_any_number_of_calls_and_hooks(made: list[str]) -> N
 def test_in_16_bits_its_layers_are_joined_and_drafts_round_nothing_otherwise() -> None:
     """Stock layers round a row by how many there are: a text was another one at the third call."""
     hf = tiny.llama().bfloat16()
-    plain, hook = generated(hf, foretell.hf("plain")), foretell.hf("suffix")
+    # Beyond eight rows oneDNN rounds otherwise on some of these processors.
+    plain, hook = generated(hf, foretell.hf("plain")), foretell.hf("suffix:nodes=6")
     assert attached.attached(hf, "llama").fused
     if "avx512_bf16" in FLAGS:
         assert all(generated(hf, hook) == plain for _ in range(3))
