@@ -107,6 +107,7 @@ class Speculative(Strategy):
         named = (*self.drafter.taps, *(self.rule.taps if self.rule else ()))
         wanted = {tap if tap >= 0 else layers + 1 + tap for tap in named}
         taps = tuple(sorted(tap for tap in wanted if tap <= layers))
+        beside = type(self.drafter).target_rows is not Drafter.target_rows
         while True:
             tree = TokenTree(ctx.tokens[-1])
             budget = sizes.budget()
@@ -116,8 +117,11 @@ class Speculative(Strategy):
                 with watch:
                     tree = fitting(ctx, tree, self.drafter.whole, self.rule is None)
                     tree = sizes.fit(tree, watch.seconds)
-            rows_of = partial(source.read, ctx, target_state)
-            reply = yield from self.drafter.target_rows(ctx, state, tree, taps, rows_of)
+            if beside:
+                rows_of = partial(source.read, ctx, target_state)
+                reply = yield from self.drafter.target_rows(ctx, state, tree, taps, rows_of)
+            else:
+                reply = yield from source.read(ctx, target_state, tree, taps)
             outcome, kept = yield from settle(ctx, tree, reply, rule)
             sizes.observe(outcome)
             step = Feedback(tree, reply, outcome, kept.tokens, watch.seconds)

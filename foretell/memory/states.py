@@ -9,8 +9,10 @@ import torch
 
 from foretell.memory.buffers import roomy
 
-PIECES = 16  # rows that wait to be put behind the others: one by one this would cost more
+PIECES = 16  # pieces that wait to be put behind the others: one by one this would cost more
+SHORT = 1 << 20  # bytes of a forward's states that may be held for the sake of a few of them
 NO_STATES: Mapping[int, torch.Tensor] = {}
+Piece = torch.Tensor | Mapping[int, torch.Tensor]  # (taps, rows, E), or by tap (rows, E)
 
 
 def joined(
@@ -44,20 +46,30 @@ class TappedStates:
         self.start = 0  # tokens whose states these are
         self.length = 0  # committed tokens in all
         self.own: torch.Tensor | None = None  # (taps, capacity, E) of the tokens from `start` on
-        self.fresh: list[torch.Tensor] = []  # (taps, rows, E) each, of the newest of these tokens
-        self.scratch: torch.Tensor | None = None  # (taps, scratch rows, E)
+        self.fresh: list[Piece] = []  # of the newest of these tokens
+        self.scratch: Piece | None = None
+        self.scratched = 0  # scratch rows
         self.none: dict[int, torch.Tensor] = {}  # (0, E), from the first forward on
         self.forked = False  # whether a fork reads `own` too
 
     def write(self, first: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """States of the scratch rows from `first` on; what stood there is forgotten."""
-        states = torch.stack([hidden[tap] for tap in self.taps])
-        if first and self.scratch is not None:
-            states = torch.cat([self.scratch[:, :first], states], 1)
-        self.scratch = states
+        before, some = self.scratch if first else None, hidden[self.taps[0]]
+        self.scratch, self.scratched = hidden, len(some)
+        if before is not None or some.untyped_storage().nbytes() > SHORT:
+            parts = [self._whole(hidden)]
+            parts[:0] = [] if before is None else [self._whole(before)[:, :first]]
+            self.scratch = torch.cat(parts, 1)
+            self.scratched = self.scratch.shape[1]
         if not self.none:
             # Not a view, which would keep the first piece of a prompt in memory.
-            self.none = dict.fromkeys(self.taps, states.new_empty(0, states.shape[2]))
+            self.none = dict.fromkeys(self.taps, some.new_empty(0, some.shape[1]))
+
+    def _whole(self, piece: Piece) -> torch.Tensor:
+        """(taps, rows, E)"""
+        if isinstance(piece, torch.Tensor):
+            return piece
+        return torch.stack([piece[tap] for tap in self.taps])
 
     def keep(self, nodes: Sequence[int]) -> None:
         """The states of these scratch rows, a path, become those of the next committed tokens."""
@@ -67,11 +79,9 @@ class TappedStates:
         assert scratch is not None, "these rows were committed before"
         count = len(nodes)
         self.length += count
-        # Nodes come in order: where none before the last is left out, they are the first rows.
-        if nodes[-1] == scratch.shape[1] - 1 == count - 1:
-            self.fresh.append(scratch)
-        else:
-            self.fresh.append(scratch[:, list(nodes)])
+        # Nodes come in order: where none is left out, they are all there are.
+        whole = count == self.scratched
+        self.fresh.append(scratch if whole else self._whole(scratch)[:, list(nodes)])
         if count > PIECES or len(self.fresh) > PIECES:
             self.gather()
 
@@ -79,7 +89,7 @@ class TappedStates:
         """Puts the states of the newest committed tokens behind the others."""
         if not self.fresh:
             return
-        fresh, self.fresh = torch.cat(self.fresh, 1), []
+        fresh, self.fresh = torch.cat([*map(self._whole, self.fresh)], 1), []
         end = self.length - self.start
         held = end - fresh.shape[1]
         own = self.own
@@ -122,13 +132,13 @@ class TappedStates:
     @property
     def reach(self) -> int:
         """Tokens whose states are here, those of scratch rows included."""
-        return self.length + (0 if self.scratch is None else self.scratch.shape[1])
+        return self.length + (0 if self.scratch is None else self.scratched)
 
     @property
     def bytes(self) -> int:
         """Of the buffers of its own, shared states aside."""
-        held = (self.own, *self.fresh, self.scratch)
-        return sum(part.numel() * part.element_size() for part in held if part is not None)
+        held = [part for part in (self.own, *self.fresh, self.scratch) if part is not None]
+        return sum(part.nbytes for part in map(self._whole, held))
 
     def read(self, taps: Sequence[int], start: int, end: int) -> torch.Tensor:
         """(end - start, E of all taps side by side) of the tokens at these positions, of the
@@ -145,7 +155,7 @@ class TappedStates:
         parts = [none.new_zeros(max(0, min(end, 0) - start), none.shape[1])]
         tapped = self.taps.index(tap)
         own = none if self.own is None else self.own[tapped, : self.length - self.start]
-        scratch = none if self.scratch is None else self.scratch[tapped]
+        scratch = none if self.scratch is None else self._whole(self.scratch)[tapped]
         place = 0
         for part in (*(states[tap] for states in self.shared), own, scratch):
             parts.append(part[max(0, start - place) : max(0, end - place)])

@@ -37,6 +37,7 @@ class Pace:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    beside: float = 0.0  # seconds that taking note of the last one took
 
     def note(self, tokens: float, seconds: float) -> float:
         """Returns the seconds a token takes now."""
@@ -121,6 +122,16 @@ class JointPayoff(Payoff):
         return False
 
 
+def judged_at_once() -> list[Payoff]:
+    """The payoff of all steps."""
+    return [Payoff()]
+
+
+def judged_by_kind() -> list[Payoff]:
+    """A payoff for each kind of step, see PROMISES."""
+    return [Payoff() for _ in range(len(PROMISES) + 1)]
+
+
 def hoped_for(ctx: Context, drafter: Drafter) -> Promise:
     """What its trees promise before there was one: what was measured of the model that it asks,
     whose forwards take as much less than the target's as it has fewer bytes, one a level.
@@ -198,8 +209,8 @@ class Composition(Drafter):
             scope = ctx.scoped(drafter)
             known = ctx.scoped((self, drafter))
             asks, warmth = bool(drafter.models), heat(ctx)
-            kinds = len(PROMISES) + 1 if asks else 1
-            payoffs = [known.shared(Payoff, f"worth {warmth} {kind}") for kind in range(kinds)]
+            make = judged_by_kind if asks else judged_at_once
+            payoffs = known.shared(make, f"worth {warmth}")
             promise = (
                 known.shared(partial(hoped_for, scope, drafter), f"promise {warmth}")
                 if asks
@@ -239,27 +250,31 @@ class Composition(Drafter):
                 part.drafter.observe(part.ctx, part.state, step)
         if not asked:
             return
-        # What is nobody's, of merging and cutting, is everybody's.
-        beside = max(0.0, step.seconds - sum(part.seconds for part in asked)) / len(asked)
-        tree = step.tree
+        began = time.perf_counter()
+        pace, tree = state[0].pace, step.tree
+        # What is nobody's, of merging, cutting and taking note, is everybody's.
+        own = sum(part.seconds for part in asked)
+        beside = (max(0.0, step.seconds - own) + pace.beside) / len(asked)
         # The first of each node; of a root alone, the usual step, there is nobody.
         alone = len(tree) == 1
         proposers = [] if alone else [source.partition("+")[0] for source in tree.sources]
         curve = ctx.shares(len(tree))
         node_seconds = float(curve[-1] - curve[0]) / max(1, len(tree) - 1)
-        step_seconds = sum(part.seconds for part in asked) + float(curve[-1])
-        pace = state[0].pace.note(1 + len(step.outcome.path), step_seconds)
+        token_seconds = pace.note(1 + len(step.outcome.path), own + float(curve[-1]))
         for part in state:
             start = time.perf_counter()
             part.drafter.observe(part.ctx, part.state, step)
             if part.seconds < 0:
                 continue
-            spent = part.seconds + beside + time.perf_counter() - start
+            learning = time.perf_counter() - start
+            began += learning
+            spent = part.seconds + beside + learning
             nodes = sum(proposer in part.sources for proposer in proposers)
             gained = sum(proposers[node] in part.sources for node in step.outcome.path)
             if part.begun:
                 if part.promise is not None:
                     part.promise.note_seconds(spent)
-                part.payoff.note(gained, spent + node_seconds * nodes, pace)
+                part.payoff.note(gained, spent + node_seconds * nodes, token_seconds)
             part.begun = True
             part.seconds = -1.0  # it may not be asked in the next step
+        pace.beside = time.perf_counter() - began

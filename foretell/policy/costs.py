@@ -273,9 +273,15 @@ class Payoff:
         return self.pays and self.won > CLEARLY * self.spent
 
     def due(self) -> bool:
-        """Whether to ask in this step; to be called once a step."""
+        """Whether to ask in this step; to be called once a step of each request.
+
+        Others wait at once, since several ask before the first has learnt what it came to.
+        """
         self.wait -= 1
-        return self.wait < 0
+        if self.wait >= 0:
+            return False
+        self.wait = self.pause
+        return True
 
     def note(self, gained: float, spent: float, token_seconds: float) -> None:
         """An attempt took `spent` seconds and won `gained` tokens, which take `token_seconds` each

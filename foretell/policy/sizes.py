@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 START = 1.05  # drafting must promise this much more than not drafting, to begin
 STAY = 1.02  # and this much, to go on
 PROBE = 16  # every so many proposals a larger tree is tried, more rarely where that is expensive:
-PROBE_LOSS = 0.01  # share of the time that it may lose
+PROBE_LOSS = 0.005  # share of the time that it may lose
 LIMIT = 80  # nodes, unless a number is given
 PRIOR = 4.0  # trials a drafter's own estimate counts for
 OTHERS = 0.6  # chance of the next continuation of a copy, to that of the one before it

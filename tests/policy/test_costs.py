@@ -184,6 +184,22 @@ def test_pauses_double_so_that_one_bad_draft_costs_little(
     assert pauses == [1, 3, 7, 15, *last]
 
 
+def test_of_requests_that_ask_at_once_only_one_asks_in_vain() -> None:
+    """What the first one's draft came to is known after the forward that all of them share."""
+    payoff = Payoff()
+    assert all(payoff.due() for _ in range(16)), "nothing has failed yet"
+    for _ in range(40):
+        payoff.note(0.0, 0.1, 1.0)
+    pause, asked = payoff.pause, []
+    assert pause > 16
+    for _ in range(50):  # steps of sixteen requests
+        due = [payoff.due() for _ in range(16)]
+        for _ in range(sum(due)):
+            payoff.note(0.0, 0.1, 1.0)
+        asked.append(sum(due))
+    assert max(asked) == 1 and 20 < sum(asked) <= 50 * 16 // (pause + 1)
+
+
 def test_after_a_good_time_pauses_begin_anew() -> None:
     payoff = Payoff()
     for _ in range(8):
@@ -279,7 +295,7 @@ def test_where_nothing_is_known_one_asks_and_the_others_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize("reading", [0.0, 4.0])
-def test_what_does_not_pay_is_tried_for_a_hundredth_of_the_time(reading: float) -> None:
+def test_what_does_not_pay_is_tried_for_a_small_share_of_the_time(reading: float) -> None:
     promise = Promise()
     promise.note([0.1])
     promise.note_seconds(1.0)
