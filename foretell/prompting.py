@@ -6,6 +6,7 @@ The tokenizer is used here alone; the engine knows tokens only.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import threading
 import time
@@ -217,8 +218,8 @@ class Text:
             raise BadModel(
                 "this model has no tokenizer: give token ids, or a folder that has tokenizer files"
             )
+        whole_text("prompt", text)  # tokenizers do not say what is wrong with half a character
         try:
-            text.encode()  # tokenizers do not say what is wrong with half a character
             with self._alone():
                 encoded = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         except Exception as error:  # a text that is no Unicode, say
@@ -361,6 +362,11 @@ class Text:
             if not {"role", "content"} <= set(message):
                 names = sorted(map(str, message))
                 raise BadConfig(f"a chat message needs `role` and `content`, not {names}")
+            for said in message.values():
+                bare = isinstance(said, str)
+                whole_text(
+                    "messages", said if bare else json.dumps(said, ensure_ascii=False, default=str)
+                )
         try:
             with self._alone():
                 return self.tokenizer.apply_chat_template(

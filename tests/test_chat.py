@@ -143,6 +143,13 @@ def test_a_model_without_a_chat_template_is_refused_at_the_first_change() -> Non
         chat.change(max_new_tokens=4)
 
 
+@pytest.mark.parametrize("content", ["a \ud83d", [{"type": "text", "text": "\udc00"}]])
+def test_half_a_character_in_a_message_is_named(lm: foretell.LM, content: Any) -> None:
+    """And the template is not blamed, nor the tokenizer."""
+    with pytest.raises(BadConfig, match=r"messages: \\u[0-9a-f]{4} is half a character"):
+        lm.generate([{"role": "user", "content": content}], "plain")
+
+
 def test_a_saved_conversation_goes_on(chat: Chat) -> None:
     chat.tell("Be brief.")
     say(chat, "One?")

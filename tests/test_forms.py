@@ -411,6 +411,7 @@ def test_a_constraint_of_the_users_own() -> None:
         ({"grammar": 'start: "\udc00"'}, ("grammar: \\udc00 is half a character",)),
         ({"grammar": 'root ::= "a"'}, ("grammar: this is GBNF", "start: ...")),
         ({"json_schema": '{"type":'}, ("json_schema: this is no JSON",)),
+        ({"json_schema": '{"not":' * 2_000 + "true" + "}" * 2_000}, ("nested too deeply",)),
         ({"json_schema": {"enum": {1, 2}}}, ("json_schema: this is no JSON",)),
         ({"json_schema": "[1]"}, ("json_schema=[1]", "a JSON schema")),
         ({"json_schema": False}, ("json_schema=False", "True")),

@@ -6,7 +6,6 @@ A command that takes one of these dataclasses has an option for each of its fiel
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from foretell.cli._output import message
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
+from foretell.ops.parsing import json_of
 
 DEFAULT = Sampling()
 
@@ -371,8 +371,8 @@ def schema(given: str) -> str:
     written = given.lstrip().startswith("{") or given.strip() == "true"
     text = given if written else content("--json-schema", given)
     try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
+        json_of(text)
+    except ValueError as error:
         shown = "" if written else f" {given}"
         raise BadConfig(f"--json-schema{shown}: this is no JSON ({error}); correct it") from None
     return text

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.errors import BadConfig, first_line
 from foretell.ops.distinct import MARK, Atlas, DistinctMatcher, Reading, Vocabulary
 from foretell.ops.lark import compiled_form
+from foretell.ops.parsing import DEEP
 from foretell.ops.patterns import ascii_classes, rust_of_javascript
 from foretell.ops.schema_reading import Document
 from foretell.ops.schema_rewriting import OPTIONS, rewritten
@@ -40,7 +41,9 @@ def source_of(name: str, value: Any) -> str:
         schema = json.loads(value) if isinstance(value, str) else value
         source = json.dumps(schema, allow_nan=False)
         whole_text(name, json.dumps(schema, ensure_ascii=False))
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadConfig(f"json_schema: {DEEP}; simplify it") from None
+    except (TypeError, ValueError) as error:
         raise BadConfig(f"json_schema: this is no JSON ({first_line(error)}); correct it") from None
     if schema is True:
         return "{}"

@@ -22,6 +22,9 @@ VALUES = {"enum", "const", "default", "examples"}  # keywords below which there 
 ASKED = ("pattern", "format", "minLength", "maxLength")  # of strings
 PARTS = 32  # free parts that are looked at
 PAIRS = 32  # of a grammar that are looked at, see `lazily`
+NESTED = 4  # simple rules that stand for simple rules
+BLANK = ("space", "comment")
+QUANTIFIERS = {*"*+?~{"}
 OWN = "FORETELL"  # begins the names of terminals that are added
 TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)
@@ -178,41 +181,101 @@ def _bounded_lark(source: str, most: int) -> str:
 
 
 def lazily(source: str, dead: Callable[[str], bool]) -> str:
-    """The grammar with what its free parts take in: where a regular expression would go on over the
-    text in quotation marks behind it, it ends where that first comes.
+    """The grammar with what its free parts take in: where a regular expression would go on over
+    what must stand behind it, it ends where that first comes.
 
     llguidance reads a terminal as far as it goes, so that no text has the form
-    `/(.|\\n)*/ "</think>"` there. `dead`: whether a grammar is such a one.
+    `/(.|\\n)*/ "</think>"` there. `dead`: whether a grammar is such a one. Behind a free part may
+    stand a text, an expression, a terminal, one of several of these in parentheses, or a rule that
+    is no more than that.
     """
     pieces = list(_pieces(source))
     terminals = _terminals(pieces)
+    rules = _simple_rules(pieces)
     known: dict[tuple[str, str], str] = {}
     for begin, end in reversed(_definitions(pieces)):
         if not pieces[begin].name or _is_terminal(pieces[begin]) or pieces[begin].options:
             continue
-        shown = [place for place in range(begin + 1, end) if pieces[place].kind != "space"]
-        texts = [pieces[place].text for place in shown] + [""]
-        for i in reversed(range(len(shown) - 1)):
-            first, text = pieces[shown[i]], pieces[shown[i + 1]]
-            free = first.kind == "regex" or (first.kind == "word" and first.text.isupper())
-            if not free or text.kind != "string" or texts[i + 2][:1] in (*"*+?~{",):
+        shown = [place for place in range(begin + 1, end) if pieces[place].kind not in BLANK]
+        own = [pieces[place] for place in shown]
+        for i in reversed(range(len(own))):
+            choices, after = _choices_at(own, i, rules)
+            if after < len(own) and own[after].text in ("+", "*"):
+                choices = [f"({_one_of(choices)}){own[after].text}"]
+                after += 1
+            ends, stop = _choices_at(own, after, rules)
+            if own[i].kind == "string" or not choices or not ends:
                 continue
-            pair = first.text, text.text
-            if pair not in known:
+            if stop < len(own) and own[stop].text in QUANTIFIERS:
+                continue
+            free, text = _one_of(choices), _one_of(ends)
+            if (free, text) not in known:
                 if len(known) >= PAIRS:
                     return source
                 # Behind nothing both may stand for the same text.
-                some = f"{OWN}: {first.text} & /(?s:.+)/"
-                swallows = dead(f"start: {OWN} {text.text}\n{some}\n{terminals}")
-                known[pair] = f"{OWN.lower()}_{len(known)}" if swallows else ""
-            if known[pair]:
-                pieces[shown[i]] = Piece("rule", f" {known[pair]} ")
-                pieces[shown[i + 1]] = Piece("space", "")
+                some = [f"{OWN}: {choice} & /(?s:.+)/" for choice in choices if choice[0] != '"']
+                lines = [f"start: {OWN} {text}\n{one}\n{terminals}" for one in some]
+                known[free, text] = f"{OWN.lower()}_{len(known)}" if any(map(dead, lines)) else ""
+            if known[free, text]:
+                own[i] = pieces[shown[i]] = Piece("rule", f" {known[free, text]} ")
+                for place in range(i + 1, stop):
+                    own[place] = pieces[shown[place]] = Piece("space", "")
     made = "".join(piece.text for piece in pieces)
-    for (regex, literal), name in known.items():
+    for (free, text), name in known.items():
         if name:
-            made += f"\n{name}[lazy]: {name.upper()}_LAZY\n{name.upper()}_LAZY: {regex} {literal}"
+            made += f"\n{name}[lazy]: {name.upper()}_LAZY\n{name.upper()}_LAZY: {free} {text}"
     return made
+
+
+Rules = Mapping[str, Sequence[str]]
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    """An expression of terminals for any of these."""
+    return choices[0] if len(choices) == 1 else f"({' | '.join(choices)})"
+
+
+def _choices_at(pieces: Sequence[Piece], i: int, rules: Rules) -> tuple[list[str], int]:
+    """The texts, expressions and terminals one of which stands there, and the place behind; none
+    where something else does. `rules`: those of rules that are no more than that.
+    """
+    if i >= len(pieces):
+        return [], i
+    kind, text = pieces[i].kind, pieces[i].text
+    if text == "(":
+        found, behind = _alternatives(pieces, i + 1, rules)
+        closed = behind < len(pieces) and pieces[behind].text == ")"
+        return (found, behind + 1) if closed else ([], i)
+    if kind in ("string", "regex") or (kind == "word" and text.isupper()):
+        return [text], i + 1
+    return ([*rules[text]], i + 1) if kind == "word" and text in rules else ([], i)
+
+
+def _alternatives(pieces: Sequence[Piece], i: int, rules: Rules) -> tuple[list[str], int]:
+    """The same where there may be | between several."""
+    found: list[str] = []
+    while True:
+        some, i = _choices_at(pieces, i, rules)
+        if not some:
+            return [], i
+        found += some
+        if i == len(pieces) or pieces[i].text != "|":
+            return found, i
+        i += 1
+
+
+def _simple_rules(pieces: Sequence[Piece]) -> Rules:
+    """Of rules that are one of several texts, expressions and terminals, what they are."""
+    found: dict[str, list[str]] = {}
+    for _ in range(NESTED):
+        for begin, end in _definitions(pieces):
+            head = pieces[begin]
+            if head.name and head.name not in found and not (_is_terminal(head) or head.options):
+                own = [piece for piece in pieces[begin + 1 : end] if piece.kind not in BLANK]
+                choices, behind = _alternatives(own, 0, found)
+                if choices and behind == len(own):
+                    found[head.name] = choices
+    return found
 
 
 def _definitions(pieces: Sequence[Piece]) -> list[tuple[int, int]]:

@@ -119,9 +119,7 @@ def test_a_group_s_largest_sums_do_not_overflow() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_with_what_is_no_number_has_no_products(
-    kind: str, form: str, damaged: float
-) -> None:
+def test_a_row_with_what_is_no_number_has_no_products(kind: str, form: str, damaged: float) -> None:
     """Damaged weights must show: rounded, they would be some number or other."""
     torch.manual_seed(0)
     packed, x = matrix(form, 20, 128), torch.randn(4, 128)

@@ -153,6 +153,12 @@ def test_json_is_closed(schema: object, begin: str, most: int) -> None:
         ({"grammar": 'start: a+\na: "<" /[a-z]+ends/ ">"'}, ["", "<foo", "<aends>"]),
         ({"grammar": 'start: "ok" | /[a-z ]*/ "end" "."'}, ["", "the "]),
         ({"grammar": 'start: x "."\nx[suffix="STOP"]: /.*/'}, ["", "the "]),
+        ({"grammar": 'start: /[a-z ]+/ (" done" | " finished")'}, ["", "the dog", "the fin"]),
+        ({"grammar": 'start: /[a-z ]+/ tail\ntail: " done" | " finished" // so'}, ["", "the fin"]),
+        ({"grammar": "start: /[a-z ]+/ /(done|finished)/"}, ["", "the dog"]),
+        ({"grammar": 'start: W+ END "!"\nW: /[a-z ]+/\nEND: "end"'}, ["", "the en"]),
+        ({"grammar": 'start: thought ";"\nthought: words\nwords: /[a-z ,.;]+/'}, ["", "the "]),
+        ({"grammar": 'start: (/[a-z]+/ | "1") ("x" | "y") z\nz: "0"'}, ["", "the", "1"]),
     ],
 )  # fmt: skip
 def test_a_free_part_is_led_to_what_must_follow(form: dict[str, Any], begins: list[str]) -> None:
