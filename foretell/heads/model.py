@@ -32,7 +32,7 @@ from foretell.memory.job import Job
 from foretell.memory.states import TappedStates
 from foretell.native import library, steps
 from foretell.native.packing import FORMATS
-from foretell.ops.fingerprint import fingerprint
+from foretell.ops.fingerprint import norm_mark
 from foretell.ops.growth import TreeShape
 from foretell.ops.threads import torch_threads
 
@@ -72,10 +72,10 @@ def shipped(target: Any, kind: str) -> Path | None:
     """The folder of the head of this kind that the package ships for a target, if there is one."""
     if getattr(target, "loop", None) is None or "taps" not in target.caps:
         return None
-    told, keys = fingerprint(target), target.layout[0][0]
+    norm, keys = norm_mark(target), target.layout[0][0]
     for path in sorted(SHIPPED.glob("*/config.json")):
         config = json.loads(path.read_text("utf-8"))
-        if config.get("kind") != kind or config["fingerprint"]["norm"] != told["norm"]:
+        if config.get("kind") != kind or config["fingerprint"]["norm"] != norm:
             continue
         if config["target"]["kv_heads"] == keys:  # merged heads leave the norm as it was
             return path.parent
