@@ -386,6 +386,15 @@ class LM:
         encode = self._text.encode_text
         return resolve(method, encode) if reward is None else with_reward(method, reward, encode)
 
+    def bring(self, method: Method = "auto") -> None:
+        """Loads what a method brings, a head for example, before the first request waits for it.
+        Raises what the first request would raise.
+        """
+        _, strategy = self.resolve(method)
+        with self.driver.exclusive():
+            if brought := strategy.bring(self.engine.models):
+                self.engine.brought[strategy] = brought
+
     def _measure_once(self) -> None:
         if self.measured:
             return

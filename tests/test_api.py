@@ -5,6 +5,7 @@ else lost.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 import warnings
@@ -126,7 +127,7 @@ def test_no_prompts_are_no_answers(lm: LM) -> None:
 def test_a_text_that_is_no_unicode_is_refused_alone() -> None:
     outs = SHARED.generate([CODE, "\ud800"], "plain", max_new_tokens=12)
     assert same(outs[0], one()) and isinstance(outs[1].error, BadConfig)
-    assert "tokenizer cannot read" in str(outs[1].error) and "\n" not in str(outs[1].error)
+    assert "half a character" in str(outs[1].error) and "\n" not in str(outs[1].error)
 
 
 def test_an_empty_text_is_the_first_token() -> None:
@@ -187,6 +188,26 @@ def test_an_lm_says_in_a_line_what_it_is() -> None:
         "<foretell.LM tiny: llama in float32 by torch, 128 tokens of context; "
         "draft tiny (draft): llama in float32 by torch, 128 tokens of context>"
     )
+
+
+def test_what_a_method_brings_is_loaded_once_and_may_be_loaded_beforehand() -> None:
+    loaded = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Bringing(Ngram):
+        def bring(self, models: Any) -> Any:
+            loaded.append(self.n)
+            return {"head": models["target"]}
+
+    lm = tiny.lm()
+    lm.bring(Bringing(n=3))
+    assert loaded == [3]
+    want = lm.generate("the dog the dog", "plain", max_new_tokens=8).tokens
+    for n in (3, 3, 2):
+        assert lm.generate("the dog the dog", Bringing(n=n), max_new_tokens=8).tokens == want
+    assert loaded == [3, 2]
+    with pytest.raises(UnknownMethod):
+        lm.bring("nothing")
 
 
 def test_what_was_written_by_a_deadline_is_not_lost() -> None:

@@ -122,6 +122,7 @@ def _work(
             yield found
         return
     lm = load_model(models, executors)
+    lm.bring(method)
 
     def work(asked: Requests, file: Results, tell: Tell) -> tuple[Meter, Shared]:
         with working("reading the prompts", messages):

@@ -151,6 +151,7 @@ def serve(
     try:
         lm = load_model(models, executors)
         _check_kind(lm, method)
+        lm.bring(method)
         from foretell.serve.served import Served
 
         served = Served(lm, name or models.model)
