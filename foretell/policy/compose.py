@@ -274,7 +274,8 @@ class Composition(Drafter):
             if part.begun:
                 if part.promise is not None:
                     part.promise.note_seconds(spent)
-                part.payoff.note(gained, spent + node_seconds * nodes, token_seconds)
+                spent += node_seconds * nodes
+                part.payoff.note(gained, spent, token_seconds, ctx.engine.running)
             part.begun = True
             part.seconds = -1.0  # it may not be asked in the next step
         pace.beside = time.perf_counter() - began

@@ -24,7 +24,7 @@ WINDFALL = 2.0  # times its price that asking must bring in to be repeated at on
 LOSS = 0.005  # share of the time that asking in vain should lose
 COSTLY_LOSS = 0.05  # and that it may lose where asking is expensive
 CLEARLY = 1.2  # times its price, what an attempt wins that is known to pay, or promises
-LONGEST_PAUSE = 32  # steps, unless asking is expensive
+LONGEST_PAUSE = 32  # steps of every request, unless asking is expensive
 UNKNOWN = 64  # steps that wait for the first tree, in case that it never comes
 LOOKED = 32  # steps of which one is looked at, where the last one looked at did not pay
 PROMISED = 17  # tokens of the largest forward for which a promise is looked at
@@ -283,15 +283,16 @@ class Payoff:
         self.wait = self.pause
         return True
 
-    def note(self, gained: float, spent: float, token_seconds: float) -> None:
+    def note(self, gained: float, spent: float, token_seconds: float, live: int = 1) -> None:
         """An attempt took `spent` seconds and won `gained` tokens, which take `token_seconds` each
-        without it.
+        without it. `live`: requests that take steps together.
         """
         self.gain += RATE * (gained - self.gain)
         self.spent += (RATE if self.spent else 1.0) * (spent - self.spent)
         self.won = self.gain * token_seconds
         lost_steps = max(0.0, self.spent / token_seconds - self.gain)
-        costly_pause = max(LONGEST_PAUSE, int(lost_steps / COSTLY_LOSS))
+        # Each of them may become predictable: that is to be noticed in so many steps of its own.
+        costly_pause = max(LONGEST_PAUSE * max(1, live), int(lost_steps / COSTLY_LOSS))
         longest = min(costly_pause, int(lost_steps / LOSS))
         self.pause = min(longest, 2 * self.pause + 1)
         windfall = gained * token_seconds >= WINDFALL * spent

@@ -181,7 +181,8 @@ class Policy:
             entry[1] = KEEP * entry[1] + accepted
         if self.spent >= 0 and not self.nodes:
             if self.begun:
-                self.payoff.note(len(outcome.path), self.spent, self.plain_seconds)
+                gained, live = len(outcome.path), self.ctx.engine.running
+                self.payoff.note(gained, self.spent, self.plain_seconds, live)
             self.begun = True
 
 

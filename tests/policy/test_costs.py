@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from foretell.policy.costs import (
     CLEARLY,
+    LONGEST_PAUSE,
     LOOKED,
     LOSS,
     SIZES,
@@ -198,6 +199,17 @@ def test_of_requests_that_ask_at_once_only_one_asks_in_vain() -> None:
             payoff.note(0.0, 0.1, 1.0)
         asked.append(sum(due))
     assert max(asked) == 1 and 20 < sum(asked) <= 50 * 16 // (pause + 1)
+
+
+def test_the_longest_pause_is_one_of_each_request() -> None:
+    """Of sixteen that take steps together each is asked every 32 steps: an attempt costs more than
+    a step where many tokens fill the forward, and would lose a twentieth of the time.
+    """
+    for live in (1, 16):
+        payoff = Payoff()
+        for _ in range(60):
+            payoff.note(0.0, 1.5, 1.0, live)
+        assert payoff.pause == min(LONGEST_PAUSE * live, int((1.5 - payoff.gain) / LOSS))
 
 
 def test_after_a_good_time_pauses_begin_anew() -> None:
