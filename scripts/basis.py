@@ -21,18 +21,47 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
 TAKEN = ROOT / "dev" / "measured" / "taken.toml"
 AUTO = ("AUTO", "STATIC", "QUICK", "STEP", "DRAFT", "CHEAP", "HEAD", "HEAD_STEP")
+POLICY = ("compose", "costs", "schedule", "sizes")  # what decides how much a step drafts
+KINDS = ("auto", "policy", "heads", "executors")
+RESTS = {  # what the figures rest on
+    "batch": (*KINDS, "server"),
+    "draft": KINDS,
+    "engines": KINDS,
+    "kv": ("executors",),
+    "never-slower": KINDS,
+    "never-slower-16": KINDS,
+    "never-slower-4": KINDS,
+    "serving": (*KINDS, "server"),
+}
 RUNTIME = re.compile(r'^DEVICE = "cpu"\n(?:.*\n)*?^PRIORITY = (\d+)$', re.MULTILINE)
 
 
 @cache
 def basis() -> dict[str, str]:
     """Of each thing that figures rest on how it is now, in words or as a digest."""
-    return {"auto": auto(), "heads": heads(), "executors": executors(), "server": server()}
+    return {
+        "auto": auto(),
+        "policy": policy(),
+        "heads": heads(),
+        "executors": executors(),
+        "server": server(),
+    }
 
 
 def auto() -> str:
     """What `auto` stands for, and from when on."""
     return "; ".join(f"{name.lower()} {getattr(spec, name)}" for name in AUTO)
+
+
+def policy() -> str:
+    """By what numbers it is decided how much a step drafts, and whom it asks."""
+    numbers = [
+        f"{name}.{ast.unparse(node)}"
+        for name in POLICY
+        for node in ast.parse((PACKAGE / "policy" / f"{name}.py").read_text("utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).isupper()
+    ]
+    return hashlib.sha256("\n".join(numbers).encode()).hexdigest()[:12]
 
 
 def heads() -> str:
@@ -81,8 +110,9 @@ def expired(records: dict[str, dict[str, Any]], now: dict[str, str]) -> list[str
     """One sentence for every figure that rests on what is no longer so."""
     found = []
     for name, record in records.items():
-        for what, then in record["rests"].items():
-            if then != now.get(what):
+        for what in RESTS[name]:
+            then = record["rests"].get(what, "not looked at")
+            if then != now[what]:
                 found.append(
                     f"the figures {name!r} of {record['date']} rest on {what} as it was ({then}), "
                     f"and now it is {now.get(what)}; run `python scripts/figures.py {name}`"

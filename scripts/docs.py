@@ -56,6 +56,8 @@ SHOWN = {
     "draft": ("docs/choose.md", figure_tables.beside_plain),
     "kv": ("docs/choose.md", figure_tables.kv),
     "never-slower": ("docs/choose.md", figure_tables.never_slower),
+    "never-slower-16": ("docs/choose.md", figure_tables.never_slower),
+    "never-slower-4": ("docs/choose.md", figure_tables.never_slower),
     "serving": ("docs/serving.md", figure_tables.serving),
 }
 # Of a method without findings.

@@ -99,7 +99,10 @@ def serving(found: dict[str, Any]) -> str:
                 slow = max((one["between_tokens_ms"]["p99"] for one in some), default=0.0)
                 row.append(f"{speeds} ({slow:.0f} ms)")
             rows.append(row)
-        head = [f"{title}: tokens/s (99 % of pieces)", *(f"{count} clients" for count in clients)]
+        head = [
+            f"{title}: tokens/s (99 % of pieces)",
+            *(f"{n} client{(n > 1) * 's'}" for n in clients),
+        ]
         parts.append(table(head, rows))
     return "\n\n".join(parts)
 

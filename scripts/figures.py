@@ -3,7 +3,7 @@
     python scripts/figures.py [NAME ...] [--fresh]
 
 Without names: those that were never taken or rest on what has changed since (scripts/basis.py).
-`--fresh` takes them in any case, from the beginning. Each measurement goes on where it was
+`--fresh` takes them in any case, from the beginning. All but `engines` go on where they were
 interrupted: what is done lies in runs/figures. When one is through, its document is in
 dev/measured, its record in dev/measured/taken.toml, and `python scripts/docs.py` puts its tables
 into the pages. Timings beside other work are worthless: run nothing else meanwhile. All of them
@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,17 +51,10 @@ QUESTIONS = 24  # of the batch behind one system prompt
 FEW = 4  # prompts of each kind
 RULES = 80  # lines of that prompt, some 12 tokens each
 DOCUMENTS = {"engines": "real.json"}  # of others: NAME.json
-KINDS = ("auto", "heads", "executors")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """`measure(folder)` writes what it has into the folder as it goes on, and returns the document
-    of dev/measured; `rests`: the parts of basis.basis() that it was true of.
-    """
-
-    measure: Callable[[Path], dict[str, Any]]
-    rests: tuple[str, ...] = KINDS
+# Writes what it has into the folder as it goes on, and returns the document of dev/measured.
+Measure = Callable[[Path], dict[str, Any]]
 
 
 def call(*arguments: str) -> str:
@@ -106,17 +98,10 @@ def about(how: str) -> dict[str, Any]:
 
 
 def engines(folder: Path) -> dict[str, Any]:
-    """foretell beside other engines: scripts/compare.py, one kind of text after the other."""
-    parts = []
-    for name in tables.SETS:
-        part = folder / f"{name}.json"
-        if not part.exists():
-            asked = ["--sets", name, "--prompts", "4", "--rounds", "2", "--tokens", "64"]
-            asked += ["--methods", "plain;auto", "--threads", THREADS, "--json", str(part)]
-            call("scripts/compare.py", *asked)
-        parts.append(str(part))
+    """foretell beside other engines: scripts/compare.py, from the beginning if interrupted."""
     whole = folder / "whole.json"
-    call("scripts/compare.py", "--merge", *parts, "--json", str(whole))
+    asked = ["--prompts", "4", "--rounds", "1", "--tokens", "64", "--methods", "plain;auto"]
+    call("scripts/compare.py", *asked, "--threads", THREADS, "--json", str(whole))
     return dict(json.loads(whole.read_text("utf-8")))
 
 
@@ -131,7 +116,7 @@ def shortest(folder: Path) -> list[str]:
     return named
 
 
-def bench(how: str, *asked: str, few: bool = False) -> Callable[[Path], dict[str, Any]]:
+def bench(how: str, *asked: str, few: bool = False) -> Measure:
     """A figure that `foretell bench` measures, which continues its own documents.
 
     `few`: on the shortest prompts of each kind.
@@ -152,6 +137,18 @@ def bench(how: str, *asked: str, few: bool = False) -> Callable[[Path], dict[str
         return {"about": about(how), "cells": cells}
 
     return measure
+
+
+def never_slower(dtype: str) -> Measure:
+    """`auto` beside plain decoding at every temperature, load and kind of text."""
+    return bench(
+        f"32 tokens, the {FEW} shortest prompts of each kind, two rounds that both begin with "
+        "nothing learnt; ranges hold nine tenths of all.",
+        *("--dtype", dtype, "--temperature", "0,0.7,1", "--methods", "auto"),
+        *("--requests", "1,2,4,8,16", "--rounds", "2", "--warm-up", "1"),
+        *("--max-new-tokens", "32"),
+        few=True,
+    )
 
 
 @contextmanager
@@ -285,47 +282,37 @@ def timed_policies(dtype: str) -> dict[str, list[float]]:
     return found
 
 
-FIGURES = {
-    "batch": Figure(batch, (*KINDS, "server")),
-    "kv": Figure(kv, ("executors",)),
-    "serving": Figure(serving, (*KINDS, "server")),
-    "draft": Figure(
-        bench(
-            "48 tokens, the median of 4 prompts of each kind, one round.",
-            *("--draft", "smollm2-draft", "--dtype", "int8,bfloat16", "--temperature", "0,1"),
-            *("--prompts", "chat", "--prompts", "code", "--rounds", "1", "--max-new-tokens", "48"),
-            *("--methods", "auto,draft,draft:best=yes,suffix,suffix+draft:best=yes"),
-        )
+FIGURES: dict[str, Measure] = {
+    "batch": batch,
+    "kv": kv,
+    "serving": serving,
+    "draft": bench(
+        "48 tokens, the median of 4 prompts of each kind, one round.",
+        *("--draft", "smollm2-draft", "--dtype", "int8,bfloat16", "--temperature", "0,1"),
+        *("--prompts", "chat", "--prompts", "code", "--rounds", "1", "--max-new-tokens", "48"),
+        *("--methods", "auto,draft,draft:best=yes,suffix,suffix+draft:best=yes"),
     ),
-    "never-slower": Figure(
-        bench(
-            f"32 tokens, the {FEW} shortest prompts of each kind, two rounds that both begin with "
-            "nothing learnt; ranges hold nine tenths of all.",
-            *("--dtype", "bfloat16,int8,int4", "--temperature", "0,0.7,1", "--methods", "auto"),
-            *("--requests", "1,2,4,8,16", "--rounds", "2", "--warm-up", "1"),
-            *("--max-new-tokens", "32"),
-            few=True,
-        )
-    ),
-    "engines": Figure(engines),
+    "never-slower": never_slower("int8"),
+    "never-slower-16": never_slower("bfloat16"),
+    "never-slower-4": never_slower("int4"),
+    "engines": engines,
 }
 
 
 def take(name: str, fresh: bool) -> None:
     """Measures a figure, and writes its document and its record."""
-    figure = FIGURES[name]
     folder = RUNS / name
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    rests = {what: basis.basis()[what] for what in figure.rests}
+    rests = {what: basis.basis()[what] for what in basis.RESTS[name]}
     # What was begun on another basis is worth nothing here.
     begun = folder / "rests.json"
     if begun.exists() and json.loads(begun.read_text("utf-8")) != rests:
         shutil.rmtree(folder)
         folder.mkdir()
     write_text(begun, json.dumps(rests))
-    made = figure.measure(folder)
+    made = FIGURES[name](folder)
     write_text(tables.MEASURED / DOCUMENTS.get(name, f"{name}.json"), text(made))
     head = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout

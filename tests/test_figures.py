@@ -18,7 +18,7 @@ AUTO = "suffix+eagle3:depth=5"
 
 @pytest.fixture
 def records() -> dict[str, dict[str, Any]]:
-    rests = {what: basis.basis()[what] for what in ("auto", "heads", "executors", "server")}
+    rests = {what: basis.basis()[what] for what in basis.RESTS["batch"]}
     record = {"command": "python x.py", "commit": "abc", "date": "2026-11-28", "default": AUTO}
     return {"batch": record | {"rests": rests}}
 
@@ -27,7 +27,7 @@ def test_every_figure_on_a_page_still_holds() -> None:
     assert not basis.expired(basis.taken(), basis.basis())
 
 
-@pytest.mark.parametrize("what", ["auto", "heads", "executors", "server"])
+@pytest.mark.parametrize("what", ["auto", "policy", "heads", "executors", "server"])
 def test_a_figure_expires_with_what_it_rests_on(
     what: str, records: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,8 +35,11 @@ def test_a_figure_expires_with_what_it_rests_on(
     now = basis.basis() | {what: "another"}
     (sentence,) = basis.expired(records, now)
     assert f"rest on {what}" in sentence and "scripts/figures.py batch" in sentence
-    records["batch"]["rests"].pop(what)
-    assert not basis.expired(records, now), "it never rested on that"
+    del records["batch"]["rests"][what]
+    (sentence,) = basis.expired(records, basis.basis())
+    assert "as it was (not looked at)" in sentence
+    records["kv"] = records.pop("batch")
+    assert basis.expired(records, now) == [] or what == "executors", "it does not rest on that"
 
 
 def test_a_changed_default_a_head_and_an_executor_are_noticed(
@@ -61,6 +64,22 @@ def test_a_changed_default_a_head_and_an_executor_are_noticed(
         told.append(basis.heads())
     assert told[0] != told[1]
     assert basis.executors() == "quick, slow" and basis.server() != before[3]
+
+
+def test_the_numbers_of_the_policy_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And not what is written about them."""
+    (tmp_path / "policy").mkdir()
+    for name in basis.POLICY:
+        (tmp_path / "policy" / f"{name}.py").write_text("RATE = 1 / 8  # often\n")
+    monkeypatch.setattr(basis, "PACKAGE", tmp_path)
+    before = basis.policy()
+    changed = tmp_path / "policy" / "costs.py"
+    changed.write_text("RATE = 1 / 8  # rarely\n\n\ndef wait() -> int:\n    return 3\n")
+    assert basis.policy() == before
+    changed.write_text("RATE = 1 / 4\n")
+    assert basis.policy() != before
 
 
 def test_the_check_of_the_pages_fails_where_figures_have_expired(
@@ -100,7 +119,8 @@ def test_a_figure_is_taken_again_where_it_was_interrupted_and_from_the_beginning
         (folder / "part").touch()
         return {"about": {}, "runs": {}}
 
-    monkeypatch.setattr(figures, "FIGURES", {"batch": figures.Figure(measure, ("auto",))})
+    monkeypatch.setattr(figures, "FIGURES", {"batch": measure})
+    monkeypatch.setattr(basis, "RESTS", {"batch": ("auto",)})
     monkeypatch.setattr(figures, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(tables, "MEASURED", tmp_path)
     monkeypatch.setattr(basis, "TAKEN", tmp_path / "taken.toml")
