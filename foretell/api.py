@@ -107,8 +107,7 @@ class LM:
         self.measured = False
         self._text = Text(tokenizer, target.vocab, eos)
         self._default = AUTO
-        # What `auto` stands for, with the number of threads it was looked up for.
-        self._auto: tuple[int, str] | None = None
+        self._auto: tuple[int, str] | None = None  # what it stands for, with so many threads
 
     def __repr__(self) -> str:
         return in_brief(self)
@@ -381,26 +380,21 @@ class LM:
         """(name, strategy) of a spec or a config object on this model, with a reward if it chooses
         by one. Raises UnknownMethod or BadConfig.
         """
-        if isinstance(method, str) and method == "auto":
-            method = self.auto
+        method = self.auto if isinstance(method, str) and method == "auto" else method
         encode = self._text.encode_text
         return resolve(method, encode) if reward is None else with_reward(method, reward, encode)
 
     def bring(self, method: Method = "auto") -> None:
-        """Loads what a method brings, a head for example, before the first request waits for it.
-        Raises what the first request would raise.
-        """
-        _, strategy = self.resolve(method)
+        """Loads what a method brings, a head for example; else its first request waits for it."""
+        strategy = self.resolve(method)[1]
         with self.driver.exclusive():
-            if brought := strategy.bring(self.engine.models):
-                self.engine.brought[strategy] = brought
+            self.engine.brought[strategy] = strategy.bring(self.engine.models)
 
     def _measure_once(self) -> None:
-        if self.measured:
-            return
-        with self.driver.exclusive():
-            if not self.measured:
-                self.measure()
+        if not self.measured:
+            with self.driver.exclusive():
+                if not self.measured:
+                    self.measure()
 
     def measure(self, fresh: bool = False) -> dict[str, Any]:
         """What this model's forwards cost here, which decides how much is drafted; returns it for
