@@ -353,7 +353,7 @@ def test_who_reads_no_shared_rows_copies_them() -> None:
         (7, 3, "x", "edit 7 to 3: "),
         (0, 1.0, "x", "edit 0 to 1.0: "),
         (0, 1, b"x", "new=b'x': must be a text"),
-        (0, 1, "\ud800", "the tokenizer cannot read"),
+        (0, 1, "\ud800", "half a character"),
         (0, 0, "漢" * 60, "and tiny holds 128; shorten it"),
     ],
 )

@@ -151,6 +151,7 @@ class Policy:
         spent += seconds + time.perf_counter() - began
         if len(tree) == 1 and tree.beside:  # it is the next draft that pays for them
             self.rows_alone += spent
+            self.payoff.wait = 0
             return tree
         self.spent, self.rows_alone = spent + self.rows_alone, 0.0
         return tree
