@@ -266,8 +266,10 @@ class Cache(EvictedRows):
         """
         plan = self.plan
         assert plan is not None, "finished twice"
-        if self.states is not None:
-            self.states.write(plan.shared, hidden)
+        if self.states is not None:  # what other layers are entered with may be written over
+            entire = plan.done >= self.all_layers and not plan.goes_on
+            given = hidden if entire else joined(NO_STATES, hidden, 0, False)
+            self.states.write(plan.shared, given)
         self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
         whole = self.done >= self.all_layers
         self.tapped = {} if whole else joined(self.tapped, hidden, plan.shared, plan.goes_on)
