@@ -8,15 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import ForetellError, ForetellWarning
+from foretell.lazy import keep_old_names
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.contexts import Contexts
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output, Piece
     from foretell.cards import Card
-    from foretell.contexts import Contexts
-    from foretell.custom_generate import hf
-    from foretell.loading import load
-    from foretell.outputs import Output, Piece
-    from foretell.wrapping import wrap
+    from foretell.loading.load import load
+    from foretell.loading.transformers import hf
+    from foretell.loading.wrap import wrap
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,16 +33,34 @@ __all__ = [
     "wrap",
 ]
 _WHERE = {
-    "LM": "api",
-    "Output": "outputs",
-    "Piece": "outputs",
-    "wrap": "wrapping",
-    "load": "loading",
-    "hf": "custom_generate",
-    "Contexts": "contexts",
+    "LM": "api.lm",
+    "Output": "api.outputs",
+    "Piece": "api.outputs",
+    "Contexts": "api.contexts",
+    "load": "loading.load",
+    "wrap": "loading.wrap",
+    "hf": "loading.transformers",
 }
 # So that foretell.drafters.ngram.Ngram(n=3) needs no further import.
-_FOLDERS = ("drafters", "strategies", "rules", "rows", "warp", "constraints")
+_FOLDERS = ("drafters", "strategies", "verification", "guidance", "processors", "constraints")
+# Modules that the documentation named, by the names that they had there.
+keep_old_names(
+    {
+        "foretell.core.cache": "foretell.cache.cache",
+        "foretell.core.engine": "foretell.engine.engine",
+        "foretell.core.strategy": "foretell.speculation.strategy",
+        "foretell.diagnosis": "foretell.api.diagnosis",
+        "foretell.families.toy": "foretell.testing.toy",
+        "foretell.families.views": "foretell.testing.views",
+        "foretell.memory.buffers": "foretell.cache.buffers",
+        "foretell.memory.job": "foretell.cache.job",
+        "foretell.ops.rewards": "foretell.rewards.base",
+        "foretell.policy.constraint": "foretell.core.constraint",
+        "foretell.policy.warping": "foretell.core.processor",
+        "foretell.stats": "foretell.core.stats",
+        "foretell.text": "foretell.core.text",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

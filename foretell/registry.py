@@ -1,4 +1,4 @@
-"""A method is found by its file's name: `drafters/token_recycling.py` is the drafter
+"""A method is found by its file's name: `drafters/lookup/token_recycling.py` is the drafter
 `token-recycling`.
 
 Listing reads file names only, so a missing optional dependency cannot break it, and adding a method
@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from foretell.errors import BadConfig, UnknownMethod
 
+PACKAGE = Path(__file__).parent
+# The folder of each kind, and of `kv` two: policies of masked models read what `diffusion`
+# computes.
 FOLDERS = {
-    "drafter": "drafters",
-    "strategy": "strategies",
-    "diffusion": "diffusion",
-    "kv": "kv",
-    "rule": "rules",
-    "rows": "rows",
-    "warp": "warp",
-    "reward": "rewards",
-    "constraint": "constraints",
+    "drafter": ("drafters",),
+    "strategy": ("strategies",),
+    "diffusion": ("diffusion",),
+    "kv": ("kv", "diffusion/cache"),
+    "rule": ("verification",),
+    "rows": ("guidance",),
+    "warp": ("processors",),
+    "reward": ("rewards",),
+    "constraint": ("constraints",),
 }
 BESIDE = (
     "kv",
@@ -48,22 +53,36 @@ def files() -> dict[tuple[str, str], Path]:
     """(kind, name) -> file, of this package and of those that join it. Raises BadConfig where two
     claim one name.
     """
-    roots = [Path(__file__).parent]
+    roots = [PACKAGE]
     for entry in entry_points(group="foretell.methods"):
         spec = importlib.util.find_spec(entry.value)
         if spec and spec.submodule_search_locations:
             roots += [Path(folder) for folder in spec.submodule_search_locations]
     claimed: dict[tuple[str, str], Path] = {}
-    for root in roots:
-        for kind, folder in FOLDERS.items():
-            for path in sorted((root / folder).glob("[!_]*.py")):
-                key = (kind, path.stem.replace("_", "-"))
-                if key in claimed:
-                    raise BadConfig(
-                        f"two files claim the {kind} {key[1]!r}: {claimed[key]} and {path}"
-                    )
-                claimed[key] = path
+    for kind, path in (found for root in roots for found in methods_below(root)):
+        key = (kind, path.stem.replace("_", "-"))
+        if key in claimed:
+            raise BadConfig(f"two files claim the {kind} {key[1]!r}: {claimed[key]} and {path}")
+        claimed[key] = path
     return claimed
+
+
+def methods_below(root: Path) -> Iterator[tuple[str, Path]]:
+    """(kind, file) of every method of a package: the files below its folders that have a card.
+
+    A folder within another one's, such as `diffusion/cache`, has the kind of the nearer name.
+    """
+    kinds = {root / folder: kind for kind, folders in FOLDERS.items() for folder in folders}
+    for folder, kind in kinds.items():
+        for path in sorted(folder.rglob("[!_]*.py")):
+            nearest = next(parent for parent in path.parents if parent in kinds)
+            if nearest == folder and has_card(path):
+                yield kind, path
+
+
+def has_card(path: Path) -> bool:
+    """Whether a file's docstring says what its method guarantees."""
+    return "\nGuarantee:" in path.read_text("utf-8").partition('"""')[2].partition('"""')[0]
 
 
 def names(*kinds: str) -> list[str]:
@@ -108,20 +127,26 @@ def load(name: str, kind: str) -> type[Any]:
     """Imports the method's file and returns its one dataclass. Raises UnknownMethod."""
     if (kind, name) not in files():
         raise unknown(kind, name)
-    path = files()[kind, name]
-    module_name = f"foretell.{FOLDERS[kind]}.{path.stem}"
-    if path.is_relative_to(Path(__file__).parent):
-        importlib.import_module(module_name)
-    elif module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, path)
+    method: type[Any] = getattr(module_of(files()[kind, name], kind), class_name(name))
+    return method
+
+
+def module_of(path: Path, kind: str) -> ModuleType:
+    """The module of a method's file, imported; another package's is imported as one of ours."""
+    if path.is_relative_to(PACKAGE):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        return importlib.import_module(".".join(parts))
+    name = f"foretell.{FOLDERS[kind][0]}.{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec and spec.loader
-        module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
         except BaseException:
-            del sys.modules[module_name]
+            del sys.modules[name]
             raise
-    return getattr(sys.modules[module_name], class_name(name))  # type: ignore[no-any-return]
+    return sys.modules[name]
 
 
 def class_name(name: str) -> str:

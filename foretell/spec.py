@@ -6,8 +6,8 @@ whose own fields may follow) and `nodes` (how many to draft): `token-recycling:n
 joined by `+` share one tree, and `rule` and `nodes` come after the last:
 `ngram:k=8+token-recycling:nodes=16`. Cache policies that are joined act on one cache:
 `snapkv:budget=1024+gear:bits=4`. A field that holds numbers takes them with spaces between:
-`rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.text.TokenIds), it may be a text
-file instead: `input-guided:source=@essay.txt`. One that holds a drafter takes a spec, in
+`rsd-c:branches=3 2 1`. Where they are a text's tokens (foretell.core.text.TokenIds), it may be a
+text file instead: `input-guided:source=@essay.txt`. One that holds a drafter takes a spec, in
 parentheses if it has a comma or a + in it: `cascade:inner=(ngram:n=2,k=8)`, and one that holds a
 cache policy likewise: `view:kv=quest:budget=512`. Any other value may have them too:
 `extract:passage=(Paris, not Rome)`. Booleans are 1, true, yes, on or 0, false, no, off.
@@ -21,18 +21,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
+from foretell.core.text import TokenIds, Written
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.registry import kind_of, load, names
-from foretell.text import TokenIds, Written
 
 if TYPE_CHECKING:
+    from foretell.core.constraint import TextConstraint
     from foretell.core.drafter import Drafter
+    from foretell.core.processor import Warper
     from foretell.core.source import Source
-    from foretell.core.strategy import Strategy
-    from foretell.ops.keeping import KV
-    from foretell.ops.rewards import Reward
-    from foretell.policy.constraint import TextConstraint
-    from foretell.policy.warping import Warper
+    from foretell.kv.base import KV
+    from foretell.rewards.base import Reward
+    from foretell.speculation.strategy import Strategy
 
 # What `auto` stands for: drafters of copies, of near copies, and of what follows each token.
 AUTO = "suffix+approx+token-recycling"
@@ -76,8 +76,8 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
     """A field's value from its text. Raises BadConfig."""
     # Imported here, since checking a name must not import torch; who has fields has imported it.
     from foretell.core.drafter import Drafter
-    from foretell.ops.keeping import KV
-    from foretell.ops.rewards import Reward
+    from foretell.kv.base import KV
+    from foretell.rewards.base import Reward
 
     if isinstance(text, Reward):
         return text
@@ -121,7 +121,7 @@ def numbers(field: str, text: str, kind: Callable[[str], T], allowed: str) -> tu
 
 def _inner(field: str, text: str, encode: Encode | None) -> Drafter:
     """The drafter that a field names. Raises BadConfig."""
-    from foretell.core.strategy import Speculative
+    from foretell.speculation.strategy import Speculative
 
     _, strategy = resolve(unwrapped(text), encode)
     if not isinstance(strategy, Speculative):
@@ -247,7 +247,7 @@ def reward_of(spec: str | Reward, encode: Encode | None = None) -> Reward:
     """The reward that a spec string or a config object means, of several joined by `+` their mean,
     each with its `weight`. Raises UnknownMethod or BadConfig.
     """
-    from foretell.ops.rewards import Mean, Reward
+    from foretell.rewards.base import Mean, Reward
 
     if isinstance(spec, Reward):
         return spec
@@ -310,8 +310,8 @@ def kv_of(spec: str | KV) -> KV:
     """The cache policy that a spec string or a config object means, several joined by `+`. Raises
     UnknownMethod or BadConfig.
     """
-    from foretell.ops.composing import Composition
-    from foretell.ops.keeping import KV
+    from foretell.kv.base import KV
+    from foretell.kv.store.composition import Composition
 
     if isinstance(spec, KV):
         return spec
@@ -328,7 +328,7 @@ def warpers_of(
     spec: str | Warper | Sequence[Warper], encode: Encode | None = None
 ) -> tuple[Warper, ...]:
     """The same for warpers, of which a spec string may join several by `+`."""
-    from foretell.policy.warping import Warper
+    from foretell.core.processor import Warper
 
     if isinstance(spec, Warper):
         return (spec,)
@@ -357,8 +357,8 @@ def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
     """The same for a config object."""
     # Imported here, since checking a name must not import torch.
     from foretell.core.drafter import Drafter
-    from foretell.core.strategy import Speculative
-    from foretell.policy.compose import Composition
+    from foretell.speculation.composition import Composition
+    from foretell.speculation.strategy import Speculative
 
     drafter = config.drafter if isinstance(config, Speculative) else config
     parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
@@ -381,8 +381,8 @@ def _speculative(
     parts: list[tuple[str, str, dict[str, str]]], encode: Encode | None
 ) -> tuple[str, Strategy]:
     """The strategy of one drafter or of several joined ones; the last has `rule` and `nodes`."""
-    from foretell.core.strategy import Speculative
-    from foretell.policy.compose import Composition
+    from foretell.speculation.composition import Composition
+    from foretell.speculation.strategy import Speculative
 
     last, kind, options = parts[-1]
     rule_name = options.pop("rule", "default")

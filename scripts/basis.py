@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
 TAKEN = ROOT / "dev" / "measured" / "taken.toml"
 AUTO = ("AUTO", "STATIC", "QUICK", "STEP", "DRAFT", "CHEAP", "HEAD", "HEAD_STEP")
-POLICY = ("compose", "costs", "schedule", "sizes")  # what decides how much a step drafts
+POLICY = {  # what decides how much a step drafts
+    "compose": "speculation/composition.py",
+    "costs": "speculation/costs.py",
+    "schedule": "engine/scheduler.py",
+    "sizes": "speculation/draft_size.py",
+}
 KINDS = ("auto", "policy", "heads", "executors")
 RESTS = {  # what the figures rest on
     "batch": (*KINDS, "server"),
@@ -57,8 +62,8 @@ def policy() -> str:
     """By what numbers it is decided how much a step drafts, and whom it asks."""
     numbers = [
         f"{name}.{ast.unparse(node)}"
-        for name in POLICY
-        for node in ast.parse((PACKAGE / "policy" / f"{name}.py").read_text("utf-8")).body
+        for name, file in POLICY.items()
+        for node in ast.parse((PACKAGE / file).read_text("utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).isupper()
     ]
     return hashlib.sha256("\n".join(numbers).encode()).hexdigest()[:12]
@@ -77,7 +82,7 @@ def digest(path: Path) -> str:
 def executors() -> str:
     """Those that may compute a model on a CPU, the one that is asked first first."""
     found = []
-    for path in (PACKAGE / "runtimes").glob("*.py"):
+    for path in (PACKAGE / "backends").glob("*.py"):
         if declared := RUNTIME.search(path.read_text("utf-8")):
             found.append((-int(declared[1]), path.stem))
     return ", ".join(name for _, name in sorted(found))

@@ -23,16 +23,17 @@ from typing import Any
 
 import torch
 import transformers
+from comparison import document, pages, runner, sides
 from rich.console import Console
 
+from foretell import bench
+from foretell.bench import peers
+from foretell.bench.peers import Place
+from foretell.bench.peers._worker import Worker
+from foretell.bench.prompts import Prompt
 from foretell.cli._options import check_method
+from foretell.engine.cost_profile import processor
 from foretell.errors import BadConfig, ForetellError
-from foretell.measure import bench, peers
-from foretell.measure.comparison import document, pages, runner, sides
-from foretell.measure.peers import Place
-from foretell.measure.peers._worker import Worker
-from foretell.measure.profiling import processor
-from foretell.measure.prompts import Prompt
 from foretell.ops.files import write_text
 
 RANDOM = "random"

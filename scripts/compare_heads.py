@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import foretell
-from foretell.measure import bench
+from foretell import bench
 from foretell.ops.files import write_text
 
 RESAMPLED = 2_000

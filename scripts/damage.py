@@ -150,11 +150,11 @@ def target() -> Any:
     """A small llama whose weights are packed, computed by the C library where it is there."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from foretell.families.decoder import Decoder
-    from foretell.families.fused import blocks
-    from foretell.families.packed import pack
+    from foretell.backends.native import NativeExecutor
+    from foretell.models.decoder.decoder import Decoder
+    from foretell.models.decoder.fused import blocks
+    from foretell.models.decoder.packed import pack
     from foretell.native import library
-    from foretell.runtimes.native import NativeExecutor
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 97}
@@ -171,8 +171,8 @@ def target() -> Any:
 def drafted(engine: Any, drafter: Any, tokens: int = 6) -> None:
     """A few tokens behind a text. Raises what ended them."""
     from foretell.core.request import Request
-    from foretell.core.strategy import Speculative
     from foretell.core.types import Sampling
+    from foretell.speculation.strategy import Speculative
 
     sampling = Sampling(max_new_tokens=tokens)
     live = engine.add(Request([5, 3, 5, 3, 9], Speculative(drafter), sampling))
@@ -189,7 +189,7 @@ class Heads(Kind):
     OWN = ("eagle3", "mtp", "medusa", "hydra", "mlp-speculator")
 
     def __init__(self, folder: Path):
-        from foretell.heads.folder import build, save, target_shape
+        from foretell.drafters.heads.networks.folder import build, save, target_shape
 
         super().__init__(folder)
         self.target = target()
@@ -202,7 +202,7 @@ class Heads(Kind):
             save(build(kind, shape, options), kept, folder / kind, self.target, {})
 
     def use(self, folder: Path) -> None:
-        from foretell.core.engine import Engine
+        from foretell.engine.engine import Engine
         from foretell.registry import load
 
         for path in sorted(folder.iterdir()):
@@ -216,8 +216,8 @@ class Stores(Kind):
     DRAFTERS = ("token-recycling", "suffix", "goose", "ngram")
 
     def __init__(self, folder: Path):
-        from foretell import stores
-        from foretell.core.engine import Engine
+        from foretell.engine import saved_stores as stores
+        from foretell.engine.engine import Engine
         from foretell.registry import load
 
         super().__init__(folder)
@@ -228,13 +228,13 @@ class Stores(Kind):
         stores.save(engine, folder)
 
     def sign(self, about: dict[str, str], tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-        from foretell import stores
+        from foretell.engine import saved_stores as stores
 
         return about | {"sha256": stores._digest(tensors)}
 
     def use(self, folder: Path) -> None:
-        from foretell import stores
-        from foretell.core.engine import Engine
+        from foretell.engine import saved_stores as stores
+        from foretell.engine.engine import Engine
 
         engine = Engine({"target": self.target})
         stores.load(engine, folder)
@@ -254,11 +254,11 @@ class Gguf(Kind):
         tiny.gguf(tiny.llama(**sizes, **heads), folder / "model.gguf", kind="Q8_0")
 
     def use(self, folder: Path) -> None:
+        from foretell.backends.native import NativeExecutor
         from foretell.errors import BadModel
-        from foretell.families import gguf
-        from foretell.families.decoder import Decoder
-        from foretell.families.fused import blocks
-        from foretell.runtimes.native import NativeExecutor
+        from foretell.models.decoder.decoder import Decoder
+        from foretell.models.decoder.fused import blocks
+        from foretell.models.gguf import gguf
 
         try:
             decoder = Decoder(gguf.read(folder / "model.gguf"), "damaged", blocks)
@@ -298,14 +298,14 @@ class Gates(Kind):
     """Gates of key heads."""
 
     def __init__(self, folder: Path):
-        from foretell.ops import gates
+        from foretell.kv.select import gates
 
         super().__init__(folder)
         self.target = target()
         gates.save(torch.rand(3, 2), folder / "gates.safetensors", self.target, 1)
 
     def use(self, folder: Path) -> None:
-        from foretell.ops import gates
+        from foretell.kv.select import gates
 
         found = gates.streaming_of(self.target, 0.5, str(folder), "duo-attention")
         assert found.shape == (3, 2)

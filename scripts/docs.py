@@ -31,13 +31,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import basis  # noqa: E402
 import figure_tables  # noqa: E402
+from comparison import document  # noqa: E402
+from comparison import pages as figure_pages  # noqa: E402
 from size import HEART  # noqa: E402
 
 from foretell import registry  # noqa: E402
 from foretell.cards import LABELS, Card, card  # noqa: E402
 from foretell.cli import app  # noqa: E402
-from foretell.measure.comparison import document  # noqa: E402
-from foretell.measure.comparison import pages as figure_pages  # noqa: E402
 
 TITLES = {
     "drafter": "Drafters",

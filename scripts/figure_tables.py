@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from foretell.measure.comparison.pages import table
+from comparison.pages import table
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "dev" / "measured"

@@ -34,10 +34,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import basis  # noqa: E402
 import figure_tables as tables  # noqa: E402
+from comparison import document as comparison  # noqa: E402
 
+from foretell.engine.cost_profile import processor  # noqa: E402
 from foretell.errors import ForetellError, RequestFailed  # noqa: E402
-from foretell.measure.comparison import document as comparison  # noqa: E402
-from foretell.measure.profiling import processor  # noqa: E402
 from foretell.ops.files import write_text  # noqa: E402
 
 RUNS = ROOT / "runs" / "figures"

@@ -20,8 +20,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from foretell.constraints.compiling import matcher_of, source_of
 from foretell.errors import BadConfig
-from foretell.ops.compiling import matcher_of, source_of
 
 ORDERS = 200  # of the properties of one answer
 

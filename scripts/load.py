@@ -29,8 +29,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from foretell.bench.prompts import Prompt, read_prompts
 from foretell.errors import BadConfig
-from foretell.measure.prompts import Prompt, read_prompts
 from foretell.ops.files import write_text
 
 PROMPTS = Path(__file__).parents[1] / "foretell" / "assets" / "prompts"

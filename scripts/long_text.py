@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 import foretell
-from foretell.measure.longbench import texts
+from foretell.longbench import texts
 from foretell.ops.files import write_text
 
 KEY = "The pass key of the silver harp is"

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.families import adapted
+from foretell.models.decoder import adapted
 
 
 def lowered(

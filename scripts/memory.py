@@ -27,8 +27,8 @@ import torch
 from rich.progress import track
 
 import foretell
-from foretell import stores
-from foretell.measure import bench
+from foretell import bench
+from foretell.engine import saved_stores as stores
 
 
 def resident() -> int:

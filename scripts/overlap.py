@@ -1,4 +1,4 @@
-"""What foretell.measure.overlap predicts beside what is measured: `python scripts/overlap.py`.
+"""What comparison.overlap predicts beside what is measured: `python scripts/overlap.py`.
 
     python scripts/overlap.py --model demo --gamma 4 --lane thread --json runs/overlap.json
 
@@ -16,10 +16,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from comparison.overlap import Case, Times, predict
+
 import foretell
+from foretell import bench
 from foretell.core.model import Model
-from foretell.measure import bench, profiling
-from foretell.measure.overlap import Case, Times, predict
+from foretell.engine import cost_profile as profiling
 
 SEVERAL = 8  # tokens of the forward that tells what a further one takes
 

@@ -45,7 +45,8 @@ from foretell.serve.chats import plain_chat  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from foretell.api import LM, Output
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output
 
 START, SETTLE = 300.0, 180.0  # seconds until a server answers; until it is idle and checked
 MEMORY = 0.02  # share by which it may grow

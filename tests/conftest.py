@@ -18,8 +18,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from foretell.core.stats import Stats
 from foretell.ops.files import cache_folder
-from foretell.stats import Stats
 from tests.durations import Durations
 
 torch.set_num_threads(1)

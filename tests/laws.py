@@ -27,36 +27,36 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from foretell import cards, registry
-from foretell.core.cache import Cache
-from foretell.core.engine import Engine
-from foretell.core.live import Live
+from foretell.cache.cache import Cache
+from foretell.cache.prefix_tree import PrefixTree
+from foretell.cache.states import TappedStates
+from foretell.constraints.grammars import Grammars
+from foretell.core.distribution import Target
+from foretell.core.masked_text import MASKED, look
 from foretell.core.model import Model
+from foretell.core.random import Door
 from foretell.core.request import Request
-from foretell.core.rng import Door
-from foretell.core.sampling import Target
 from foretell.core.source import Direct, Source
-from foretell.core.strategy import Speculative, Strategy
+from foretell.core.stores import Stores
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Outcome, Sampling
-from foretell.core.verify import Rule, walk
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live
+from foretell.engine.prefix_cache import WORTH, Reuse
+from foretell.engine.status import troubles
 from foretell.errors import BadConfig
-from foretell.families.canvas import CanvasCache
-from foretell.families.retrieved import RetrievedCache
-from foretell.families.toy import Toy, ToyRetrieving
-from foretell.families.toy_canvas import ToyCanvas
-from foretell.families.toy_layers import ToyLayers
-from foretell.families.toy_learning import ToyLearning
-from foretell.forms import Grammars
-from foretell.measure.outcomes import Enumerator
-from foretell.memory.prefixes import PrefixTree
-from foretell.memory.states import TappedStates
-from foretell.ops.canvas import MASKED, look
-from foretell.ops.tenants import Stores
-from foretell.ops.viewed import Viewed
-from foretell.policy.reuse import WORTH, Reuse
+from foretell.kv.select.view_model import Viewed
+from foretell.models.decoder.retrieved import RetrievedCache
+from foretell.models.diffusion.canvas import CanvasCache
 from foretell.spec import pieces, resolve
-from foretell.status import troubles
+from foretell.speculation.strategy import Speculative, Strategy
 from foretell.strategies.plain import Plain
+from foretell.testing.outcomes import Enumerator
+from foretell.testing.toy import Toy, ToyRetrieving
+from foretell.testing.toy_canvas import ToyCanvas
+from foretell.testing.toy_layers import ToyLayers
+from foretell.testing.toy_learning import ToyLearning
+from foretell.verification.acceptance import Rule, walk
 
 EXACT = 1e-9
 DIRECT = Direct()
@@ -834,6 +834,12 @@ def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
 # --- what the registry finds
 
 
+def test_file(path: Path) -> Path:
+    """The file of tests of a module of the package."""
+    place = path.relative_to(registry.PACKAGE)
+    return Path(__file__).parent / place.with_name(f"test_{path.name}")
+
+
 @cache
 def variants(name: str) -> list[str]:
     """The method with its defaults, and the specs that its test file lists as SPECS; {here} is that
@@ -842,7 +848,7 @@ def variants(name: str) -> list[str]:
     Where a method must be told something (the file it copies from), those specs are all there is.
     """
     path = registry.files()[registry.kind_of(name), name]
-    test = Path(__file__).parent / path.parent.name / f"test_{path.stem}.py"
+    test = test_file(path)
     found = []
     with contextlib.suppress(BadConfig):
         resolve(name)

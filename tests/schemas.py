@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from foretell.ops.compiling import matcher_of, source_of
+from foretell.constraints.compiling import matcher_of, source_of
 
 NAMES = ("a", "b", "ab")
 

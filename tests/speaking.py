@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.core.rng import Rng
-from foretell.families.toy import Toy
-from foretell.ops.questions import Turn
-from foretell.ops.words import Words
+from foretell.core.random import Rng
+from foretell.core.tokenizer_bytes import Words
+from foretell.rewards.questions import Turn
+from foretell.testing.toy import Toy
 
 SPECIALS = {"<end>": 0, "<user>": 1, "<assistant>": 2, "<system>": 3}
 ROLES = {token: name for name, token in SPECIALS.items()}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from foretell import LM, registry, wrap
+from foretell.core.processor import About
 from foretell.core.types import Sampling
-from foretell.policy.warping import About
 from tests import tiny
 
 ROWS, WARPERS = registry.names("rows"), registry.names("warp")

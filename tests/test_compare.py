@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from comparison import document, runner
+from comparison.sides import Contender, Sides
 
+from foretell.bench.peers import Run
 from foretell.errors import BadConfig, RequestFailed
-from foretell.measure.comparison import document, runner
-from foretell.measure.comparison.sides import Contender, Sides
-from foretell.measure.peers import Run
-from tests.measure.comparison.documents import document as made
-from tests.measure.comparison.documents import part
+from tests.scripts.comparison.documents import document as made
+from tests.scripts.comparison.documents import part
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["--quick", "--sets", "chat,random", "--tokens", "4"]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.core.engine import Engine
 from foretell.core.request import Request
+from foretell.core.tokenizer_bytes import Words
 from foretell.core.types import Sampling
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.words import Words
 from foretell.strategies.plain import Plain
+from foretell.testing.toy import Toy
 from tests import tiny, vocabularies
 from tests.laws import Setting, build
 from tests.laws import generate as run

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.loading import ASSETS
-from foretell.measure.parallel_tasks import items
+from foretell.bench.suites.parallel.tasks import items
+from foretell.ops.assets import ASSETS
 
 FOLDER = ASSETS / "dlm-lists"
 

@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 
-from foretell.core import types, verify
-from foretell.core.engine import Engine
+from foretell.backends.graphs import GraphsExecutor
+from foretell.core import types
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.families.decoder import Decoder
-from foretell.families.toy import Toy
-from foretell.runtimes import registry
-from foretell.runtimes.graphs import GraphsExecutor
+from foretell.engine.engine import Engine
+from foretell.models import executors as registry
+from foretell.models.decoder.decoder import Decoder
 from foretell.spec import resolve
-from tests.families.families import tiny
+from foretell.testing.toy import Toy
+from foretell.verification import acceptance as verify
+from tests.models.decoder.families import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -42,7 +43,7 @@ def text(name: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Whether `core.verify.walk` can be imported: modules as far as they go, then attributes."""
+    """Whether `verification.acceptance.walk` exists: modules as far as they go, then attributes."""
     parts = name.split(".")
     value: Any = None
     for i, part in enumerate(parts):
@@ -63,7 +64,9 @@ def test_every_name_of_a_page_exists(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["core.verify.wlak", "core.nothing.walk", "core.engine.Engine.x"])
+@pytest.mark.parametrize(
+    "name", ["verification.acceptance.wlak", "core.nothing.walk", "engine.engine.Engine.x"]
+)
 def test_a_name_that_does_not_exist_is_noticed(name: str) -> None:
     assert NAME.findall(f"see `{name}` there") == [name] and not exists(name)
 
@@ -138,7 +141,7 @@ def test_a_plain_step_makes_these_calls() -> None:
         engine.step()
     wanted = calls("A plain step")
     assert len(wanted) == 10 and in_order(wanted, called) == ""
-    assert "families.toy.Toy.run" in called
+    assert "testing.toy.Toy.run" in called
 
 
 def test_a_long_prompt_makes_these_calls() -> None:
@@ -166,9 +169,9 @@ def test_a_step_with_drafts_makes_these_calls() -> None:
     assert live.ctx.stats.drafted
     wanted = calls("A step with drafts, on an executor")
     assert len(wanted) == 10 and in_order(wanted, called) == ""
-    executor = "runtimes.graphs.GraphsExecutor.__call__"
-    compute = "families.decoder.Decoder.compute"
-    assert in_order([compute, executor, "core.strategy.settle"], called) == ""
+    executor = "backends.graphs.GraphsExecutor.__call__"
+    compute = "models.decoder.decoder.Decoder.compute"
+    assert in_order([compute, executor, "speculation.strategy.settle"], called) == ""
 
 
 def test_another_order_is_noticed() -> None:
@@ -184,7 +187,7 @@ def test_the_line_that_accepts_a_drafted_token_is_where_the_page_says() -> None:
     ):
         function = getattr(verify, name)
         assert line in inspect.getsource(function)
-        assert f"`core.verify.{name}`" in page and f"`{line}`" in page
+        assert f"`verification.acceptance.{name}`" in page and f"`{line}`" in page
         path = Path(str(inspect.getsourcefile(function))).relative_to(ROOT).as_posix()
         assert f"`{path}`" in page
 

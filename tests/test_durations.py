@@ -32,7 +32,7 @@ def test_the_tests_of_a_method_are_added_up_and_the_slow_ones_are_named() -> Non
         ("tests/drafters/test_slow.py", 0.7 * SECONDS),
         ("tests/rules/test_slower.py", 2 * SECONDS),
         ("tests/rules/test_quick.py", 0.9 * SECONDS),
-        ("tests/test_api.py", 9 * SECONDS),
+        ("tests/api/test_lm.py", 9 * SECONDS),
     ):
         durations.pytest_runtest_logreport(report(path, seconds))
     names = [path for path, _ in durations.slow()]

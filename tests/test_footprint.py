@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import foretell
-from foretell import stores
+from foretell import bench
+from foretell.cache.masks import ancestors
+from foretell.engine import saved_stores as stores
 from foretell.errors import RequestFailed
-from foretell.measure import bench
-from foretell.memory.masks import ancestors
 from foretell.spec import AUTO
 from tests import tiny
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from foretell import cards, registry
-from foretell.core.engine import Engine
 from foretell.core.request import Request
-from foretell.core.strategy import Speculative, Strategy
 from foretell.core.types import Sampling
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
 from foretell.spec import AUTO, DRAFT, HEAD, QUICK, resolve
+from foretell.speculation.strategy import Speculative, Strategy
 from foretell.strategies.plain import Plain
+from foretell.testing.toy import Toy
 from tests import laws
 
 DRAFTERS = laws.claiming("exact")

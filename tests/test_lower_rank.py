@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from foretell.families import adapted
+from foretell.models.decoder import adapted
 from tests import tiny
 from tests.test_project import script
 

@@ -17,9 +17,9 @@ import pytest
 from foretell import registry
 from foretell.cards import card
 from foretell.core.request import Request
-from foretell.core.strategy import Speculative
 from foretell.errors import BadConfig, UnknownMethod
 from foretell.spec import resolve
+from foretell.speculation.strategy import Speculative
 from tests import laws
 
 METHOD = '''"""Drafts the last token once more.
@@ -168,7 +168,7 @@ def test_a_bad_spec_is_one_line(spec: str) -> None:
 
 
 def test_a_field_of_tokens_takes_ids_or_a_text_file(tmp_path: Path) -> None:
-    from foretell.drafters.input_guided import InputGuided
+    from foretell.drafters.lookup.input_guided import InputGuided
 
     for text, ids in (("1 2 3", (1, 2, 3)), ("", ()), ("()", ()), (" 7 ", (7,))):
         assert resolve(f"input-guided:source={text},n=2") == (
@@ -202,7 +202,7 @@ def test_a_text_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 def test_config_objects_are_specs_too() -> None:
-    from foretell.drafters.ngram import Ngram
+    from foretell.drafters.lookup.ngram import Ngram
 
     assert resolve(Ngram(n=2)) == ("ngram", Speculative(Ngram(n=2)))
     assert resolve("ngram:n=2") == ("ngram", Speculative(Ngram(n=2)))

@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.core.cache
-import foretell.memory.masks
-from foretell.core import messages
-from foretell.core.cache import Cache
+import foretell.cache.cache
+import foretell.cache.masks
+from foretell.cache.cache import Cache
+from foretell.cache.job import Job
 from foretell.core.context import Context
+from foretell.core.distribution import Target
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.engine import Engine
-from foretell.core.live import Live, Task
 from foretell.core.model import Model
-from foretell.core.rng import Door, Rng
-from foretell.core.sampling import Target
-from foretell.core.strategy import Speculative
+from foretell.core.random import Door, Rng
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Commit, Kept, Outcome, Reply, Sampling
-from foretell.core.verify import Rule, sequential
-from foretell.drafters.draft import Draft
-from foretell.drafters.token_recycling import TokenRecycling
-from foretell.memory.job import Job
+from foretell.drafters.lookup.token_recycling import TokenRecycling
+from foretell.drafters.model.draft import Draft
+from foretell.engine import messages
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live, Task
+from foretell.speculation.strategy import Speculative
+from foretell.verification.acceptance import Rule, sequential
 from tests import laws
-from tests.rules.tables import without
+from tests.verification.tables import without
 
 TREE = "token-recycling"  # its trees branch, so accepted rows are seldom the first ones
 CHAIN = "draft:length=2"
@@ -87,7 +87,7 @@ def test_the_first_rows_kept_whatever_was_accepted(monkeypatch: pytest.MonkeyPat
 
 def test_siblings_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        foretell.memory.masks,
+        foretell.cache.masks,
         "ancestors",
         lambda parents: torch.ones(len(parents), len(parents)).tril() > 0,
     )

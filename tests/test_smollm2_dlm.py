@@ -9,9 +9,9 @@ import hashlib
 
 from safetensors import safe_open
 
-from foretell import aliases
-from foretell.families import adapted
-from foretell.loading import ASSETS
+from foretell.loading import names as aliases
+from foretell.models.decoder import adapted
+from foretell.ops.assets import ASSETS
 
 FOLDER = ASSETS / "smollm2-dlm"
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import foretell
-from foretell.loading import ASSETS, OWN_VOCAB
-from foretell.ops import trimming
+from foretell.drafters.model import vocabulary as trimming
+from foretell.loading.load import OWN_VOCAB
+from foretell.ops.assets import ASSETS
 
 FOLDER = ASSETS / "smollm2-draft"
 TEXT = "The capital of France is Paris. It is"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from foretell import spec
+from foretell.drafters.heads.networks.base import HeadConfig
+from foretell.drafters.heads.networks.folder import build, read_config, read_tensors
 from foretell.errors import ForetellError
-from foretell.heads.base import HeadConfig
-from foretell.heads.folder import build, read_config, read_tensors
-from foretell.loading import ASSETS
+from foretell.ops.assets import ASSETS
 
 FOLDER = ASSETS / "smollm2-eagle3"
 

@@ -9,14 +9,14 @@ import pytest
 
 from foretell import spec
 from foretell.core.drafter import Drafter
-from foretell.core.strategy import Speculative
-from foretell.drafters.ngram import Ngram
-from foretell.drafters.rsd_c import RsdC
+from foretell.core.text import TokenIds
+from foretell.drafters.lookup.ngram import Ngram
+from foretell.drafters.model.rsd_c import RsdC
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.rules.coin import Coin
-from foretell.rules.walk import Walk
 from foretell.spec import given, resolve, split, unwrapped
-from foretell.text import TokenIds
+from foretell.speculation.strategy import Speculative
+from foretell.verification.coin import Coin
+from foretell.verification.walk import Walk
 
 
 @pytest.mark.parametrize("text", ["1", "true", "True", "yes", "ON"])

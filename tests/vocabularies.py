@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import foretell
 from foretell.core.model import Model
-from foretell.families.toy import Toy
-from foretell.loading import ASSETS
-from foretell.ops.words import Words
+from foretell.core.tokenizer_bytes import Words
+from foretell.ops.assets import ASSETS
+from foretell.testing.toy import Toy
 
 # Of the target and of the draft model. Parts of each other, the same in another order, tokens that
 # only one of them has, special ones, and halves of a character.

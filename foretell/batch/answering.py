@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.api.profiles import weights_digest
 from foretell.batch.progress import Meter
 from foretell.batch.requests import Item, Prepared, Requests, prepare
 from foretell.batch.results import Results
 from foretell.batch.running import Limits, run
-from foretell.measure.profiling import numbers
-from foretell.profiles import weights_digest
+from foretell.engine.cost_profile import numbers
 from foretell.serve.errors import ApiError
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.serve.served import Served
 
 TICK = 1.0  # seconds

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.batch.prefixes import Group, group
 from foretell.batch.requests import Prepared, in_full
+from foretell.engine.prefix_cache import WORTH
 from foretell.errors import ForetellError, first_line
-from foretell.policy.reuse import WORTH
 from foretell.serve.errors import ApiError
 from foretell.serve.schemas import CompletionRequest
 from foretell.serve.scoring import scoring
 
 if TYPE_CHECKING:
-    from foretell.api import LM
-    from foretell.outputs import Output
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output
 
 # Called with each request when it is done: its answer's body, or why it has none.
 Deliver = Callable[[Prepared, "dict[str, Any] | ApiError"], None]

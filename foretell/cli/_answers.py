@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from foretell.api import Piece
-    from foretell.stats import Stats
+    from foretell.api.outputs import Piece
+    from foretell.core.stats import Stats
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear
 

@@ -13,7 +13,7 @@ from foretell.cli._answers import coloured, harmless
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foretell.api import Piece
+    from foretell.api.outputs import Piece
 
 MASK = "\u2592"  # a position that is not filled
 FRESH, STANDING, OPEN = "bold", "", "dim"  # filled by the last step, by one before it, not filled

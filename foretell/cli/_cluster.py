@@ -18,7 +18,7 @@ from foretell.cli._loading import load_model
 from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BadConfig
-from foretell.fetching import resolve
+from foretell.loading.fetch import resolve
 from foretell.progress import working
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ def batch_workers(
     least, most = options.counts()
     if least != most:
         raise BadConfig(f"--workers {options.workers}: a batch has one number of workers")
-    from foretell.scaling.cluster import check_installed, cluster
+    from foretell.cluster.cluster import check_installed, cluster
 
     check_installed()
     make = partial(batch_worker, travelling(models), executors, models.model, limits)
     with cluster(options.ray_address):
         from foretell.batch.progress import Meter, shown
-        from foretell.scaling.batching import Crew, answer, workers
+        from foretell.cluster.batching import Crew, answer, workers
 
         with working(f"loading {models.model} in {most} workers", messages):
             start = workers(make, method, options.worker_cpus, options.worker_gpus)
@@ -145,13 +145,13 @@ def serve_on_cluster(
     """Deploys the server. On a cluster of its own it stays until a signal ends it; on one that is
     there the server stays, and the command ends.
     """
-    from foretell.scaling.cluster import check_installed, cluster
+    from foretell.cluster.cluster import check_installed, cluster
 
     check_installed()
     least, most = options.counts()
     make = partial(server, travelling(models), executors, settings, name)
     with cluster(options.ray_address):
-        from foretell.scaling.serving import Scale, deploy, end
+        from foretell.cluster.serving import Scale, deploy, end
 
         scale = Scale(
             least=least,

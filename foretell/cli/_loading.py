@@ -11,13 +11,13 @@ import foretell
 from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BareText, Unsupported
-from foretell.fetching import resolve
+from foretell.loading.fetch import resolve
 from foretell.progress import working
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 AUTO = ExecutorOptions()
 
@@ -95,7 +95,7 @@ def check_writes(lm: LM, command: str, cure: str = "generate and serve run it") 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model, without the model."""
-    from foretell.loading import load_tokenizer as load
+    from foretell.loading.load import load_tokenizer as load
 
     resolve(name)
     with working(f"loading {name}", messages), quiet():

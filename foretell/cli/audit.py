@@ -29,7 +29,7 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Check on this machine what methods claim. The exit code is 0 only if every claim held."""
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
 
     specs = split_specs(method)
     for spec in specs:
@@ -37,7 +37,7 @@ def audit(
     texts = read_prompts(prompts) if prompts else None
     lm = load_model(models, executors)
     check_writes(lm, "audit")
-    from foretell.measure import audit as auditor
+    from foretell import audit as auditor
 
     with progress_bar() as progress:
         bar = progress.add_task("audit", total=None)

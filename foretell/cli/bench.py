@@ -36,7 +36,7 @@ from foretell.cli._output import (
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 # Those of what a suite is run on.
 FILES = ("prompts", "data", "schemas")
@@ -180,8 +180,8 @@ def bench(
     given = _given(suite, options | {"html": html_out is not None})
     import torch
 
-    from foretell.measure import bench as runner
-    from foretell.measure import report, suites
+    from foretell import bench as runner
+    from foretell.bench import report, suites
 
     settings = runner.Settings(
         models=several(model),
@@ -235,7 +235,7 @@ def bench(
 
 def _ways(suite: str) -> tuple[str, ...]:
     """What a suite can compare beside the methods."""
-    from foretell.measure import suites
+    from foretell.bench import suites
 
     found: tuple[str, ...] = getattr(suites.suite(suite), "WAYS", ())
     return found
@@ -249,7 +249,7 @@ def _given(suite: str | None, options: Mapping[str, Any]) -> list[str | Path]:
                 options_named = " and ".join(f"--{name}" for name in names)
                 raise BadConfig(f"{options_named}: are of a suite; add --suite {of}")
         return []
-    from foretell.measure import suites
+    from foretell.bench import suites
 
     taken = getattr(suites.suite(suite), "TAKES", ("schemas",))
     for name, value in options.items():
@@ -270,7 +270,7 @@ def _run(
 
     `canvases`: whether it is for models that fill these, too.
     """
-    from foretell.measure import bench as runner
+    from foretell import bench as runner
 
     with progress_bar(still=True) as progress:
         bar = progress.add_task("bench", total=None)

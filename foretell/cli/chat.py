@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from foretell.chat import Chat, conversation
 from foretell.cli._answers import coloured, stats_line
+from foretell.cli._conversation import Chat, conversation
 from foretell.cli._input import standard_input
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
@@ -40,7 +40,7 @@ from foretell.ops.files import cache_folder
 from foretell.ops.parsing import json_of
 
 if TYPE_CHECKING:
-    from foretell.api import Piece
+    from foretell.api.outputs import Piece
 
 PROMPT = "> "
 GOES_ON = ". "  # before the next line of a question

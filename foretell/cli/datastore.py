@@ -33,7 +33,7 @@ def datastore(
     ],
 ) -> int:
     """Index texts for the method `rest`, which looks up what follows in them."""
-    from foretell.ops.datastore import build
+    from foretell.drafters.lookup.datastore import build
 
     coder = load_tokenizer(tokenizer)
 

@@ -28,7 +28,7 @@ from foretell.cli._options import (
 from foretell.cli._output import emit, emit_json
 
 if TYPE_CHECKING:
-    from foretell.diagnosis import ModelReport
+    from foretell.api.diagnosis import ModelReport
 
 FOR_DEVELOPMENT = ("dev", "docs")  # extras that make nothing quicker
 WIDTH = 16  # columns of a label
@@ -68,7 +68,7 @@ def doctor(
     if model is not None:
         options = ModelOptions(model, draft, device, dtype, revision, trust_remote_code)
         lm = load_model(options, executors, profile=False)
-        from foretell.diagnosis import diagnose
+        from foretell.api.diagnosis import diagnose
 
         reports = diagnose(lm)
     if as_json:

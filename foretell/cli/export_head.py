@@ -48,9 +48,9 @@ def export_head(
 ) -> int:
     """Write a head in the layout of another engine, or a published one in foretell's."""
     import foretell
-    from foretell.heads import folder as own
-    from foretell.heads.formats import reading
-    from foretell.measure.bench.sets import prompt_ids
+    from foretell.bench.sets import prompt_ids
+    from foretell.drafters.heads.formats import reading
+    from foretell.drafters.heads.networks import folder as own
 
     writers = {name: format for name, format in reading.formats().items() if format.writes}
     if to not in {"", reading.OWN, *writers}:

@@ -13,7 +13,7 @@ from foretell.cli._options import Json
 from foretell.cli._output import emit, emit_json, show, table
 
 if TYPE_CHECKING:
-    from foretell.aliases import Alias
+    from foretell.loading.names import Alias
 
 
 def fetch(
@@ -24,8 +24,8 @@ def fetch(
     as_json: Json = False,
 ) -> int:
     """Fetch a real model where it is not here, and print its folder; or list the known ones."""
-    from foretell import fetching
-    from foretell.aliases import aliases, find
+    from foretell.loading import fetch as fetching
+    from foretell.loading.names import aliases, find
 
     if name is not None:
         fetching.fetch(name)
@@ -47,7 +47,7 @@ def fetch(
 
 
 def _document(alias: Alias) -> dict[str, Any]:
-    from foretell import fetching
+    from foretell.loading import fetch as fetching
 
     folder = fetching.here(alias)
     return dataclasses.asdict(alias) | {"folder": None if folder is None else str(folder)}

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 import foretell
+from foretell.api.contexts import Contexts
 from foretell.cli._answers import coloured, stats_line
 from foretell.cli._canvas import show as show_canvas
 from foretell.cli._input import prompt_text
@@ -43,13 +44,13 @@ from foretell.cli._output import (
     show,
     table,
 )
-from foretell.contexts import Contexts
+from foretell.core.spending import spending_of
 from foretell.errors import BadConfig
-from foretell.policy.spending import spending_of
 from foretell.progress import working
 
 if TYPE_CHECKING:
-    from foretell.api import LM, Output, Piece
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output, Piece
 
 # A text to continue, a conversation to answer, or either of them behind contexts.
 Question = str | list[dict[str, str]]
@@ -116,7 +117,7 @@ def generate(
     lm = load_model(models, executors)
     question = asked(lm, text, turn)
     prompted: Asked = Contexts(texts, question, prefix, expand or ()) if context else question
-    from foretell.measure.profiling import numbers
+    from foretell.engine.cost_profile import numbers
 
     about = {
         "schema": "foretell.generate/1",
@@ -217,7 +218,7 @@ def _compare(
     lm: LM, prompt: Asked, method: str, options: dict[str, Any], visible: bool
 ) -> dict[str, Any]:
     """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
-    from foretell.defaults import baseline
+    from foretell.api.defaults import baseline
 
     base = baseline(lm.models["target"])
     lm.generate(prompt, base, **options)  # the first run of anything is slower

@@ -61,8 +61,8 @@ def lab(
     check_writable("--json", json_file)
     check_writable("--plot", plot)
     temperatures = numbers("--temperature", temperature, float)
-    from foretell.measure import lab as laboratory
-    from foretell.measure.bench import read_sets
+    from foretell import lab as laboratory
+    from foretell.bench import read_sets
 
     settings = laboratory.Settings(temperatures, k, length, positions, limit, draws, seed)
     sets = read_sets(prompts or [])

@@ -96,8 +96,8 @@ def longbench(
             check_named("kv", spec)
     import torch
 
-    from foretell.measure import longbench as bench
-    from foretell.measure.bench.document import write
+    from foretell import longbench as bench
+    from foretell.bench.document import write
 
     settings = bench.Settings(
         model=models.model,

@@ -16,7 +16,7 @@ from foretell.cli._output import emit_json, message, show, table
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
-    from foretell.measure.planning import Choice, Fit, Planner
+    from foretell.bench.planning import Choice, Fit, Planner
 
 WEAK = 0.9  # R² below which a fit is told to be a weak one
 MOST = 100_000  # combinations that are worked out for a batch
@@ -63,7 +63,7 @@ def plan(
         "--tokens": _above_zero("--tokens", tokens),
         "--parameters": _above_zero("--parameters", parameters),
     }
-    from foretell.measure.planning import Planner, read_points
+    from foretell.bench.planning import Planner, read_points
 
     measured = read_points(points)
     if profile:
@@ -118,9 +118,9 @@ def _values(found: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _verify_here(models: ModelOptions, executors: ExecutorOptions) -> Any:
-    from foretell.measure.planning import verify_points
-    from foretell.measure.profiling import profile
-    from foretell.policy.costs import SIZES
+    from foretell.bench.planning import verify_points
+    from foretell.engine.cost_profile import profile
+    from foretell.speculation.costs import SIZES
 
     lm = load_model(models, executors, profile=False)
     costs, _ = profile(lm.models["target"])
@@ -128,9 +128,9 @@ def _verify_here(models: ModelOptions, executors: ExecutorOptions) -> Any:
 
 
 def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOptions) -> Any:
-    from foretell.measure.planning import draft_points
-    from foretell.measure.profiling import profile
-    from foretell.policy.costs import SIZES
+    from foretell.bench.planning import draft_points
+    from foretell.engine.cost_profile import profile
+    from foretell.speculation.costs import SIZES
 
     points = []
     for name in names:

@@ -71,8 +71,8 @@ def replay(
         raise BadConfig(f"--plot {plot}: the plot is an SVG; give a name that ends in .svg")
     check_writable("--json", json_file)
     check_writable("--plot", plot)
-    from foretell.measure.recordings import Recordings
-    from foretell.measure.replay import replay as score
+    from foretell.bench.recordings import Recordings
+    from foretell.bench.replay import replay as score
 
     recordings = Recordings(text, questions)
     coder = load_tokenizer(tokenizer, revision)

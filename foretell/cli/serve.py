@@ -19,7 +19,7 @@ from foretell.cli._output import message
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.serve.served import Served
     from foretell.serve.settings import Settings
 

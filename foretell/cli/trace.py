@@ -40,7 +40,7 @@ def trace(
     text = prompt_text(prompt)
     lm = load_model(models, executors)
     check_writes(lm, "trace", "watch its canvas with generate or serve")
-    from foretell import tracing
+    from foretell.core import tracing
 
     prompted = asked(lm, text, turn)
     with working("generating", messages):

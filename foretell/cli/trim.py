@@ -15,8 +15,8 @@ from foretell.cli._output import check_writable, emit, message, progress_bar, sh
 from foretell.errors import BadConfig, Unsupported
 
 if TYPE_CHECKING:
-    from foretell.api import LM
-    from foretell.ops.trimming import Ranking
+    from foretell.api.lm import LM
+    from foretell.drafters.model.vocabulary import Ranking
 
 
 def trim(
@@ -50,9 +50,9 @@ def trim(
     check_writable("--out", out)
     if models.draft_vocab is not None:
         raise BadConfig("--draft-vocab: the draft model is cut down already; leave it out")
-    from foretell.families.decoder import Decoder
-    from foretell.families.trimming import head_share
-    from foretell.ops import trimming
+    from foretell.drafters.model import vocabulary as trimming
+    from foretell.drafters.model.trimming import head_share
+    from foretell.models.decoder.decoder import Decoder
 
     lm = load_model(models, profile=False)
     draft = lm.models.get("draft")

@@ -56,9 +56,8 @@ def tune(
         check_method(spec)
     import torch
 
-    from foretell import profiles
-    from foretell.measure import report, tuning
-    from foretell.measure.bench import read_sets
+    from foretell.api import profiles
+    from foretell.bench import read_sets, report, tuning
 
     if forget:
         return _forget(models)
@@ -95,8 +94,8 @@ def tune(
 
 def _forget(models: ModelOptions) -> int:
     """Deletes the model's profiles, without loading it."""
-    from foretell import profiles
-    from foretell.loading import source_of
+    from foretell.api import profiles
+    from foretell.loading.load import source_of
 
     count = profiles.forget(models.model, source_of(models.model))
     message(f"{count} profiles of {models.model} are forgotten; auto is its default")
@@ -105,7 +104,7 @@ def _forget(models: ModelOptions) -> int:
 
 def _print_profile(profile: dict[str, Any]) -> None:
     """Tables of what was measured, and what follows from it."""
-    from foretell.measure import report
+    from foretell.bench import report
 
     (measured,) = report.tables(profile["bench"])
     show(Text(measured.title, "bold"), soft_wrap=True)
@@ -127,7 +126,7 @@ def _print_profile(profile: dict[str, Any]) -> None:
 
 def _speeds(profile: dict[str, Any], measured: Any) -> Any:
     """Tokens per second of each method on each kind of text."""
-    from foretell.measure import report
+    from foretell.bench import report
 
     means = profile["means"]
     speeds = table(Column("tokens/s", no_wrap=True), *measured.sets, "mean", "drafts")

@@ -41,11 +41,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretell.constraints.completing import Completing, Documents
+from foretell.constraints.language_server import LanguageServer
+from foretell.core.constraint import Prompted, TextConstraint
+from foretell.core.text import Written
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.completing import Completing, Documents
-from foretell.ops.language_server import LanguageServer
-from foretell.policy.constraint import Prompted, TextConstraint
-from foretell.text import Written
 
 MODULE = "jedi_language_server"
 

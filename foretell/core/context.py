@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from foretell.cache.policy import longest
+from foretell.core.distribution import Sampler
 from foretell.core.model import Model
+from foretell.core.random import Door, Rng
 from foretell.core.request import Request
-from foretell.core.rng import Door, Rng
-from foretell.core.sampling import Sampler
-from foretell.memory.policy import longest
-from foretell.ops.tenants import Stores
-from foretell.stats import Stats
+from foretell.core.stats import Stats
+from foretell.core.stores import Stores
 
 if TYPE_CHECKING:
     import numpy as np
 
     from foretell.core.tree import TokenTree
-    from foretell.policy.costs import Costs
+    from foretell.speculation.costs import Costs
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Shared(Protocol):
     stores: Stores
     running: int  # requests that share forwards
     texts: int  # tokens of prompts in the target's last forward, while some are unfinished
-    admission: Any  # policy.admission.Admission
+    admission: Any  # engine.admission.Admission
 
     def costs_of(self, model: Model, *, jobs: int = 1) -> Costs: ...
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.cache import Cache
+from foretell.cache.buffers import Shape, row_bytes
+from foretell.cache.cache import Cache
+from foretell.cache.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.memory.buffers import Shape, row_bytes
-from foretell.memory.job import Job
 from foretell.ops.attention import Bias
 from foretell.ops.threads import one_at_a_time
 
@@ -104,7 +104,7 @@ class Model:
     tap_bytes = 0  # of one hidden state of a token
     fed_bytes = 0  # of the hidden states of a token that the target's cache keeps for it
     threads_wanted = 0  # to compute with; 0: as many as torch has
-    recipe: Mapping[str, Any] | None = None  # by which a worker makes the same: ops/remote.py
+    recipe: Mapping[str, Any] | None = None  # by which a worker makes the same: engine/remote.py
     calls = 0  # forwards so far
     width = 0  # tokens that the last one computed
     took = 1  # forwards that it was, with those of what followed

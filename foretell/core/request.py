@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from foretell.core.rng import Door
+from foretell.cache.policy import CachePolicy, Segment
+from foretell.core.memory_size import Room
+from foretell.core.random import Door
+from foretell.core.spending import Spending
+from foretell.core.tracing import TraceStep
 from foretell.core.tree import TokenTree
 from foretell.core.types import Message, Reply, Sampling, Steps
-from foretell.memory.footprint import Room
-from foretell.memory.policy import CachePolicy, Segment
-from foretell.policy.spending import Spending
-from foretell.tracing import TraceStep
 
 
 class Part(Protocol):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from foretell.policy.options import Sampling as Sampling
+from foretell.core.sampling_options import Sampling as Sampling
 
 if TYPE_CHECKING:
     import torch

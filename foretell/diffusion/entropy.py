@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foretell.ops.denoising import Ordered, Proposals
+from foretell.diffusion.loop import Ordered, Proposals
 
 if TYPE_CHECKING:
     import torch

@@ -28,10 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foretell.core.masked_text import Sheet
 from foretell.core.types import Steps
-from foretell.errors import BadConfig
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import (
+from foretell.diffusion.loop import (
     Denoising,
     Proposals,
     begun,
@@ -40,7 +39,8 @@ from foretell.ops.denoising import (
     ranked,
     stay,
 )
-from foretell.ops.planning import Planner, planner_of
+from foretell.diffusion.planner import Planner, planner_of
+from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.core.context import Context

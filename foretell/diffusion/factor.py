@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.loop import Denoising, Proposals, ranked
 from foretell.errors import BadConfig
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import Denoising, Proposals, ranked
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A filter of some 2,000 numbers reads the chances of the likeliest tokens of the whole block, and
 says of each position whether its token is what the final text has there; where it is surer than
 `tau`, the token is committed. The surest token is committed in any case. It was taught by an oracle
-that knows the final text: see ops/block_filter.py.
+that knows the final text: see diffusion/block_filter.py.
 
 With `crop` the canvas becomes shorter as soon as an end is foreseen: behind an end that was
 committed, or one that is proposed with at least the chance `tau_end` where nothing else stands
@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell.core.masked_text import Sheet
 from foretell.core.types import Message, Reply
+from foretell.diffusion.block_filter import MAKE, BlockFilter, load
+from foretell.diffusion.loop import OWN, Denoising, Proposals, asked, ranked
+from foretell.diffusion.planner import Planner, View
 from foretell.errors import BadConfig
-from foretell.ops.block_filter import MAKE, BlockFilter, load
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import OWN, Denoising, Proposals, asked, ranked
-from foretell.ops.planning import Planner, View
 
 if TYPE_CHECKING:
     from collections.abc import Generator

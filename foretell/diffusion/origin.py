@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.loop import Denoising, Proposals
 from foretell.errors import BadConfig
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import Denoising, Proposals
 
 if TYPE_CHECKING:
     from foretell.core.context import Context

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import Ordered, Proposals
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.loop import Ordered, Proposals
 
 if TYPE_CHECKING:
     from foretell.core.context import Context

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import Ordered, Proposals, Quotas, take_back
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.loop import Ordered, Proposals, Quotas, take_back
 
 if TYPE_CHECKING:
     from foretell.core.context import Context

@@ -19,9 +19,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.loop import Ordered, Proposals, Quotas, ranked, take_back
 from foretell.errors import BadConfig
-from foretell.ops.canvas import Sheet
-from foretell.ops.denoising import Ordered, Proposals, Quotas, ranked, take_back
 
 if TYPE_CHECKING:
     from foretell.core.context import Context

@@ -36,16 +36,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell.core.draws import draws, evenly
+from foretell.core.masked_text import NOISE, Sheet, look
 from foretell.core.types import Message, Reply
+from foretell.diffusion.loop import Denoising, Proposals
 from foretell.errors import BadConfig
-from foretell.ops.canvas import NOISE, Sheet, look
-from foretell.ops.denoising import Denoising, Proposals
-from foretell.ops.draws import draws, evenly
-from foretell.ops.rows import firsts
+from foretell.ops.logits import firsts
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
-    from foretell.ops.planning import Planner
+    from foretell.diffusion.planner import Planner
 
 RANGES = {
     "steps": (1, 1 << 16),

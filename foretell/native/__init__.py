@@ -2,5 +2,5 @@
 
 It is built when foretell is installed, where a C compiler is found; without it everything works
 on other executors. `packing.py` says how matrices lie in memory, `library.py` calls the library,
-and `runtimes/native.py` is the executor that stands on it.
+and `backends/native.py` is the executor that stands on it.
 """

@@ -27,9 +27,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretell.core.text import Written
 from foretell.errors import BadConfig
-from foretell.ops.rewards import Reward
-from foretell.text import Written
+from foretell.rewards.base import Reward
 
 LONGEST = 4  # tokens of an n-gram
 ENTITIES = (("<skipped>", ""), ("-\n", ""), ("\n", " "))

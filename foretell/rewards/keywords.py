@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretell.errors import BadConfig
-from foretell.ops.rewards import Reward
+from foretell.rewards.base import Reward
 
 
 @dataclass(frozen=True)

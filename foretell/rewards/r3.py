@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
+from foretell.core.text import Written
 from foretell.errors import BadConfig, BadModel, first_line
-from foretell.ops.rewards import Reward
-from foretell.text import Written
+from foretell.rewards.base import Reward
 
 LONGEST = 512  # tokens that the encoder reads, the last ones of a longer text
 CLOSED = 5.12 / 3.5  # from the range of relevance to references to that of the other product

@@ -33,11 +33,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.text import Written
 from foretell.core.types import Drop, Message, Open, Sampling, Together
 from foretell.errors import BadConfig
-from foretell.ops.questions import Speaker, Turn, chosen, note, opened, written
-from foretell.ops.rewards import Reward
-from foretell.text import Written
+from foretell.rewards.base import Reward
+from foretell.rewards.questions import Speaker, Turn, chosen, note, opened, written
 
 if TYPE_CHECKING:
     from foretell.core.context import Context

@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.errors import BadConfig
-from foretell.ops.cases import Cases, read_cases, verdicts
-from foretell.ops.rewards import Reward
-from foretell.ops.sandbox import MEGABYTE, Limits, walls
+from foretell.rewards.base import Reward
+from foretell.rewards.cases import Cases, read_cases, verdicts
+from foretell.rewards.sandbox import MEGABYTE, Limits, walls
 
 FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 SIDE_BY_SIDE = 4  # programs that run at once

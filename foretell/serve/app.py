@@ -21,8 +21,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 import foretell
-from foretell.defaults import baseline
-from foretell.ops.form_trials import TRIALS
+from foretell.api.defaults import baseline
+from foretell.constraints.grammar_trials import TRIALS
 from foretell.serve.bodies import LARGE, read
 from foretell.serve.errors import ApiError
 from foretell.serve.guard import Guard

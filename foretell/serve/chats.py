@@ -10,7 +10,7 @@ from foretell.serve.errors import ApiError
 from foretell.serve.schemas import Message
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 
 def chat_prompt(messages: Sequence[Message], lm: LM) -> Any:

@@ -142,5 +142,5 @@ def _argument(message: str) -> str | None:
         rest = message.removeprefix(argument)
         if rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):
             return field
-    refused = re.search(r" cannot honour (\w+)=", message)  # of a method, see policy.checks
+    refused = re.search(r" cannot honour (\w+)=", message)  # of a method, see engine.checks
     return FIELDS_OF_ARGUMENTS.get(refused[1]) if refused else None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from foretell.ops.tenants import Stores
+from foretell.core.stores import Stores
 
 Use = tuple[str, Hashable]  # a tenant, and the config of a method or of a part of it
 CONFIGS = 128  # methods of a tenant that keep what they learnt

@@ -13,7 +13,7 @@ import uvicorn
 from foretell.ops.memory import trim
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.serve.limits import Gate
 
 log = logging.getLogger("foretell.serve")

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.text import Detokenizer
 from foretell.serve.errors import of_ours
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request
 from foretell.serve.scoring import places
-from foretell.text import Detokenizer
 
 if TYPE_CHECKING:
-    from foretell.outputs import Output, Piece
+    from foretell.api.outputs import Output, Piece
+    from foretell.core.stats import Stats
     from foretell.serve.served import Served
     from foretell.serve.translate import Call
-    from foretell.stats import Stats
 
 Entry = Mapping[str, Any]  # of Output.logprobs: token, logprob, top
 BESIDE = ("kv", "rows", "warp", "constraint")  # kinds of what changes a text beside its method

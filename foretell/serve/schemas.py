@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from foretell.contexts import KIND
+from foretell.api.contexts import KIND
 from foretell.serve.errors import ApiError
 
 LONGEST_NAME = 64  # of an unknown field, as it is told

@@ -10,9 +10,9 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Kept, Reply, Steps
+from foretell.speculation.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

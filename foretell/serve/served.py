@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from foretell import registry
 from foretell.cards import card, guarantee
-from foretell.core.strategy import Speculative, Strategy
-from foretell.ops.words import bytes_of
-from foretell.runtimes.vocabulary import Vocabulary
+from foretell.core.tokenizer_bytes import bytes_of
+from foretell.models.gguf.vocabulary import Vocabulary
 from foretell.spec import pieces
+from foretell.speculation.strategy import Speculative, Strategy
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 
 class Served:

@@ -32,8 +32,8 @@ from foretell.serve.turns import Errand, Turns
 from foretell.serve.wire import Gone
 
 if TYPE_CHECKING:
-    from foretell.api import LM
-    from foretell.outputs import Output, Piece
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output, Piece
 
 R = TypeVar("R", bound=Request)
 log = logging.getLogger("foretell.serve")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.contexts import Contexts
-from foretell.defaults import answer_tokens, baseline
+from foretell.api.contexts import Contexts
+from foretell.api.defaults import answer_tokens, baseline
+from foretell.api.prompts import placed
+from foretell.core.spending import spending_of
 from foretell.errors import BadConfig, BadModel, ForetellError, PromptTooLong
-from foretell.policy.spending import spending_of
-from foretell.prompting import placed
 from foretell.serve.chats import chat_prompt
 from foretell.serve.errors import ARGUMENTS, ApiError, of_ours
 from foretell.serve.schemas import (
@@ -33,8 +33,8 @@ from foretell.spec import (
 )
 
 if TYPE_CHECKING:
-    from foretell.api import LM
-    from foretell.ops.rewards import Reward
+    from foretell.api.lm import LM
+    from foretell.rewards.base import Reward
 
 TEMPERATURE = 1.0  # OpenAI's
 COMPLETION_TOKENS = 16  # OpenAI's; an answer in a chat may take what is left of the context

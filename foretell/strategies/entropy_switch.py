@@ -32,11 +32,11 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.source import source_of
-from foretell.core.strategy import Strategy, settle
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
+from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig
-from foretell.ops.reading import DraftReader
+from foretell.speculation.strategy import Strategy, settle
 
 
 @dataclass(frozen=True)

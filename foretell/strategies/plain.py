@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.core.context import Context
-from foretell.core.strategy import Strategy, one_by_one
 from foretell.core.types import Steps
+from foretell.speculation.strategy import Strategy, one_by_one
 
 
 @dataclass(frozen=True)

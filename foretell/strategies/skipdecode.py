@@ -27,11 +27,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.core.context import Context
-from foretell.core.strategy import Strategy, settle
+from foretell.core.refusals import refuse_source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
 from foretell.errors import BadConfig
-from foretell.policy.checks import refuse_source
+from foretell.speculation.strategy import Strategy, settle
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from foretell.api import LM
+from foretell.api.lm import LM
+from foretell.bench.prompts import Prompt
+from foretell.bench.sets import prompt_ids
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
+from foretell.drafters.model.acceptance_head import AcceptanceHead, save
 from foretell.errors import BadConfig, Unsupported
-from foretell.measure.bench.sets import prompt_ids
-from foretell.measure.prompts import Prompt
-from foretell.ops.acceptance import AcceptanceHead, save
-from foretell.ops.rows import resized
+from foretell.ops.logits import resized
 from foretell.train import recipes
 
 LEAST = 8  # tokens that a text must have behind its beginning to be of use

@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from foretell.api import LM
+from foretell.api.lm import LM
+from foretell.bench.prompts import read_prompts
+from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.adapted import CONFIG, WEIGHTS, LoraLinear
-from foretell.families.decoder import Decoder
-from foretell.families.learning import copied
-from foretell.measure.bench.sets import prompt_ids
-from foretell.measure.prompts import read_prompts
+from foretell.models.decoder.adapted import CONFIG, WEIGHTS, LoraLinear
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.learning import copied
 from foretell.ops.files import whole, write_text
 
 HELD_OUT = 8  # every so many answers one is kept from training

@@ -25,15 +25,15 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from foretell.drafters.heads.networks.anchored import Anchored
+from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.loop import StockBlock, attending
-from foretell.families.packed import PackedLinear
-from foretell.heads.anchored import Anchored
-from foretell.heads.folder import build, kinds, load, save, target_shape
-from foretell.heads.output import Output
+from foretell.models.decoder.loop import StockBlock, attending
+from foretell.models.decoder.packed import PackedLinear
 from foretell.ops.attention import attend
 from foretell.ops.files import write_text
-from foretell.policy.costs import Costs
+from foretell.speculation.costs import Costs
 from foretell.train.answers import AT_ONCE
 from foretell.train.draft import blocks
 from foretell.train.head import PIECE, TrainHead
@@ -43,7 +43,7 @@ from foretell.train.lm import Run
 from foretell.train.objectives import CHUNK, objective, row_loss
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 KIND = "foretell-anchored"  # of attention, by transformers' name
 BACKWARD = 3  # forwards that a row and its gradient take

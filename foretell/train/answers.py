@@ -24,14 +24,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, BadFile, ForetellError, ForetellWarning
-from foretell.measure.bench.sets import prompt_ids
 from foretell.ops.files import whole
 from foretell.train.corpus import documents
 
 if TYPE_CHECKING:
-    from foretell.api import LM
-    from foretell.outputs import Output
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output
 
 BEST = 20  # tokens of a law that are kept
 A_FILE = 256  # answers in one

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretell.bench.sets import prompt_ids
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
-from foretell.measure.bench.sets import prompt_ids
-from foretell.ops.conditions import Condition
 from foretell.ops.fingerprint import norm_mark
-from foretell.ops.judging import LinearJudge, save
+from foretell.strategies.beam.conditions import Condition
 from foretell.train import recipes
 from foretell.train.acceptance import answered
 from foretell.train.judge import PARTS, chosen
+from foretell.verification.judge_model import LinearJudge, save
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.core.model import Model
 
 PLACES = 16  # beginnings of an answer that are learnt from, spread evenly; the last is the whole

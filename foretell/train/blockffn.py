@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.errors import BadConfig
-from foretell.families.blockffn import BlockFFNConfig, BlockFFNForCausalLM, routers
+from foretell.models.decoder.blockffn import BlockFFNConfig, BlockFFNForCausalLM, routers
 from foretell.ops.expert_blocks import AdaptiveWeight, chunk_loss, locality_loss, sparsity
 from foretell.ops.files import write_text
 from foretell.train.corpus import prepare

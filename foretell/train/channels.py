@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
-from foretell.ops.channels import measured, save
+from foretell.kv.select.channels import measured, save
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 LEAST = 8  # tokens of a piece
 Tell = Callable[[str, int, int | None], None]

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from foretell.bench.prompts import Prompt, read_prompts
 from foretell.errors import BadConfig
-from foretell.measure.prompts import Prompt, read_prompts
 from foretell.train.corpus import documents
 
 FENCED = re.compile(

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from foretell.drafters.heads.networks.folder import target_shape
 from foretell.errors import BadConfig
-from foretell.families.learning import copied
-from foretell.heads.compressors import (
+from foretell.kv.encoded.encoders import (
     KINDS,
     ArcEncoder,
     Compressor,
@@ -37,14 +37,14 @@ from foretell.heads.compressors import (
     means,
     save,
 )
-from foretell.heads.folder import target_shape
+from foretell.loading.wrap import wrap
+from foretell.models.decoder.learning import copied
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.lm import Run
-from foretell.wrapping import wrap
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 HELD_OUT = 16  # every so many documents one is kept from training
 EACH = 32  # texts of one document at most

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig
-from foretell.families.learning import copied
+from foretell.models.decoder.learning import copied
 from foretell.train.masking import Reader
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 MASK_TOKEN = "<|mask|>"
 

@@ -31,8 +31,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from foretell.errors import BadConfig, BadFile, first_line
-from foretell.families.adapted import LoraLinear
-from foretell.families.masked import OURS
+from foretell.models.decoder.adapted import LoraLinear
+from foretell.models.diffusion.masked import OURS
 from foretell.ops.devices import check_device
 from foretell.ops.files import whole, write_text
 from foretell.train import recipes
@@ -56,7 +56,7 @@ from foretell.train.masking import (
 )
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 OBJECTIVES = ("masked", "certainty")
 PRECISIONS = ("float32", "bfloat16")

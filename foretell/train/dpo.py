@@ -28,7 +28,7 @@ from foretell.train.pairs import read_pairs
 from foretell.train.preferences import Reader, TrainPairs
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from foretell.drafters.model.exit_table import FIELD, checked
 from foretell.errors import BadConfig
-from foretell.ops.exit_table import FIELD, checked
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.answers import Text, read
@@ -43,7 +43,7 @@ from foretell.train.objectives import Objective, divergence, furthest_behind, ob
 from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 ROUND = 32  # tokens: texts of a batch are filled up to a multiple
 HELD_BACK = 32  # one of so many answers is for measuring

@@ -24,14 +24,14 @@ import torch
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
+from foretell.drafters.model.exit_table import keep, trained
+from foretell.drafters.model.lazy_layers import LazyLayers
 from foretell.errors import BadConfig
-from foretell.ops.exit_table import keep, trained
-from foretell.ops.lazy_layers import LazyLayers
-from foretell.ops.rows import resized
+from foretell.ops.logits import resized
 from foretell.train.answers import Text, read
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 GRID = tuple(step / 10 for step in range(10))  # thresholds that are tried
 OUT = 2.0  # the threshold of an exit that is left out

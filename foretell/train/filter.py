@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from foretell.core.masked_text import MASKED, Sheet
 from foretell.core.types import Message, Reply
+from foretell.diffusion.block_filter import BlockFilter, save
+from foretell.diffusion.loop import Denoising, Proposals, asked
+from foretell.diffusion.planner import Planner
 from foretell.errors import BadConfig
-from foretell.ops.block_filter import BlockFilter, save
-from foretell.ops.canvas import MASKED, Sheet
-from foretell.ops.denoising import Denoising, Proposals, asked
-from foretell.ops.planning import Planner
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from foretell.api import LM
+    from foretell.api.lm import LM
+    from foretell.api.outputs import Output
     from foretell.core.context import Context
-    from foretell.outputs import Output
 
 AT_ONCE = 16  # canvases that are filled beside each other
 Tell = Callable[[str, int, int | None], None]

@@ -208,7 +208,8 @@ def blocks(
 ) -> Blocks:
     """Of each answer a random beginning and the block of masks behind it, mostly of k.
 
-    The last token of the beginning and the masks see each other, as in families.source.BlockCache.
+    The last token of the beginning and the masks see each other, as in
+    models.encoder_decoder.source.BlockCache.
     """
     rows, labels, ends = [], [], []
     for answer in answers:

@@ -27,13 +27,13 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.loop import attending
-from foretell.ops.gates import save
+from foretell.kv.select.gates import save
+from foretell.models.decoder.loop import attending
 from foretell.train import recipes
 from foretell.train.passkeys import Planted, Planting
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 Tell = Callable[[str, int, int | None], None]
 Rows = tuple[torch.Tensor, torch.Tensor]  # keys and values (1, KV, n, D)

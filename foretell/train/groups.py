@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from foretell.strategies.best_of import rank
+from foretell.strategies.samples.best_of import rank
 
 EQUAL = 1e-9  # rewards that differ by less, as a share of the largest, are equal
 

@@ -38,9 +38,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.adapted import LoraLinear, shared
-from foretell.families.decoder import Decoder
-from foretell.families.learning import copied
+from foretell.models.decoder.adapted import LoraLinear, shared
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.learning import copied
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, save, with_lora
@@ -72,7 +72,7 @@ from foretell.train.rollouts import (
 )
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 HELD_BACK = 8  # one of so many prompts is for measuring
 HIGH = 1 << 40  # seeds of what is measured begin here, those of rounds below

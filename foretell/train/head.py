@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from foretell.drafters.heads.networks.base import Drafted, Head, TargetShape, Texts
+from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig
-from foretell.heads.base import Drafted, Head, TargetShape, Texts
-from foretell.heads.folder import build, kinds, load, save, target_shape
-from foretell.heads.output import Output
 from foretell.ops.files import write_text
-from foretell.policy.costs import Costs
 from foretell.spec import NO, YES, given
+from foretell.speculation.costs import Costs
 from foretell.train import recipes
 from foretell.train.answers import AT_ONCE
 from foretell.train.draft import TextRun
@@ -39,7 +39,7 @@ from foretell.train.objectives import (
 from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 PIECE = 128  # tokens of a forward by which the time of reading texts is told
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from foretell.drafters.heads.networks.base import Head, Texts
+from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig, BadFile
-from foretell.heads.base import Head, Texts
-from foretell.heads.output import Output
 from foretell.train.answers import Text, read
 from foretell.train.draft import HELD_BACK, ROUND
 from foretell.train.states import load_states

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foretell.heads.base import Head
-from foretell.ops.ranks import smoothed
+from foretell.drafters.heads.networks.base import Head
+from foretell.drafters.heads.networks.ranks import smoothed
 from foretell.train.draft import blocks
 from foretell.train.head_data import Known, Teacher, places
 

@@ -19,15 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.bench.prompts import Prompt, read_prompts
 from foretell.errors import BadConfig, ForetellError
-from foretell.measure.prompts import Prompt, read_prompts
 from foretell.ops.files import write_text
 from foretell.ops.parsing import json_of
-from foretell.ops.segments import CLOSE, HISTORY, KNOWN, LIST, OPEN_BEHIND, THINK, THOUGHT
+from foretell.strategies.samples.segments import (
+    CLOSE,
+    HISTORY,
+    KNOWN,
+    LIST,
+    OPEN_BEHIND,
+    THINK,
+    THOUGHT,
+)
 from foretell.train import recipes
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 Row = dict[str, Any]  # a line of the file
 Tell = Callable[[str, int, int | None], None]  # (what is being done, how much of it, of how much)

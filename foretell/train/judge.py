@@ -24,22 +24,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from foretell.bench.answer_tasks import Task
+from foretell.bench.sets import prompt_ids
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, BadFile, PromptTooLong, Unsupported, first_line
-from foretell.measure.bench.sets import prompt_ids
 from foretell.ops.files import write_text
 from foretell.ops.fingerprint import norm_mark
-from foretell.ops.judging import FILE, LinearJudge, save
 from foretell.ops.parsing import json_of
 from foretell.train.acceptance import answered, auc, read
 from foretell.train.answers import AT_ONCE
-from foretell.train.tasks import Task
+from foretell.verification.judge_model import FILE, LinearJudge, save
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.core.model import Model
-    from foretell.policy.costs import Costs
+    from foretell.speculation.costs import Costs
 
 T = TypeVar("T")
 STRENGTHS = tuple(10 ** (-7 + i / 2) for i in range(19))  # of C, the weight of errors: 1e-7 to 100

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from foretell.core.draws import draws
+from foretell.drafters.heads.networks.folder import build, target_shape
 from foretell.errors import BadConfig
-from foretell.heads.folder import build, target_shape
-from foretell.ops.draws import draws
 from foretell.ops.files import whole
 from foretell.train import recipes, saved
 from foretell.train.anchored import Pass
@@ -34,7 +34,7 @@ from foretell.train.objectives import divergence
 from foretell.train.tuned import Tuned, TunedRun, answers_of, check, export
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 KIND = "k-forcing"
 

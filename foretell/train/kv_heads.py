@@ -2,9 +2,9 @@
 
 Neighbouring key heads become one. On texts the model's rotated keys and values are read as caches
 hold them, and each group of heads is projected on the directions along which it varies most
-(ops/head_merging.py). Values have the projection in their matrices; that of keys follows the
-rotation, in families/projected.py. What is lost is learnt back on texts, by the divergence from the
-laws of the model as it was. What comes of it is another model than the target.
+(models/decoder/head_merging.py). Values have the projection in their matrices; that of keys follows
+the rotation, in models/decoder/projected.py. What is lost is learnt back on texts, by the
+divergence from the laws of the model as it was. What comes of it is another model than the target.
 
 With `basis=folded` the directions are those that commute with rotations, which lose more; then
 keys have the projection in their matrices too, and the folder is an ordinary model for any runtime.
@@ -28,11 +28,18 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.decoder import Decoder
-from foretell.families.learning import copied
-from foretell.families.projected import projected
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.head_merging import (
+    FIELD,
+    commuting,
+    gathered,
+    leading,
+    left_out,
+    pooled,
+)
+from foretell.models.decoder.learning import copied
+from foretell.models.decoder.projected import projected
 from foretell.ops.files import write_text
-from foretell.ops.head_merging import FIELD, commuting, gathered, leading, left_out, pooled
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
 from foretell.train.channels import FindChannels, pieces
@@ -40,7 +47,7 @@ from foretell.train.lm import Run, loss_of
 from foretell.train.medusa_2 import FORMATS
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 BASES = {"svd": leading, "folded": commuting, "mean": pooled}
 LAYERS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"  # that have LoRA weights

@@ -1,6 +1,6 @@
 """Lists and puzzles to learn from, and a tokenizer for them whose tokens are words.
 
-The questions are those of `measure/parallel_tasks.py`, of the split `train`: ten operations on
+The questions are those of `bench/suites/parallel/tasks.py`, of the split `train`: ten operations on
 lists, Latin squares and sudokus. Half of the lists have names of one word, so that an entry is one
 token. An instruction is one token, too: texts are short, and a small model learns to act on them.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from foretell.measure.bench.sets import prompt_ids
-from foretell.measure.parallel_tasks import (
+from foretell.bench.sets import prompt_ids
+from foretell.bench.suites.parallel.tasks import (
     FIRST,
     LAST,
     LENGTHS,
@@ -30,7 +30,7 @@ from foretell.measure.parallel_tasks import (
 )
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 END, MASK, UNKNOWN = "<|endoftext|>", "<|mask|>", "<|unknown|>"
 PUZZLES = ("latin_square", "sudoku")

@@ -37,7 +37,7 @@ from transformers import (
 )
 
 from foretell.errors import BadConfig, first_line
-from foretell.loading import place_of
+from foretell.loading.load import place_of
 from foretell.ops.files import whole, write_text
 from foretell.ops.parsing import json_of
 from foretell.progress import Bar

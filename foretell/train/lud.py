@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from foretell.drafters.heads.networks.folder import build, target_shape
 from foretell.errors import BadConfig
-from foretell.heads.folder import build, target_shape
 from foretell.train import recipes
 from foretell.train.answers import Text
 from foretell.train.tuned import Tuned, TunedRun, answers_of, check, export
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 KIND = "lud"
 

@@ -25,7 +25,7 @@ from foretell.train.comments import UNREADABLE, bare, commented
 from foretell.train.preferences import Reader, TrainPairs
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 LEAST = 10  # tokens without comments, above which there is a hinge
 

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretell.drafters.heads.networks.base import Head, Texts
+from foretell.drafters.heads.networks.folder import build, save, target_shape
 from foretell.errors import BadConfig, Unsupported
-from foretell.heads.base import Head, Texts
-from foretell.heads.folder import build, save, target_shape
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.draft import TextRun, blocks
@@ -40,7 +40,7 @@ from foretell.train.objectives import cross_entropy, divergence, row_loss
 from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 KIND = "medusa"
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.api.outputs import Output
+from foretell.bench.prompts import Prompt, read_prompts
+from foretell.core.stats import Stats
 from foretell.errors import BadConfig, PromptTooLong
-from foretell.measure.prompts import Prompt, read_prompts
 from foretell.ops.files import write_text
 from foretell.ops.parsing import json_of
-from foretell.outputs import Output
-from foretell.stats import Stats
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.train.preferences import Reader
 
 Row = dict[str, Any]  # a line of the file

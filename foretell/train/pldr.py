@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.errors import BadConfig
-from foretell.families.pldr_model import (
+from foretell.models.decoder.pldr_model import (
     PldrConfig,
     PldrForCausalLM,
     fixed,

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from foretell.bench.prompts import Prompt
+from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.adapted import LoraLinear
-from foretell.families.decoder import Decoder
-from foretell.families.learning import copied
-from foretell.measure.bench.sets import prompt_ids
-from foretell.measure.prompts import Prompt
+from foretell.models.decoder.adapted import LoraLinear
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.learning import copied
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.amateur import HELD_OUT, Example, TrainAmateur, merge_lora, save, with_lora
 from foretell.train.lm import Run
 
 if TYPE_CHECKING:
-    from foretell.api import LM
-    from foretell.policy.costs import Costs
+    from foretell.api.lm import LM
+    from foretell.speculation.costs import Costs
 
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 IGNORED = -100  # a label without loss

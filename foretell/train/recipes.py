@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig, BadFile, UnknownMethod
+from foretell.ops.assets import ASSETS
 from foretell.ops.files import write_text
 from foretell.ops.parsing import toml_of
 
-FOLDER = Path(__file__).parents[1] / "assets" / "recipes"
+FOLDER = ASSETS / "recipes"
 KEPT = "recipe.toml"  # in a run's folder: all of its settings, wherever they came from
 
 

@@ -1,6 +1,6 @@
 """Prompts with rewards, and answers drawn to them: what `foretell train grpo` learns from.
 
-Prompts are JSON lines as everywhere (measure/prompts.py); beside the prompt a row may have
+Prompts are JSON lines as everywhere (bench/prompts.py); beside the prompt a row may have
 `references`, a text or several that a reward compares with, and `reward`, a spec for this prompt
 alone. All answers to a prompt are drawn by `best-of`, side by side behind a prompt that is computed
 once, each maybe sped up by a drafter, and judged there as a user's request would be.
@@ -19,18 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.bench.prompts import read_prompts
+from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, BadFile, ForetellError
-from foretell.measure.bench.sets import prompt_ids
-from foretell.measure.prompts import read_prompts
 from foretell.ops.files import write_text
 from foretell.ops.parsing import json_of
-from foretell.ops.rewards import Reward
 from foretell.registry import load
+from foretell.rewards.base import Reward
 from foretell.spec import reward_of
 from foretell.train.groups import Group
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 AT_ONCE = 64  # answers that are drawn side by side
 A_FILE = 32  # prompts of which measurements are kept in one file

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretell.drafters.heads.networks.anchored import Anchored
+from foretell.drafters.heads.networks.folder import save
 from foretell.errors import BadConfig, ForetellWarning
-from foretell.heads.anchored import Anchored
-from foretell.heads.folder import save
 from foretell.ops.files import write_text
 from foretell.train.anchored import Through, freeze
 from foretell.train.answers import Text, read
@@ -36,7 +36,7 @@ from foretell.train.medusa_2 import check as check_package
 from foretell.train.objectives import CHUNK
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
 
 
 def check(merged: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from foretell.api import LM
+from foretell.api.lm import LM
 from foretell.cli._canvas import MASK, Canvas, show
-from foretell.families.canvas import Denoiser
+from foretell.models.diffusion.canvas import Denoiser
 from tests import tiny
 from tests.diffusion.test_surfaces import lm
 

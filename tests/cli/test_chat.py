@@ -22,10 +22,10 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 import foretell
+from foretell.api.outputs import Piece
 from foretell.cli import chat as module
 from foretell.cli._answers import coloured
 from foretell.cli.chat import COMMANDS
-from foretell.outputs import Piece
 from tests import tiny
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -173,7 +173,7 @@ def test_an_interrupted_pipe_ends(piped: Any, monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretell.chat.Chat.ask", interrupted)
+    monkeypatch.setattr("foretell.cli._conversation.Chat.ask", interrupted)
     assert piped("One?", "Two?") == (130, "", "interrupted\n")
 
 

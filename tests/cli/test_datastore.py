@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.ops import datastore
+from foretell.drafters.lookup import datastore
 from tests import tiny
 
 CODE = "def add(a, b):"

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from foretell import diagnosis, loading
+from foretell.api import diagnosis
 from foretell.cli import doctor
 from foretell.cli.doctor import c_library
+from foretell.loading import load as loading
 from foretell.native.library import available, kind
 from tests.native.machines import no_library
 
 
 @dataclass(frozen=True)
 class Report:
-    """The fields of foretell.diagnosis.ModelReport."""
+    """The fields of foretell.api.diagnosis.ModelReport."""
 
     name: str = "target"
     model: str = "tiny"

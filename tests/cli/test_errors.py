@@ -134,7 +134,7 @@ def test_ctrl_c_is_130(run: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretell.core.engine.Engine.step", interrupted)
+    monkeypatch.setattr("foretell.engine.engine.Engine.step", interrupted)
     for more in ([], ["--json"], ["--compare"]):
         code, out, err = run("generate", "x", "--model", folder, *SHORT, *more)
         assert (code, out.strip(), err) == (130, "", "interrupted\n")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import foretell
-from foretell.heads.folder import build, save, target_shape
-from foretell.heads.formats.reading import load
+from foretell.drafters.heads.formats.reading import load
+from foretell.drafters.heads.networks.folder import build, save, target_shape
 
 
 def test_a_head_goes_to_speculators_and_back(run: Any, folder: str, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from foretell import fetching
-from foretell.aliases import Alias
 from foretell.errors import BadModel
+from foretell.loading import fetch as fetching
+from foretell.loading.names import Alias
 
 
 @pytest.fixture

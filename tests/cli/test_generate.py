@@ -19,10 +19,10 @@ import foretell
 from foretell import cards, registry
 from foretell.cli import generate
 from foretell.errors import BadConfig
-from foretell.rows.cfg import Cfg
+from foretell.guidance.cfg import Cfg
 from tests import tiny
-from tests.ops import lsp_server
-from tests.ops.lsp_server import drawn
+from tests.constraints import lsp_server
+from tests.constraints.lsp_server import drawn
 
 CODE = "def add(a, b):"
 # By torch, since preparing an executor for a model would take most of the time of a test.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.measure.test_planning import draft, mat, points, verify
+from tests.bench.test_planning import draft, mat, points, verify
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def test_forwards_can_be_measured_here(
     run: Any, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With costs that a clock did not make."""
-    import foretell.api  # noqa: F401 - which takes `profile` when it is first imported
-    from foretell.measure import profiling
-    from foretell.policy.costs import Costs
+    import foretell.api.lm  # noqa: F401 - which takes `profile` when it is first imported
+    from foretell.engine import cost_profile as profiling
+    from foretell.speculation.costs import Costs
 
     def kept(model: Any) -> tuple[Costs, Path]:
         costs = Costs()

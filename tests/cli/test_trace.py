@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import foretell
+from foretell.core.tracing import TraceStep
 from foretell.core.tree import TokenTree
-from foretell.tracing import TraceStep
 
 
 @pytest.fixture

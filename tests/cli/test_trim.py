@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foretell.ops import trimming
+from foretell.drafters.model import vocabulary as trimming
 from tests import tiny
 
 CODE = "def add(a, b):"

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 import foretell
+from foretell.constraints.members import NAME_BYTES, read
 from foretell.constraints.monitor import MODULE, Monitor
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.members import NAME_BYTES, read
 from foretell.spec import constraint_of
 from foretell.strategies.plain import Plain
+from foretell.testing.toy import Toy
 from tests import tiny
-from tests.ops import lsp_server
-from tests.ops.lsp_server import drawn
+from tests.constraints import lsp_server
+from tests.constraints.lsp_server import drawn
 
 CODE = "x = one\nx."
 OTHER = "y = two\nprint(y"

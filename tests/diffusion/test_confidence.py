@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.families.toy_canvas import Oracle, ToyCanvas
-from foretell.ops.canvas import Sheet
+from foretell.core.masked_text import Sheet
+from foretell.testing.toy_canvas import Oracle, ToyCanvas
 from tests.diffusion.worlds import UNEVEN, calls, check_bad, distance, filled, law
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.families.toy_canvas import Oracle, replacements, shuffles
+from foretell.testing.toy_canvas import Oracle, replacements, shuffles
 from tests.diffusion.worlds import check_bad, check_joint_law, law
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from foretell.core.masked_text import Sheet
 from foretell.errors import BadConfig
-from foretell.families.toy_canvas import Oracle, ToyCanvas
-from foretell.ops.canvas import Sheet
+from foretell.testing.toy_canvas import Oracle, ToyCanvas
 from tests.diffusion.worlds import calls, filled, text
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from foretell import registry
+from foretell.core.masked_text import MASKS, NOISE
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.families.toy_canvas import ToyCanvas, ToyNoise
-from foretell.ops.canvas import MASKS, NOISE
+from foretell.testing.toy import Toy
+from foretell.testing.toy_canvas import ToyCanvas, ToyNoise
 from tests.diffusion.worlds import filled, text
 
 NAMES = [name for name in registry.names("diffusion") if name != "learn2pd"]  # it needs a file

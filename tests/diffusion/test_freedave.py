@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.families.toy_canvas import ToyCanvas
+from foretell.testing.toy_canvas import ToyCanvas
 from tests.diffusion.worlds import calls, filled, text
 from tests.kv.test_canvas import denoiser
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.api import LM
+from foretell.api.lm import LM
+from foretell.diffusion.block_filter import BlockFilter, load, save
 from foretell.errors import BadConfig, BadFile
-from foretell.families.toy_canvas import Oracle, ToyCanvas
-from foretell.ops.block_filter import BlockFilter, load, save
+from foretell.testing.toy_canvas import Oracle, ToyCanvas
 from foretell.train.filter import Replay, TrainFilter, area, collect, train
 from tests.diffusion.worlds import calls, filled, text
 from tests.kv.test_canvas import denoiser

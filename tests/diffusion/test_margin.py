@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.families.toy_canvas import Oracle
+from foretell.testing.toy_canvas import Oracle
 from tests.diffusion.worlds import calls, check_bad, check_joint_law, filled
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.families.toy_canvas import Oracle, ToyCanvas, shuffles
+from foretell.testing.toy_canvas import Oracle, ToyCanvas, shuffles
 from tests.diffusion.worlds import calls, check_bad, filled, law
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretell.families.toy_canvas import ToyCanvas
+from foretell.testing.toy_canvas import ToyCanvas
 from tests.diffusion.worlds import check_bad, check_joint_law, text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.families.toy_canvas import ToyCanvas
+from foretell.testing.toy_canvas import ToyCanvas
 from tests.diffusion.worlds import calls, check_bad, check_fresh_draws, check_taken_back, filled
 
 

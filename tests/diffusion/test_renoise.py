@@ -1,5 +1,5 @@
 """Uniform noise: what is accepted, what ends a canvas, and canvases one after the other. That it is
-what transformers does is in tests/families/test_diffusion_gemma.py.
+what transformers does is in tests/models/diffusion/test_diffusion_gemma.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from foretell.diffusion.renoise import Renoise, bounded
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy_canvas import ToyNoise
 from foretell.spec import kv_of
+from foretell.testing.toy_canvas import ToyNoise
 from tests.diffusion.worlds import calls, filled, law, text
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from foretell.api import LM
+from foretell.api.lm import LM
+from foretell.api.outputs import Piece
+from foretell.core.masked_text import NOISE
+from foretell.diffusion.block_filter import SCHEMA, BlockFilter
 from foretell.errors import BadConfig, BadFile, ForetellError, Unsupported
-from foretell.families.canvas import Denoiser
-from foretell.families.toy_canvas import Oracle, ToyCanvas
-from foretell.ops.block_filter import SCHEMA, BlockFilter
-from foretell.ops.canvas import NOISE
+from foretell.models.diffusion.canvas import Denoiser
 from foretell.ops.fingerprint import norm_mark
-from foretell.outputs import Piece
+from foretell.testing.toy_canvas import Oracle, ToyCanvas
 from tests import tiny
 from tests.diffusion.test_every import every, fills, toy
 from tests.diffusion.worlds import LISTS, UNEVEN, calls, filled, text

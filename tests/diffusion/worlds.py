@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from foretell.core.engine import Engine
-from foretell.core.live import Live
+from foretell.core.masked_text import Sheet
 from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live
 from foretell.errors import BadConfig
-from foretell.families.toy_canvas import Oracle, ToyCanvas, replacements, shuffles
-from foretell.measure.outcomes import Enumerator
-from foretell.ops.canvas import Sheet
 from foretell.spec import kv_of, resolve
+from foretell.testing.outcomes import Enumerator
+from foretell.testing.toy_canvas import Oracle, ToyCanvas, replacements, shuffles
 
 
 def request(

@@ -8,13 +8,13 @@ from typing import Any
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Engine
+from foretell.core.random import Door
 from foretell.core.request import Request
-from foretell.core.rng import Door
-from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
-from foretell.families.toy import Toy
+from foretell.engine.engine import Engine
+from foretell.speculation.strategy import Speculative
+from foretell.testing.toy import Toy
 
 
 def drive_step(

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import foretell
-from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.drafters.draft import Draft
+from foretell.drafters.model.draft import Draft
+from foretell.drafters.model.trimming import trim
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.families.toy_learning import ToyLearning
-from foretell.families.trimming import trim
-from foretell.ops.online import PLACES, Learner
+from foretell.models.online import PLACES, Learner
 from foretell.strategies.plain import Plain
+from foretell.testing.toy import Toy
+from foretell.testing.toy_learning import ToyLearning
 from tests import laws, tiny
 
 SPEC = "draft:length=3,online=1,rate=0.01"

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.cache import Cache
+from foretell.cache.cache import Cache
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
-from foretell.core.engine import Engine
-from foretell.core.live import Live, Task
-from foretell.core.messages import handle
 from foretell.core.request import Request
-from foretell.core.strategy import Speculative
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live, Task
+from foretell.engine.messages import handle
+from foretell.speculation.strategy import Speculative
 from tests import laws
 
 DRAFTERS = laws.claiming("exact", "greedy", "bounded", "lossy")

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import foretell
-from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.engine.engine import Engine
 from foretell.errors import RequestFailed, Unsupported
-from foretell.families import learning
-from foretell.families.decoder import Decoder
+from foretell.models.decoder import learning
+from foretell.models.decoder.decoder import Decoder
 from foretell.strategies.plain import Plain
 from tests import laws, tiny, vocabularies
 

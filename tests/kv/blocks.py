@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from foretell.kv.infllm import Infllm
+from foretell.kv.select.infllm import Infllm
 from tests.kv.driving import GROUPS, HEADS, LAYERS, SCALE, TIMES, WIDTH, drive, rows_of
 
 FREQUENCIES = torch.tensor([1.0, 0.6, 0.3, 0.1], dtype=torch.float64)
 
 
 def turn(keys: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """As families/turning.py says, for halves of WIDTH / 2 channels."""
+    """As models/decoder/turning.py says, for halves of WIDTH / 2 channels."""
     angles = by.reshape(-1, keys.shape[1])[..., None].double() * FREQUENCIES
     low, high = keys.double().chunk(2, -1)
     cosines, sines = angles.cos(), angles.sin()

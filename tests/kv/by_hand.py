@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tests.families.families import tiny
+from tests.models.decoder.families import tiny
 
 
 class ByHand:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from foretell.core.cache import Cache
+from foretell.cache.cache import Cache
+from foretell.cache.policy import NEVER, CachePolicy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.memory.policy import NEVER, CachePolicy
 
 HEADS, GROUPS, WIDTH, LAYERS = 4, 2, 8, 2
 TIMES = HEADS // GROUPS

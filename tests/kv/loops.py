@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.ops.keeping import KV
+from foretell.engine.engine import Engine
+from foretell.kv.base import KV
 from foretell.strategies.plain import Plain
 from tests.kv.policies import target
 

@@ -12,24 +12,24 @@ from typing import Any
 import torch
 
 from foretell import registry
-from foretell.core.cache import Cache
+from foretell.cache.cache import Cache
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.engine import Engine
-from foretell.core.live import Live
 from foretell.core.request import Request
-from foretell.core.strategy import Speculative, Strategy
+from foretell.core.tokenizer_bytes import Words
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
-from foretell.families.decoder import Decoder
-from foretell.ops.gates import save
-from foretell.ops.keeping import KV
-from foretell.ops.planning import CanvasKV
-from foretell.ops.words import Words
+from foretell.diffusion.planner import CanvasKV
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live
+from foretell.kv.base import KV
+from foretell.kv.select.gates import save
+from foretell.models.decoder.decoder import Decoder
 from foretell.spec import kv_of
+from foretell.speculation.strategy import Speculative, Strategy
 from foretell.strategies.plain import Plain
 from tests import laws
-from tests.families.families import VOCAB, tiny
-from tests.heads.compressors import folder
+from tests.kv.encoded.encoders import folder
+from tests.models.decoder.families import VOCAB, tiny
 
 NAMES = [n for n in registry.names("kv") if not issubclass(registry.load(n, "kv"), CanvasKV)]
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.

@@ -1,4 +1,4 @@
-"""What planners of canvases are held to: see foretell/ops/planning.py."""
+"""What planners of canvases are held to: see foretell/diffusion/planner.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.core.engine import Engine
+from foretell.engine.engine import Engine
 from foretell.errors import Unsupported
-from foretell.families.canvas import Denoiser
-from foretell.families.toy_canvas import ToyCanvas
+from foretell.models.diffusion.canvas import Denoiser
+from foretell.testing.toy_canvas import ToyCanvas
 from tests.diffusion.worlds import filled, request, text
-from tests.families.families import tiny
 from tests.kv import published
+from tests.models.decoder.families import tiny
 
 OFF = ["dkv:every=1", "window:refresh=1", "window:refresh=100,active=40,window=40"]
 PARTS = ["prefix", "dual", "dkv", "dkv:every=3", "window:active=3,window=5,refresh=4"]
@@ -126,6 +126,6 @@ def test_policies_of_other_caches_are_refused() -> None:
 
 
 def kv_policy(kv: str) -> None:
-    from foretell.families.toy import Toy
+    from foretell.testing.toy import Toy
 
     request(Toy(), "plain", kv=kv)

@@ -9,14 +9,14 @@ import torch
 
 from foretell.cards import card
 from foretell.core.context import Context
-from foretell.core.engine import Engine
 from foretell.core.request import Request
-from foretell.core.strategy import Strategy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Sampling, Steps
+from foretell.engine.engine import Engine
+from foretell.speculation.strategy import Strategy
 from foretell.strategies.plain import Plain
+from tests.cache.users import by_chunks
 from tests.kv.policies import JOINED, NAMES, PROMPT, drafted, large, run, small, target
-from tests.memory.users import by_chunks
 
 every = pytest.mark.parametrize("name", [*NAMES, *JOINED])
 

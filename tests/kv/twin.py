@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from foretell.core.engine import Engine
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.ops.keeping import KV
+from foretell.engine.engine import Engine
+from foretell.kv.base import KV
 from foretell.strategies.plain import Plain
-from tests.families.families import tiny
 from tests.kv.policies import target
+from tests.models.decoder.families import tiny
 
 # Of each layer keys and values (KV, rows, D), and the weights (H, new nodes, rows) of a forward.
 Rows = list[list[torch.Tensor]]

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from foretell.backends.native import NativeExecutor
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.families.decoder import Decoder
-from foretell.families.fused import blocks
-from foretell.families.packed import PackedEmbedding, PackedLinear, pack
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.packed import PackedEmbedding, PackedLinear, pack
 from foretell.native import library, rows, steps
 from foretell.native.packing import Packed, quantize
-from foretell.runtimes.native import NativeExecutor
-from tests.families import families
+from tests.models.decoder import families
 from tests.native.machines import built, no_library
 
 pytestmark = built

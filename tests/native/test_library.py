@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import BadConfig
-from foretell.families.packed import product_by_torch
+from foretell.models.decoder.packed import product_by_torch
 from foretell.native import library
 from foretell.native.packing import (
     FORMATS,

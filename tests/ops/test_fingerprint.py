@@ -1,6 +1,6 @@
 """Marks of a target: the same for every number format, others for other weights, tokens, templates.
 
-How heads use them is in tests/heads/test_folder.py.
+How heads use them is in tests/drafters/heads/networks/test_folder.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from foretell.families.toy import Toy
 from foretell.ops.fingerprint import fingerprint, norm_mark
+from foretell.testing.toy import Toy
 
 
 def model(weight: torch.Tensor, words: dict[str, int], template: str | None = None) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretell
-from foretell.fetching import fetch
+from foretell.loading.fetch import fetch
 from tests.conftest import USERS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import foretell
-from foretell.core.engine import Engine
-from tests.ops.test_lanes import RUNS, models, outputs, requests
+from foretell.engine.engine import Engine
+from tests.engine.test_lanes import RUNS, models, outputs, requests
 
 pytestmark = pytest.mark.real
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 import foretell
-from foretell.fetching import resolve
-from foretell.loading import load_tokenizer
+from foretell.loading.fetch import resolve
+from foretell.loading.load import load_tokenizer
 from tests import tiny
 
 pytestmark = pytest.mark.real

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.measure.parallel_tasks import items
+from foretell.bench.suites.parallel.tasks import items
 
 pytestmark = pytest.mark.real
 

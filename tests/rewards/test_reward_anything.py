@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from foretell.core.context import Context
-from foretell.core.engine import Engine
-from foretell.core.live import Live
+from foretell.core.random import Rng
 from foretell.core.request import Request
-from foretell.core.rng import Rng
-from foretell.core.strategy import Strategy
+from foretell.core.spending import Spending
 from foretell.core.types import Commit, Finish, Sampling, Steps
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live
+from foretell.engine.scheduler import FairPlan
 from foretell.errors import BadConfig, BadModel, PromptTooLong, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.rewards import scored
-from foretell.policy.schedule import FairPlan
-from foretell.policy.spending import Spending
+from foretell.rewards.base import scored
 from foretell.rewards.reward_anything import TIE, RewardAnything
 from foretell.spec import reward_of
-from foretell.strategies.best_of import BestOf
+from foretell.speculation.strategy import Strategy
+from foretell.strategies.samples.best_of import BestOf
+from foretell.testing.toy import Toy
 from tests import laws
 from tests.speaking import Speaking, chat, drawn, logits, one_of, spell, tokens_of
 

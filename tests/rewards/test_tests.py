@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.ops.cases import read_cases
 from foretell.rewards import tests as module
+from foretell.rewards.cases import read_cases
 from foretell.rewards.tests import program_of
 from foretell.spec import reward_of
 

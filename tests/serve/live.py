@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from foretell.api import LM
+from foretell.api.lm import LM
 from foretell.serve.app import build
 from foretell.serve.connections import Config
 from foretell.serve.lifecycle import Server

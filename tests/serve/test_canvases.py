@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell import defaults
-from foretell.api import LM
-from foretell.families.canvas import Denoiser
+from foretell.api import defaults
+from foretell.api.lm import LM
+from foretell.models.diffusion.canvas import Denoiser
 from tests import tiny
 from tests.serve.asked import TEXT, chat, completion, joined, refused, stream
 from tests.serve.live import Live, running, until

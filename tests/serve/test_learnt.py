@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from foretell.ops.tenants import Stores
+from foretell.core.stores import Stores
 from foretell.serve.learnt import CONFIGS, Learnt
-from tests.ops.test_tenants import add, held
+from tests.core.test_stores import add, held
 
 
 def test_who_has_most_bytes_loses_its_own() -> None:

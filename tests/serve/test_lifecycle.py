@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.ops.form_trials import TRIALS
+from foretell.constraints.grammar_trials import TRIALS
 from foretell.serve import connections, lifecycle
 from foretell.serve.settings import Settings
 from foretell.serve.translate import Bounds

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.stats import Stats
+from foretell.core.stats import Stats
 from tests.serve.asked import completion, stream
 from tests.serve.live import NAME, Live, running
 

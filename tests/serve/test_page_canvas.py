@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from foretell.api import LM
-from foretell.families.canvas import Denoiser
+from foretell.api.lm import LM
+from foretell.models.diffusion.canvas import Denoiser
 from tests import tiny
 from tests.serve.browser import Keys, Page
 from tests.serve.live import running

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.core import messages
+from foretell.engine import messages
 from foretell.errors import RequestFailed
 from foretell.serve.learnt import CONFIGS
 from foretell.serve.settings import Settings

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from foretell import wrap
-from foretell.api import LM
+from foretell.api.lm import LM
 from foretell.constraints.monitor import Monitor
 from foretell.core.types import Sampling
 from foretell.errors import ForetellError
-from foretell.kv.ape import Ape
+from foretell.kv.encoded.ape import Ape
 from foretell.registry import names
 from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
 from foretell.serve.translate import Bounds, Call, translate
 from tests import tiny
-from tests.families.seq2seq import CONTEXT, seq2seq
+from tests.models.decoder.seq2seq import CONTEXT, seq2seq
 
 
 @pytest.fixture(scope="module")

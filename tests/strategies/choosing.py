@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretell.core.engine import Engine
-from foretell.core.live import Live
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.families.toy import Toy
-from foretell.ops.rewards import Reward
+from foretell.engine.engine import Engine
+from foretell.engine.live import Live
+from foretell.rewards.base import Reward
+from foretell.testing.toy import Toy
 from tests import laws
 
 VOCAB = 5

@@ -13,16 +13,16 @@ from itertools import pairwise
 import pytest
 import torch
 
-from foretell.core.engine import Engine
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
 from foretell.spec import resolve
 from foretell.strategies import entropy_switch
 from foretell.strategies.entropy_switch import EntropySwitch, entropy
 from foretell.strategies.plain import Plain
+from foretell.testing.toy import Toy
 from tests import laws
 
 PROMPT = [1, 0, 1]

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.core.rng import Rng
+from foretell.core.random import Rng
 from foretell.core.types import Sampling
-from foretell.families.toy import Toy
 from foretell.strategies.plain import Plain
+from foretell.testing.toy import Toy
 from tests import laws
 
 

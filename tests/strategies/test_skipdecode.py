@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 
 from foretell import wrap
-from foretell.core.engine import Engine
+from foretell.cache.plan import resumed
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.families.toy_layers import ToyLayers
-from foretell.memory.plan import resumed
 from foretell.strategies.plain import Plain
 from foretell.strategies.skipdecode import Skipdecode
+from foretell.testing.toy import Toy
+from foretell.testing.toy_layers import ToyLayers
 from tests import laws
-from tests.core.users import Guidance
-from tests.drafters.test_layerskip import Counting
-from tests.families.families import tiny
-from tests.memory.users import run
+from tests.cache.users import run
+from tests.drafters.own.test_layerskip import Counting
+from tests.engine.users import Guidance
+from tests.models.decoder.families import tiny
 
 PROMPT = [1, 2, 3, 1, 2]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.api import LM
+from foretell.api.lm import LM
+from foretell.drafters.model.acceptance_head import load
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.acceptance import load
+from foretell.testing.toy import Toy
 from foretell.train import acceptance
 from foretell.train.acceptance import TrainHead, auc, collect, examples, fit, laws, loss_of, train
 

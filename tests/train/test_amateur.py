@@ -10,8 +10,8 @@ import torch
 
 import foretell
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.decoder import Decoder
-from foretell.families.toy import Toy
+from foretell.models.decoder.decoder import Decoder
+from foretell.testing.toy import Toy
 from foretell.train.amateur import TrainAmateur, merge_lora, read_examples, train, with_lora
 from tests import tiny
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from foretell.core.tree import TokenTree
+from foretell.drafters.heads.networks.anchored import Anchored
+from foretell.drafters.heads.networks.folder import load
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.decoder import Decoder
-from foretell.families.packed import pack
-from foretell.heads.anchored import Anchored
-from foretell.heads.folder import load
-from foretell.policy.costs import Costs
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.packed import pack
+from foretell.speculation.costs import Costs
 from foretell.train import answers
 from foretell.train.anchored import (
     RANKS,
@@ -36,7 +36,7 @@ from foretell.train.anchored import (
 )
 from foretell.train.head import TrainHead
 from foretell.train.head_data import NONE, Corpus, Known
-from tests.families.families import tiny
+from tests.models.decoder.families import tiny
 
 PROMPT, LENGTH = 4, 20
 SETTINGS = TrainHead(kind="ppd", tokens=64 * 6, batch=64, micro=64, window=32, anchors=8)

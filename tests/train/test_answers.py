@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.api import LM
+from foretell.api.lm import LM
 from foretell.errors import BadConfig, BadFile
 from foretell.train import answers
 from tests import tiny

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.api import LM
+from foretell.api.lm import LM
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.judging import load
+from foretell.testing.toy import Toy
 from foretell.train import attribute as trainer
 from foretell.train import judge
 from foretell.train.attribute import TrainAttribute, answers_to, labelled, train
+from foretell.verification.judge_model import load
 from tests import tiny
-from tests.strategies.test_contrastive import fresh_states
+from tests.strategies.lookahead.test_contrastive import fresh_states
 
 PROMPTS = [[1 + i % 5, 2 + i // 5, 3, 1 + i % 3] for i in range(30)]
 

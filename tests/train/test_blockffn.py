@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import foretell
 from foretell.errors import BadConfig
-from foretell.families.blockffn import routers
+from foretell.models.decoder.blockffn import routers
 from foretell.ops.expert_blocks import chunk_loss, locality_loss
 from foretell.train.blockffn import BlocksRun, TrainBlockFFN, build, measured, train
 from foretell.train.lm import loss_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.ops.channels import CHANNELS
+from foretell.kv.select.channels import CHANNELS
 from foretell.train.channels import FindChannels, find_channels, pieces
 from tests import tiny
 

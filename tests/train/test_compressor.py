@@ -13,8 +13,9 @@ import torch
 import foretell
 from foretell import Contexts
 from foretell.errors import BadConfig, BadModel, Unsupported
-from foretell.families.learning import copied
-from foretell.heads.compressors import KINDS, body_from
+from foretell.kv.encoded.encoders import KINDS, body_from
+from foretell.loading.wrap import wrap
+from foretell.models.decoder.learning import copied
 from foretell.train.compressor import (
     CompressorRun,
     Texts,
@@ -29,7 +30,6 @@ from foretell.train.compressor import (
     train,
     won,
 )
-from foretell.wrapping import wrap
 from tests import tiny
 
 DOCUMENTS = [f"{text} {number} {text}" * 3 for number in range(20) for text in tiny.TEXTS]

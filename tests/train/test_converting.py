@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import foretell
-from foretell.merging import main
+from foretell.train.adapter_merging import main
 from foretell.train.amateur import TrainAmateur, merge_lora, save, with_lora
 from foretell.train.converting import MASK_TOKEN, converted
 from foretell.train.dlm import TrainDLM, train

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import foretell
+from foretell.core.masked_text import MASKED, look
 from foretell.errors import BadConfig, BadFile
-from foretell.families.canvas import Denoiser
-from foretell.ops.canvas import MASKED, look
+from foretell.models.diffusion.canvas import Denoiser
 from foretell.train import dlm
 from foretell.train.answers import PIECE, Text, save, write_texts
 from foretell.train.dlm import (

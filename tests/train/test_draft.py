@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import foretell
+from foretell.drafters.model.exit_table import trained
 from foretell.errors import BadConfig
-from foretell.ops.exit_table import trained
 from foretell.train import answers, draft
 from foretell.train.answers import Text
 from foretell.train.draft import TrainDraft

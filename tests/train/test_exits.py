@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import foretell
+from foretell.drafters.model.exit_table import FIELD, keep, trained
+from foretell.drafters.model.lazy_layers import LazyLayers
 from foretell.errors import BadConfig, BadFile
-from foretell.ops.exit_table import FIELD, keep, trained
 from foretell.ops.fingerprint import norm_mark
-from foretell.ops.lazy_layers import LazyLayers
 from foretell.train import answers, exits
 from foretell.train.answers import Text
 from foretell.train.exits import OUT, Seconds, Seen

@@ -16,7 +16,7 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.families.seq2seq import EncoderDecoder
+from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
 from foretell.spec import resolve
 from foretell.train import gad
 from foretell.train.corpus import SPECIALS

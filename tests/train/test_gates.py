@@ -12,8 +12,8 @@ import foretell
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.gates import GATES, streaming
-from foretell.ops.ragged import Ragged
+from foretell.kv.select.gates import GATES, streaming
+from foretell.kv.select.ragged import Ragged
 from foretell.train.gates import Gating, Reading, TrainGates, train_gates
 from foretell.train.passkeys import Planted
 from tests import tiny

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 import foretell
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.rewards import Reward
+from foretell.rewards.base import Reward
 from foretell.rewards.bleu import Bleu
 from foretell.rewards.keywords import Keywords
+from foretell.testing.toy import Toy
 from foretell.train import grpo
 from foretell.train.amateur import TrainAmateur, with_lora
 from foretell.train.groups import Group

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from foretell.drafters.heads.networks.anchored import Anchored
+from foretell.drafters.heads.networks.base import Drafted, Head, Texts
+from foretell.drafters.heads.networks.falcon import Falcon
+from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig
-from foretell.families.decoder import Decoder
-from foretell.heads.anchored import Anchored
-from foretell.heads.base import Drafted, Head, Texts
-from foretell.heads.falcon import Falcon
-from foretell.heads.folder import build, kinds, load, save, target_shape
-from foretell.heads.output import Output
+from foretell.models.decoder.decoder import Decoder
 from foretell.ops.fingerprint import fingerprint
 from foretell.train import anchored, answers, states
 from foretell.train.head import (
@@ -34,7 +34,7 @@ from foretell.train.head import (
 )
 from foretell.train.head_data import Corpus, Known, Teacher, places
 from foretell.train.head_report import hits, overlaps
-from tests.families.families import tiny
+from tests.models.decoder.families import tiny
 
 PROMPT, LENGTH = 4, 24
 SETTINGS = TrainHead(

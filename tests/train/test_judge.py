@@ -11,16 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foretell.api import LM
-from foretell.core.engine import Engine
+from foretell.api.lm import LM
+from foretell.bench.answer_tasks import Task
 from foretell.core.request import Request
-from foretell.core.strategy import Speculative
 from foretell.core.types import Sampling
-from foretell.drafters.draft import Draft
+from foretell.drafters.model.draft import Draft
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadFile, Unsupported
-from foretell.families.toy import Toy
-from foretell.ops.judging import load
-from foretell.rules.judge import Judge
+from foretell.speculation.strategy import Speculative
+from foretell.testing.toy import Toy
 from foretell.train import judge as trainer
 from foretell.train.acceptance import auc, read
 from foretell.train.judge import (
@@ -35,7 +34,8 @@ from foretell.train.judge import (
     train,
     walks,
 )
-from foretell.train.tasks import Task
+from foretell.verification.judge import Judge
+from foretell.verification.judge_model import load
 
 EOS = 0
 CONFIG = TrainJudge(answer_tokens=12)

@@ -15,9 +15,9 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 import foretell
 from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.drafters.heads.networks.folder import build, target_shape
 from foretell.errors import BadConfig
-from foretell.heads.folder import build, target_shape
-from foretell.strategies.k_forcing import KForcing
+from foretell.strategies.parallel.k_forcing import KForcing
 from foretell.train import answers
 from foretell.train.k_forcing import (
     KForcingRun,
@@ -34,7 +34,7 @@ from foretell.train.k_forcing import (
 )
 from foretell.train.tuned import Tuned, TunedRun
 from tests import tiny
-from tests.memory.users import run
+from tests.cache.users import run
 from tests.train.test_lud import LENGTH, PROMPT, random_text
 
 SETTINGS = TrainKForcing(

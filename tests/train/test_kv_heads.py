@@ -12,11 +12,11 @@ import torch
 
 import foretell
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
+from foretell.loading.wrap import wrap
+from foretell.testing.toy import Toy
 from foretell.train.kv_heads import Corpus, TrainKVHeads, choose, compressed, train
-from foretell.wrapping import wrap
 from tests import tiny
-from tests.families import families
+from tests.models.decoder import families
 
 DOCUMENTS = [f"{text} {number} {text}" for number in range(20) for text in tiny.TEXTS]
 QUICK = TrainKVHeads(

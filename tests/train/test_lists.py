@@ -7,7 +7,7 @@ import random
 import pytest
 
 import foretell
-from foretell.measure.parallel_tasks import WORDINGS, items, split_of
+from foretell.bench.suites.parallel.tasks import WORDINGS, items, split_of
 from foretell.train.lists import (
     LONGEST,
     PUZZLES,

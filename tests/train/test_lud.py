@@ -16,14 +16,14 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 import foretell
 from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.drafters.heads.networks.folder import build, target_shape
 from foretell.errors import BadConfig
-from foretell.heads.folder import build, target_shape
-from foretell.strategies.lud import Lud
+from foretell.strategies.parallel.lud import Lud
 from foretell.train import answers
 from foretell.train.lud import TrainLud, loss_of, rows_of, said, train, units_of
 from foretell.train.tuned import Tuned, TunedRun
 from tests import tiny
-from tests.memory.users import run
+from tests.cache.users import run
 
 PROMPT, LENGTH = 3, 20
 SETTINGS = TrainLud(

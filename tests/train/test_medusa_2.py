@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 pytest.importorskip("peft", reason="needs foretell[lora]")
 
 import foretell
+from foretell.drafters.heads.networks.folder import build, target_shape
 from foretell.errors import BadConfig
-from foretell.heads.folder import build, target_shape
 from foretell.train import answers, medusa_2
 from foretell.train.head import TrainHead
 from foretell.train.head import train as train_head

@@ -12,17 +12,17 @@ import pytest
 
 import foretell
 from foretell import spec
-from foretell.core.engine import Engine
+from foretell.api.outputs import Output, outputs
 from foretell.core.request import Request
 from foretell.core.types import Sampling
+from foretell.engine.engine import Engine
+from foretell.engine.scheduler import FairPlan
 from foretell.errors import BadConfig, PromptTooLong, RequestFailed
-from foretell.outputs import Output, outputs
-from foretell.policy.schedule import FairPlan
 from foretell.train.pairs import Search, pair_of, read_pairs, row_of, write_pairs
 from foretell.train.preferences import Reader
 from tests import tiny
 from tests.speaking import Speaking, spell, tokens_of
-from tests.strategies.test_spar import ASKED, Twin, script
+from tests.strategies.samples.test_spar import ASKED, Twin, script
 
 SPEC = "spar:branch=2,votes=3,tries=2,critique=60,refined=40"
 PROMPTS = [[{"role": "user", "content": ASKED[0][1]}]] * 8
@@ -108,7 +108,7 @@ def test_a_prompt_that_is_too_long_is_no_matter_of_others(tmp_path: Path) -> Non
 
 
 def output(text: str, score: float | None, reason: str = "stop") -> Output:
-    return Output(text, [1], reason, foretell.stats.Stats(), score=score)
+    return Output(text, [1], reason, foretell.core.stats.Stats(), score=score)
 
 
 def test_what_is_equal_unfinished_or_unjudged_is_no_pair() -> None:

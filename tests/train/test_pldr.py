@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import foretell
 from foretell.errors import BadConfig
-from foretell.families.pldr_model import PldrForCausalLM, fixed, infer, metrics_from
+from foretell.models.decoder.pldr_model import PldrForCausalLM, fixed, infer, metrics_from
 from foretell.train.pldr import LEAST, PldrRun, TrainPLDR, build, loss, measured, train
 
 TINY = TrainPLDR(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import foretell
 from foretell.errors import BadConfig, Unsupported
-from foretell.families.toy import Toy
+from foretell.testing.toy import Toy
 from foretell.train.amateur import with_lora
 from foretell.train.dpo import TrainDpo, read
 from foretell.train.preferences import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foretell.errors import BadConfig, BadFile, Unsupported
-from foretell.ops.rewards import Reward
+from foretell.rewards.base import Reward
 from foretell.rewards.bleu import Bleu, bleu
 from foretell.rewards.keywords import Keywords
 from foretell.rewards.r3 import R3

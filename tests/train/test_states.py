@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from foretell.errors import BadFile, Unsupported
-from foretell.families.decoder import Decoder
-from foretell.families.toy import ToyRecurrent
+from foretell.models.decoder.decoder import Decoder
+from foretell.testing.toy import ToyRecurrent
 from foretell.train import answers, states
 from foretell.train.states import load_states, write_states
-from tests.families.families import tiny
+from tests.models.decoder.families import tiny
 
 TAPS = (1, 2)
 

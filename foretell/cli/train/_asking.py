@@ -21,7 +21,7 @@ def asked(files: Sequence[str] | None, own: int, answers: Path) -> list[Any]:
     """The prompts of these files; none are needed where `answers` are there already. Raises
     BadConfig where there is nothing to answer.
     """
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
     from foretell.train.answers import known
 
     found = [prompt for name in files or () for prompt in read_prompts(name)]

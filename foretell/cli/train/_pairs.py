@@ -13,7 +13,7 @@ from foretell.cli._output import message, refusals
 from foretell.cli.train._recipe import in_use
 
 if TYPE_CHECKING:
-    from foretell.api import LM
+    from foretell.api.lm import LM
     from foretell.train.preferences import Reader, TrainPairs
 
 Target = Annotated[str, typer.Option(help="The model to be trained.")]
@@ -30,7 +30,7 @@ def train_on_pairs(
 ) -> dict[str, Any]:
     """Runs the command with these settings, on what `read` finds; returns the report."""
     import foretell
-    from foretell.fetching import resolve
+    from foretell.loading.fetch import resolve
     from foretell.train.preferences import check, plan, train
 
     given = invocation.params

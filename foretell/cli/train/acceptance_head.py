@@ -46,7 +46,7 @@ def acceptance_head(
     if (prompts is None) == (not text):
         raise BadConfig("give either --prompts FILE.jsonl or --text SOURCE to learn from")
     check_writable("--out", out)
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
     from foretell.train.acceptance import Text, TrainHead, answers, pieces, train
 
     config = TrainHead(**dataclasses.asdict(settings))

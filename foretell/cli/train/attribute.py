@@ -32,7 +32,7 @@ def attribute(
 ) -> int:
     """Train the classifier of conditional-beam; the model stays as it is."""
     check_writable("--out", out)
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
     from foretell.train.attribute import TrainAttribute, train
 
     config = TrainAttribute(**dataclasses.asdict(settings))

@@ -67,8 +67,8 @@ def draft(
 ) -> int:
     """Distil a draft model on a target's own answers. Run again, it goes on where it was."""
     import foretell
-    from foretell.fetching import resolve
-    from foretell.loading import place_of
+    from foretell.loading.fetch import resolve
+    from foretell.loading.load import place_of
     from foretell.train.answers import write_all, write_texts
     from foretell.train.draft import TrainDraft, beginning, train
     from foretell.train.exits import calibrate

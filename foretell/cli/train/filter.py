@@ -35,7 +35,7 @@ def filter(
 ) -> int:
     """Teach a filter which tokens of a block are final; the model stays as it is."""
     check_writable("--out", out)
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
     from foretell.train.filter import TrainFilter, train_filter
 
     config = TrainFilter(**dataclasses.asdict(settings))

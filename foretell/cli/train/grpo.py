@@ -49,7 +49,7 @@ def grpo(
 ) -> int:
     """Train a model by a reward, as LoRA weights (GRPO). Run again, it goes on where it was."""
     import foretell
-    from foretell.fetching import resolve
+    from foretell.loading.fetch import resolve
     from foretell.train.grpo import TrainGrpo, plan, train
     from foretell.train.rollouts import read_questions
 

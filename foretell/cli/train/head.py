@@ -64,10 +64,10 @@ def head(
     Answers and states are made once, and serve every head of this target.
     """
     import foretell
-    from foretell.families.packed import WHOLE_NUMBERS
-    from foretell.fetching import resolve
-    from foretell.heads.folder import target_shape
-    from foretell.loading import check_options
+    from foretell.drafters.heads.networks.folder import target_shape
+    from foretell.loading.fetch import resolve
+    from foretell.loading.load import check_options
+    from foretell.models.decoder.packed import WHOLE_NUMBERS
     from foretell.ops.fingerprint import fingerprint
     from foretell.train import anchored
     from foretell.train.answers import write_all

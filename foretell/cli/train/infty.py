@@ -36,7 +36,7 @@ def infty(
     The model writes the summaries between them.
     """
     check_writable("--out", out)
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
     from foretell.train.infty import Cut, write_rounds
 
     cut = Cut(**dataclasses.asdict(settings))

@@ -42,8 +42,8 @@ def judge(
     as_json: Json = False,
 ) -> int:
     """Train the judge of rule judge; both models stay as they are. Run again, it goes on."""
+    from foretell.bench.answer_tasks import own_tasks, read_tasks
     from foretell.train.judge import TrainJudge, check, plan, train
-    from foretell.train.tasks import own_tasks, read_tasks
 
     config = TrainJudge(**dataclasses.asdict(settings))
     given = [task for path in tasks or () for task in read_tasks(path)]

@@ -48,8 +48,8 @@ def k_forcing(
     Run again, it goes on where it was. Answers are those of `foretell train head`.
     """
     import foretell
-    from foretell.fetching import resolve
-    from foretell.heads.folder import target_shape
+    from foretell.drafters.heads.networks.folder import target_shape
+    from foretell.loading.fetch import resolve
     from foretell.train.answers import write_all
     from foretell.train.k_forcing import TrainKForcing, train
     from foretell.train.processes import Processes

@@ -56,8 +56,8 @@ def medusa_2(
     Run again, it goes on where it was. Answers are those of `foretell train head`.
     """
     import foretell
-    from foretell.fetching import resolve
-    from foretell.heads.folder import target_shape
+    from foretell.drafters.heads.networks.folder import target_shape
+    from foretell.loading.fetch import resolve
     from foretell.train.answers import write_all
     from foretell.train.head import head_before
     from foretell.train.medusa_2 import KIND, TrainMedusa2, check, train

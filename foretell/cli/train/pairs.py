@@ -36,7 +36,7 @@ def pairs(
     Of each prompt the file has a line, which is without answers where no refinement passed.
     """
     check_writable("--out", out)
-    from foretell.measure.prompts import read_prompts
+    from foretell.bench.prompts import read_prompts
     from foretell.train.pairs import Search, known, write_pairs
 
     search = Search(**dataclasses.asdict(settings))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretell.ops.exit_table import FIELD
+from foretell.drafters.model.exit_table import FIELD
 from foretell.train import answers
 from foretell.train.answers import Text
 from tests import tiny

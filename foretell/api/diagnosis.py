@@ -1,0 +1,144 @@
+"""Who computes a model and why, in full for `foretell doctor`, and in one line when it is loaded.
+
+`auto` prefers the quickest executor of the device, and torch with fused layers. Where they refuse a
+model the results are the same and steps are slower, so nobody should find out by accident.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from foretell.engine.cost_profile import numbers
+from foretell.models import executors as registry
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+_told: set[str] = set()
+
+
+class Loaded(Protocol):
+    """What is told of an LM: its models, and of each who refused to compute it, and why."""
+
+    models: dict[str, Model]
+    refusals: dict[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """How one model of an LM is computed."""
+
+    name: str  # its name in the LM: "target", "draft" or another one
+    model: str  # what it was loaded from
+    family: str  # its architecture: "llama", "gpt2"
+    dtype: str  # number format of its matrices: "bfloat16", "int8"
+    executor: str  # what computes ordinary steps: "torch", "openvino", "llama.cpp"
+    refusals: tuple[tuple[str, str], ...]  # (executor or "fused blocks", why it was refused)
+    loop: bool  # whether foretell runs the layers one by one (hidden states, subsets of layers)
+    fused: bool  # whether torch computes a layer in a few joined operations
+    layers: int
+    vocab: int  # tokens
+    context: int  # tokens
+
+
+def diagnose(lm: Loaded) -> list[ModelReport]:
+    """A report for every model of the LM, the target first."""
+    return [_report(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()]
+
+
+def in_brief(lm: Loaded) -> str:
+    """A line for people, as in a notebook: the models, their number formats, who computes them."""
+    said = []
+    for report in diagnose(lm):
+        name = "" if report.name == "target" else f"{report.name} "
+        said.append(
+            f"{name}{report.model}: {report.family} in {report.dtype} by {report.executor}, "
+            f"{report.context:,} tokens of context"
+        )
+    return f"<foretell.LM {'; '.join(said)}>"
+
+
+def notice(message: str) -> None:
+    """One line on stderr, once per process for each message."""
+    if message not in _told:
+        _told.add(message)
+        print(f"note: {message}", file=sys.stderr)
+
+
+def notice_refusals(lm: Loaded, source: str) -> None:
+    """Says of each model that `auto` would have computed in a quicker way why it is not."""
+    for report in diagnose(lm):
+        if report.refusals:
+            reasons = [f"{who} does not take it ({why})" for who, why in report.refusals]
+            notice(
+                f"{report.model} is computed by {report.executor}: {_joined(reasons)}. "
+                "Its results are right, its steps slower; "
+                f"`foretell doctor {source}` says more, executor={report.executor!r} says nothing"
+            )
+
+
+def notice_of_torch(hf: Any) -> None:
+    """Says of a model in its user's memory, which torch alone computes, that `load` would have
+    something quicker for its folder.
+    """
+    folder = str(getattr(hf.config, "name_or_path", ""))
+    if hf.device.type != "cpu" or not folder or not Path(folder).is_dir():
+        return
+    quicker = [*registry.whole(hf, "cpu"), *reversed([*registry.candidates(hf, "cpu")])]
+    if quicker:
+        notice(
+            f"torch computes this model of yours; foretell.load({folder!r}) reads it anew, and "
+            f"{quicker[0][0]} computes that, several times as fast on a CPU"
+        )
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> ModelReport:
+    # Imported here: a .gguf file needs none of transformers' models, which fill 100 MB.
+    from foretell.backends.llama_cpp import GGUF
+
+    executor = "torch"
+    loop = False
+    fused = False
+    layers = len(model.layout)
+    inner: Any = model
+    if isinstance(model, GGUF):
+        family = model.family
+        executor = "llama.cpp"
+        layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
+    else:
+        from foretell.drafters.model.trimming import Trimmed
+        from foretell.models.decoder.decoder import Decoder
+        from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
+
+        inner = model.base if isinstance(model, Trimmed) else model
+        family = type(inner).__name__.lower()
+        if isinstance(inner, EncoderDecoder):
+            family = inner.config.model_type
+            loop = True
+        if isinstance(inner, Decoder):
+            family = inner.config.model_type
+            loop = inner.loop is not None
+            fused = inner.fused
+            if inner.executor is not None:
+                executor = inner.executor.name
+    return ModelReport(
+        name,
+        model.name,
+        family,
+        numbers(model),
+        executor,
+        refusals,
+        loop,
+        fused,
+        layers,
+        model.vocab,
+        model.context,
+    )

@@ -1,0 +1,481 @@
+"""What a user writes to what the engine takes: prompts to token ids, arguments to `Sampling`.
+
+The tokenizer is used here alone; the engine knows tokens only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from foretell.api.defaults import answer_tokens
+from foretell.api.token_bounds import Fewest
+from foretell.api.unsaid import LONGEST, Unsaid
+from foretell.cache.policy import Segment
+from foretell.constraints.grammars import Grammars
+from foretell.core.constraint import Prompted, TextConstraint, form_of
+from foretell.core.masked_text import MASKED, canvas_of
+from foretell.core.spending import spending_of
+from foretell.core.text import whole_text
+from foretell.core.tokenizer_bytes import words_of
+from foretell.core.types import Sampling
+from foretell.errors import (
+    BadConfig,
+    BadModel,
+    BareText,
+    PromptTooLong,
+    UnknownMethod,
+    Unsupported,
+    first_line,
+)
+from foretell.ops.memory import trim
+from foretell.spec import Encode, constraint_of, kv_of, source_of, warpers_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from foretell.core.model import Model
+
+FIELDS = {field.name for field in dataclasses.fields(Sampling)}
+# Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
+# prompt.
+NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
+# Of a request beside its sampling.
+TERMS = {
+    *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
+    *("prefix", "canvas"),
+}
+LONG = 100_000  # characters of a text whose tokens take much memory while they are made
+PROMPT = "a prompt is a text, a list of token ids, a list of chat messages or Contexts"
+
+
+def token_id(value: Any) -> int | None:
+    """A whole number, also one of numpy's or torch's, as an int; None: it is something else."""
+    if type(value) is int:
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return None
+
+
+def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
+    """The prompts, and whether a list of them was given. An array of one row is one prompt."""
+    if hasattr(prompt, "tolist") and not isinstance(prompt, memoryview):
+        prompt = prompt.tolist()
+        many = isinstance(prompt, list) and any(isinstance(row, list) for row in prompt)
+        return (prompt, True) if many else ([prompt], False)
+    if not isinstance(prompt, list | tuple):
+        return [prompt], False
+    if not prompt:
+        return [], True
+    for item in prompt:
+        if token_id(item) is None and not isinstance(item, Mapping):
+            return list(prompt), True
+    return [prompt], False
+
+
+def placed(target: Model, ids: list[int], pictures: Any = None) -> tuple[list[int], dict[str, Any]]:
+    """A user's prompt as the `prompt` and the `inputs` of a request.
+
+    To a model that reads a source the prompt is the source, and the text begins with its start.
+    """
+    inputs = {} if pictures is None else {"pictures": pictures}
+    if "source" not in target.caps:
+        return ids, inputs
+    reader: Any = target
+    return list(reader.start), {**inputs, "source": tuple(ids)}
+
+
+def per_prompt(name: str, value: Any, count: int, many: bool) -> list[Any]:
+    """One value of an argument for each prompt. Raises BadConfig where their numbers differ."""
+    splits = many and isinstance(value, list)
+    if splits and name in NESTED:
+        splits = _has_one_entry_a_prompt(name, value)
+    if not splits:
+        return [value] * count
+    if len(value) != count:
+        raise BadConfig(
+            f"{name}: {len(value)} values for {count} prompts; give one, or one a prompt"
+        )
+    return list(value)
+
+
+def _has_one_entry_a_prompt(name: str, value: list[Any]) -> bool:
+    """Whether a list given for a nested argument holds a value for each prompt, or is one value."""
+    for entry in value:
+        if entry is None:
+            return True
+        if name != "bad_words":
+            if isinstance(entry, list | tuple | Mapping):
+                return True
+        elif isinstance(entry, list | tuple) and (not entry or token_id(entry[0]) is None):
+            return True  # a list of lists; one of texts and ids is meant for one prompt
+    return False
+
+
+def check_names(arguments: Iterable[str]) -> None:
+    """Raises UnknownMethod for a name that is no argument of `generate`."""
+    for name in arguments:
+        if name not in FIELDS | TERMS:
+            raise UnknownMethod.near("argument", name, FIELDS | TERMS | {"method"})
+
+
+def split_terms(
+    options: Mapping[str, Any], encode: Encode, target: Model
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a request says of its own treatment, as fields of Request, and the other arguments."""
+    tenant = options.get("tenant", "")
+    priority = options.get("priority", 0)
+    timeout = options.get("timeout")
+    if not isinstance(tenant, str):
+        raise BadConfig.field("tenant", tenant, "a name, as text")
+    if type(priority) is not int:
+        raise BadConfig.field("priority", priority, "a whole number")
+    trace = options.get("trace", False)
+    if not isinstance(trace, bool):
+        raise BadConfig.field("trace", trace, "True or False")
+    deadline = math.inf
+    if timeout is not None:
+        known = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not known or not timeout > 0:
+            raise BadConfig.field("timeout", timeout, "seconds above 0, or None")
+        deadline = time.perf_counter() + timeout
+    terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
+    terms["pictures"] = options.get("pictures")
+    terms["reward"] = options.get("reward")
+    terms["budget"] = spending_of(options.get("budget"))
+    rows = options.get("rows")
+    terms["source"] = None if rows is None else source_of(rows, encode)
+    kv = options.get("kv")
+    terms["policy"] = None if kv is None else kv_of(kv).named(target)
+    terms["prefix"] = options.get("prefix")
+    terms["canvas"] = options.get("canvas")
+    if terms["canvas"] is not None and "canvas" not in target.caps:
+        need = "a model that fills canvases"
+        raise Unsupported.missing("fill", target.name, need, "use generate")
+    if terms["canvas"] is not None:
+        mask_id = getattr(target, "mask_id", None)
+        terms["canvas"] = canvas_of(terms["canvas"], target.vocab, mask_id)
+    if not isinstance(terms["prefix"], Segment | None):
+        raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
+    own = {name: value for name, value in options.items() if name not in TERMS}
+    return terms, {"max_new_tokens": answer_tokens(target), **own}
+
+
+class Text:
+    """A tokenizer with its model's rules: texts and chats to token ids, and token ids to text."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, vocab: int = 0, eos: Sequence[int] = ()
+    ):
+        """`vocab` and `eos`: of the model, for constraints."""
+        self.tokenizer = tokenizer
+        self.name = "this model"
+        self.grammars = Grammars(tokenizer, vocab, eos)
+        self.kept: dict[Any, Any] = {}  # what constraints share
+        # Setting up a fast tokenizer while another thread uses it is an error there. That is done
+        # with the first text; then threads may use it side by side, and nobody waits for others.
+        self._encoding = threading.Lock()
+        self._set_up = False
+        self._told = False
+
+    @property
+    def chats(self) -> bool:
+        """Whether there is a chat template: the model answers turns of chats."""
+        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
+
+    def warn_of(self, prompt: Any) -> None:
+        """Warns, once, of a bare text for a model that answers chats, which often ends at once."""
+        if self._told or not isinstance(prompt, str) or not self.chats:
+            return
+        self._told = True
+        warnings.warn(
+            "a chat model continues this text, and does not answer it, which may end at once: for "
+            'an answer give [{"role": "user", "content": text}]; to continue it without this '
+            "warning give lm.encode(text)",
+            BareText,
+            stacklevel=6,  # who called generate, stream or trace
+        )
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text; an empty one is the tokenizer's first token, if it has one.
+
+        `special`: with the tokens that the tokenizer puts around a prompt. Raises BadModel without
+        a tokenizer, BadConfig for what it cannot read.
+        """
+        if self.tokenizer is None:
+            raise BadModel(
+                "this model has no tokenizer: give token ids, or a folder that has tokenizer files"
+            )
+        whole_text("prompt", text)  # tokenizers do not say what is wrong with half a character
+        try:
+            with self._alone():
+                encoded = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        except Exception as error:  # a text that is no Unicode, say
+            reason = first_line(error)
+            raise BadConfig(f"the tokenizer cannot read this prompt ({reason})") from error
+        ids = [int(token) for token in encoded]
+        if len(text) > LONG:
+            trim()  # its tokens took some thousand bytes each
+        if ids:
+            return ids
+        first = self.tokenizer.bos_token_id
+        if first is None:
+            raise BadConfig(
+                "the prompt is empty and the tokenizer has no BOS token: give some text"
+            )
+        return [int(first)]
+
+    def _alone(self) -> AbstractContextManager[Any]:
+        """Inside, no other thread uses the tokenizer, if it is one that cannot be shared."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            return self._encoding
+        with self._encoding:
+            if not self._set_up:
+                assert self.tokenizer is not None
+                self.tokenizer("", add_special_tokens=False)
+                self._set_up = True
+        return nullcontext()
+
+    @cached_property
+    def fewest(self) -> Fewest:
+        """How few tokens a text can have."""
+        return Fewest(self.tokenizer)
+
+    def check_length(self, text: str, most: int) -> None:
+        """Raises PromptTooLong, without tokenizing it, where a text has more than `most` tokens in
+        any case.
+        """
+        least = self.fewest.tokens(text)
+        if least > most:
+            raise PromptTooLong(
+                f"it has at least {least} tokens, and there is room for {most}; shorten it"
+            )
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that stands in another, without special ones."""
+        return self.encode(text, special=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones; empty where there is no tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def prompt_ids(self, prompt: Any, most: int | None = None) -> list[int]:
+        """Token ids of one prompt: a text, a list or array of ids, or a chat. Raises BadConfig, and
+        PromptTooLong before it tokenizes what has more than `most` tokens in any case.
+        """
+        if isinstance(prompt, str):
+            if most is not None:
+                self.check_length(prompt, most)
+            return self.encode(prompt)
+        if isinstance(prompt, bytes | bytearray | memoryview):
+            raise BadConfig("a prompt is text, not bytes: decode it, as in data.decode('utf-8')")
+        if hasattr(prompt, "tolist"):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, Iterable):
+            raise BadConfig(PROMPT)
+        items = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            if most is not None:
+                self._check_chat(items, most)
+            return self._chat_ids(items)
+        ids = []
+        for item in items:
+            token = token_id(item)
+            if token is None:
+                raise BadConfig(PROMPT)
+            ids.append(token)
+        return ids
+
+    def with_gaps(self, parts: Iterable[Any]) -> tuple[list[int], list[int]]:
+        """A text with gaps: texts, and numbers of missing tokens. Returns the tokens of its first
+        text, and those behind it, MASKED where they are missing. Raises BadConfig or BadModel.
+        """
+        given = [parts] if isinstance(parts, str) else list(parts)
+        prompt: list[int] = []
+        behind: list[int] = []
+        for part in given:
+            missing = 0 if isinstance(part, str) else token_id(part) or 0
+            if not isinstance(part, str) and missing < 1:
+                known = "texts, and numbers of missing tokens (1 or more) between them"
+                raise BadConfig.field("fill", part, known)
+            if missing and not prompt:
+                raise BadConfig("fill: begins with a gap; begin with some text")
+            if missing:
+                behind += [MASKED] * missing
+            elif prompt:
+                behind += self.encode_text(part)
+            else:
+                prompt = self.encode(part)
+        if MASKED not in behind:
+            raise BadConfig("fill: has no gap; put the number of missing tokens between two texts")
+        return prompt, behind
+
+    def chat_around(self, messages: list[dict[str, Any]], mark: str) -> tuple[str, str]:
+        """The text of a chat before and behind the place where its last message begins. `mark`:
+        what no message has. Raises BadConfig.
+        """
+        last = messages[-1]
+        marked = [*messages[:-1], {**last, "content": f"{mark}{last.get('content', '')}"}]
+        parts = str(self._chat(marked, tokenize=False)).split(mark)
+        if len(parts) != 2:
+            raise BadConfig(
+                "contexts: the model's chat template does not say the last message once, where it "
+                "stands; give texts instead"
+            )
+        return parts[0], parts[1]
+
+    def _check_chat(self, messages: Sequence[Mapping[str, Any]], most: int) -> None:
+        """A template may leave out what messages say, so that its text decides."""
+        said = [content for one in messages if isinstance(content := one.get("content"), str)]
+        if sum(map(self.fewest.tokens, said)) > most:
+            self.check_length(str(self._chat(messages, tokenize=False)), most)
+
+    def _chat_ids(self, messages: list[Mapping[str, Any]]) -> list[int]:
+        encoded = self._chat(messages, return_dict=True)
+        return [int(token) for token in encoded["input_ids"]]
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]], **form: Any) -> Any:
+        """What the chat template makes of messages. Raises BadConfig."""
+        if self.tokenizer is None or not self.chats:
+            raise BadConfig(
+                "chat messages need a model whose tokenizer has a chat template; "
+                "give a text instead"
+            )
+        for message in messages:
+            if not {"role", "content"} <= set(message):
+                names = sorted(map(str, message))
+                raise BadConfig(f"a chat message needs `role` and `content`, not {names}")
+            for said in message.values():
+                bare = isinstance(said, str)
+                whole_text(
+                    "messages", said if bare else json.dumps(said, ensure_ascii=False, default=str)
+                )
+        try:
+            with self._alone():
+                return self.tokenizer.apply_chat_template(
+                    messages,  # type: ignore[arg-type]
+                    add_generation_prompt=True,
+                    **form,
+                )
+        except BadConfig:
+            raise
+        except Exception as error:  # a template is a program, and may refuse with any error
+            reason = first_line(error)
+            raise BadConfig(
+                f"the model's chat template refuses these messages ({reason}); "
+                "change them, or give a text"
+            ) from error
+
+    def sampling(
+        self, arguments: Mapping[str, Any], tenant: str = "", deadline: float = math.inf
+    ) -> Sampling:
+        """The arguments with texts as token ids and single values as tuples, and forms compiled:
+        see `Grammars.compile`, also for errors. Raises BadConfig.
+        """
+        options: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name == "logit_bias":
+                options[name] = _bias({} if value is None else value)
+            elif name == "warp":
+                options[name] = () if value is None else warpers_of(value, self.encode_text)
+            elif name == "constraint" and isinstance(value, str):
+                options[name] = constraint_of(value, self.encode_text)
+            elif name in NESTED:
+                options[name] = _as_tuple(name, value)
+            else:
+                options[name] = _as_python(value)
+        if not all(callable(p) for p in options.get("logits_processors", ())):
+            raise BadConfig.field(
+                "logits_processors", options["logits_processors"], "a list of callables"
+            )
+        if "stop_token_ids" in options:
+            ids = options["stop_token_ids"]
+            options["stop_token_ids"] = tuple(_as_python(token) for token in ids)
+        if "bad_words" in options:
+            options["bad_words"] = self._bad_words(options["bad_words"])
+        sampling = Sampling(**options)
+        form, constraint = form_of(sampling), sampling.constraint
+        if form and constraint is not None:
+            raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
+        tracks = callable(getattr(constraint, "track", None))
+        if constraint is not None and not tracks and not isinstance(constraint, TextConstraint):
+            allowed = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
+            raise BadConfig.field("constraint", constraint, allowed)
+        if form:
+            made = self.grammars.compile(form, tenant, deadline)
+            sampling = dataclasses.replace(sampling, constraint=made)
+        return sampling
+
+    def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:
+        """That of the k-th sample behind a prompt, whose constraint knows the prompt.
+
+        Raises BadConfig or Unsupported.
+        """
+        seed = None if sampling.seed is None else sampling.seed + k
+        one = dataclasses.replace(sampling, seed=seed, n=1)
+        given = sampling.constraint
+        if not isinstance(given, TextConstraint):
+            return one
+        words = words_of(target, type(given).__name__.lower())
+        made = given.on(Prompted(tuple(prompt), words, target.vocab, self.kept))
+        return dataclasses.replace(one, constraint=made)
+
+    def _bad_words(self, banned: Iterable[Any]) -> tuple[Any, ...]:
+        made: list[Any] = []
+        for entry in banned:
+            if isinstance(entry, str) and entry:
+                text = whole_text("bad_words", entry).encode()
+                if len(text) > LONGEST:
+                    raise BadConfig(f"bad_words: {entry[:20]!r}... has more than {LONGEST} bytes")
+                made.append(Unsaid(text, words_of(self, "bad_words")))
+            elif isinstance(entry, list | tuple) or entry == "":
+                made.append([_as_python(token) for token in entry])
+            else:
+                raise BadConfig.field("bad_words", entry, "a text or a list of token ids")
+        return tuple(made)
+
+
+def _as_python(value: Any) -> Any:
+    """A number of numpy's or torch's as Python's; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or callable(value) or token_id(value) is not None:
+        return (value,)
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise BadConfig.field(name, value, "a list")
+    return tuple(value)
+
+
+def _bias(value: Any) -> dict[int, float]:
+    try:
+        bias = {int(token): float(number) for token, number in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        bias = {0: math.nan}
+    if not all(number < math.inf for number in bias.values()):
+        raise BadConfig.field(
+            "logit_bias", value, "a mapping of token ids to numbers below infinity"
+        )
+    return bias

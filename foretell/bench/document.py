@@ -1,0 +1,113 @@
+"""The JSON document of a bench: begun, continued, written."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+import foretell
+from foretell.engine.cost_profile import processor
+from foretell.errors import BadFile
+from foretell.ops.files import write_text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SCHEMA = "foretell.bench/1"
+# What a document must share to be continued.
+SAME = ("schema", "version", "settings", "machine", "versions")
+
+
+def begin(
+    settings: DataclassInstance,
+    sets: Mapping[str, Sequence[Any]],
+    path: Path | None = None,
+    schema: str = SCHEMA,
+) -> dict[str, Any]:
+    """A document without cells, or that of `path` if it was begun the same way.
+
+    `settings`: a dataclass; `sets`: prompts, or what a suite is run on; `schema`: the suite's.
+    Raises BadFile where it was not.
+    """
+    document = _new(settings, sets, schema)
+    earlier = opened(path, schema) if path else None
+    if earlier is None:
+        return document
+    for name in SAME:
+        old = earlier.get(name)
+        new = document[name]
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            key = next(key for key in [*new, *old] if old.get(key) != new.get(key))
+            name = f"{name}.{key}"
+            old = old.get(key)
+            new = new.get(key)
+        raise BadFile(
+            f"{path}: was measured with another {name} ({old} there, {new} here); name another file"
+        )
+    return earlier
+
+
+def _new(
+    settings: DataclassInstance, sets: Mapping[str, Sequence[Any]], schema: str
+) -> dict[str, Any]:
+    digests = {}
+    for name, prompts in sets.items():
+        digests[name] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+    document: dict[str, Any] = {
+        "schema": schema,
+        "version": foretell.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "settings": dataclasses.asdict(settings) | {"sets": digests},
+        "bandwidth": None,
+        "peak_memory": None,
+        "memory_limit": None,
+        "models": [],
+        "cells": [],
+    }
+    as_in_a_file: dict[str, Any] = json.loads(json.dumps(document))  # tuples become lists
+    return as_in_a_file
+
+
+def opened(path: Path, schema: str = SCHEMA) -> dict[str, Any] | None:
+    """The document of an earlier run, or None where there is no file. Raises BadFile for anything
+    else.
+    """
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document["schema"] != schema or not isinstance(document["cells"], list):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadFile(
+            f"{path}: exists and is no document of foretell bench; name another file"
+        ) from error
+    return dict(document)
+
+
+def write(document: Mapping[str, Any], path: Path) -> None:
+    """Whole or not at all. Raises BadFile."""
+    write_text(path, json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,277 @@
+"""The part of one forward that belongs to one cache.
+
+A job knows the new nodes, where their cache rows go, and who sees whom. Models call `write` and
+`attend` (or read the same facts, as executors do); they never look into a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from foretell.ops.attention import Attention, Bias, attend, merge, own_part, partial_attention
+
+
+@dataclass(slots=True, frozen=True)
+class RowMemory:
+    """Where an executor stores new rows, behind `start` others: keys and values (layers, KV, rows,
+    D). Every new node sees the first `common` rows, new ones too.
+    """
+
+    start: int
+    common: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """n new nodes, stored behind `start` cache rows that are there already.
+
+    A node sees every committed row, and of the scratch rows (those behind the committed ones) what
+    `seen` says, bool (n, scratch rows); None: a chain, each node sees all rows before it.
+    """
+
+    cache: Any  # the cache.cache.Cache whose rows these are
+    tokens: list[int]
+    scratch_positions: list[int]  # of all scratch rows in the text, the new nodes at the end
+    start: int
+    seen: torch.Tensor | None
+    rows: list[int]  # new nodes (0-based) whose logits are wanted
+    first: int  # the tree's node that new node 0 is; below 0: committed tokens precede the tree
+    taps: tuple[int, ...] = ()
+    layers: tuple[Any, ...] | None = None
+    states: torch.Tensor | None = None  # (n, E), see types.Ask
+    # Hidden states of the new nodes that an earlier forward of their first layers found, by tap.
+    known: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    features: torch.Tensor | None = None  # (n, E) of a model that feeds on the target's states
+    follow: int = 0  # levels that the model may go on by, see types.Ask
+    masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> list[int]:
+        """Of the new nodes in the text."""
+        return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
+
+    @property
+    def rows_before(self) -> int:
+        """Cache rows that the new nodes attend to, those that it shares with others included."""
+        shared = sum(segment.end - segment.start for segment in self.cache.segments)
+        return self.start + int(shared)
+
+    @property
+    def entry(self) -> Any:
+        """What the jobs of one forward have in common: the layers, how they are entered, and how
+        far they go on."""
+        return self.layers, self.layers is None or self.states is None, self.follow
+
+    @property
+    def compacted(self) -> bool:
+        """Whether some rows were evicted, so that windows are not counts of rows."""
+        return self.cache.positions is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is an ordinary forward over ordinary cache rows.
+
+        Most executors compute nothing else: what a policy, a prefix or a given state asks for
+        would be lost without a word.
+        """
+        return self.suits(layers=False, segments=False)
+
+    @property
+    def watched(self) -> bool:
+        """Whether its cache's policy computes the attention of its nodes."""
+        policy = self.cache.policy
+        return policy is not None and policy.watches(self)
+
+    def suits(
+        self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
+    ) -> bool:
+        """The same for who can run a part of the layers or enter with states, reads segments,
+        leaves attention to policies, or computes positions of a canvas.
+        """
+        cache = self.cache
+        whole = self.layers is None and self.states is None
+        layers = layers and all(isinstance(layer, int) for layer in self.layers or ())
+        ordinary = self.features is None and (not self.watched or (watched and not cache.segments))
+        return ordinary and (whole or layers) and (segments or not cache.segments)
+
+    def lay_out(self) -> RowMemory:
+        """For executors, of a cache whose layers have one shape: its own memory, or a copy."""
+        return RowMemory(self.start, self.cache.base, self.cache.keys[0], self.cache.values[0])
+
+    def take_back(self, rows: RowMemory) -> None:
+        """Takes new rows over that were stored in a copy. By default there is none."""
+
+    def write(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores k, v (KV, n, D) of the new nodes; returns keys and values (KV, start + n, D)."""
+        end = self.start + len(self.tokens)
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        keys[:, self.start : end] = k
+        values[:, self.start : end] = v
+        return keys[:, :end], values[:, :end]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
+    ) -> torch.Tensor:
+        """Of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n, H, D)."""
+        keys, values = self.write(layer, k, v)
+        if self.watched:
+            mask = self.biased_mask(window, q.dtype, bias)
+            asked = Attention(layer, q, keys, values, mask, scale, softcap, sinks)
+            return self.by_policy(asked)
+        if self.cache.segments:
+            parts = self._parts(layer, q, keys, values, scale, window, softcap, sinks, bias)
+            return merge(parts).to(q.dtype)
+        if bias is not None:
+            mask = self.biased_mask(window, q.dtype, bias)
+            return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
+        grouped = softcap is None and sinks is None
+        times = len(q) // len(k) if grouped else 1
+        return attend(q, keys, values, self.mask(window, q.dtype, times), scale, softcap, sinks)
+
+    def by_policy(self, asked: Attention) -> torch.Tensor:
+        """What the policy makes of a layer's attention -> (n, H, D)."""
+        out: torch.Tensor = self.cache.policy.attend(self, asked)
+        return out
+
+    def attend_with(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+    ) -> torch.Tensor:
+        """`attend` of nodes that see one more key and value each (KV, n, D), which they alone see
+        and which are not stored.
+        """
+        assert self.cache.policy is None or self.cache.policy.plain
+        keys, values = self.write(layer, k, v)
+        parts = self._parts(layer, q, keys, values, scale)
+        return merge([*parts, own_part(q, *own, scale)]).to(q.dtype)
+
+    def _parts(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Attention over the cache's own rows and over each segment, see `partial_attention`."""
+        mask = self.biased_mask(window, q.dtype, bias)
+        parts = [partial_attention(q, keys, values, mask, scale, softcap, sinks)]
+        for segment in self.cache.segments:
+            prefix = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
+            rows = segment.k[layer], segment.v[layer]
+            parts.append(partial_attention(q, *rows, prefix, scale, softcap))
+        return parts
+
+    # --- who sees whom
+
+    def mask(self, window: int | None, dtype: torch.dtype, times: int = 1) -> torch.Tensor | None:
+        """Additive (times * n, start + n), 0 or -inf; None where every node sees all rows.
+
+        `window`: positions a node sees back, itself included.
+        """
+        if window is not None and max(self.scratch_positions, default=0) < window:
+            window = None
+        key = (window, times)
+        if key not in self.masks:
+            self.masks[key] = self._additive(self._seen(window), dtype, times)
+        return self.masks[key]
+
+    def _seen(self, window: int | None) -> torch.Tensor | None:
+        """Bool (n, start + n); None: every node sees all."""
+        new, base = len(self.tokens), self.cache.base
+        if new == 1 and self.seen is None and window is None:
+            return None
+        total = self.start + new
+        seen = torch.ones(new, total, dtype=torch.bool)
+        if self.seen is None:
+            seen = seen.tril_(self.start)
+        else:
+            seen[:, base:] = self.seen
+        if window is not None:
+            columns = torch.tensor([*self.cache.row_positions(), *self.scratch_positions])
+            here = torch.tensor(self.positions)
+            seen &= here[:, None] - columns[None, :] < window
+        return seen
+
+    def _additive(
+        self, seen: torch.Tensor | None, dtype: torch.dtype, times: int
+    ) -> torch.Tensor | None:
+        if seen is None:
+            return None
+        mask = torch.where(seen, 0.0, -torch.inf).to(self.cache.device, dtype)
+        return mask if times == 1 else mask.repeat(times, 1)
+
+    def biased_mask(
+        self, window: int | None, dtype: torch.dtype, bias: Bias | None
+    ) -> torch.Tensor | None:
+        """The mask over the cache's own rows with `bias` added: (n, rows) or (heads, n, rows)."""
+        mask = self.mask(window, dtype)
+        if bias is None:
+            return mask
+        columns = [*self.cache.row_positions(), *self.scratch_positions]
+        added = self._bias(bias, columns, dtype)
+        return added if mask is None else added + mask
+
+    def prefix_mask(
+        self, start: int, end: int, window: int | None, dtype: torch.dtype, bias: Bias | None
+    ) -> torch.Tensor | None:
+        """The same over rows of the shared positions `start` to `end`, which every node follows."""
+        mask = None
+        if window is not None:
+            here = torch.tensor(self.positions)
+            seen = here[:, None] - torch.arange(start, end)[None, :] < window
+            mask = self._additive(seen, dtype, 1)
+        if bias is None:
+            return mask
+        added = self._bias(bias, list(range(start, end)), dtype)
+        return added if mask is None else added + mask
+
+    def _bias(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
+        here = torch.tensor(self.positions, device=self.cache.device)
+        there = torch.tensor(columns, device=self.cache.device)
+        return bias(here, there).to(dtype)
+
+
+def entering(
+    jobs: Sequence[Job], embed: Callable[[Sequence[int]], torch.Tensor]
+) -> torch.Tensor | None:
+    """(T, E): the states that asks gave of the jobs' nodes, and `embed`dings of those without.
+
+    None: there are only such.
+    """
+    if all(job.states is None for job in jobs):
+        return None
+    parts = []
+    for job in jobs:
+        given = 0 if job.states is None else len(job.states)
+        if given < len(job.tokens):
+            parts.append(embed(job.tokens[: len(job.tokens) - given]))
+        if job.states is not None:
+            parts.append(job.states)
+    return torch.cat([part.to(parts[0]) for part in parts])

@@ -1,0 +1,143 @@
+"""What the scratch rows of a cache are to be in the next forward, and which are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from foretell.cache.states import TappedStates
+    from foretell.core.types import Ask
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the scratch rows are to be: pending committed tokens, then the tree unless `part`."""
+
+    tokens: list[int]
+    parents: list[int]  # -1: the committed text
+    depths: list[int]
+    pending: int
+    part: bool  # the tree waits: this is a piece of a long text
+    layers: frozenset[Any]  # that run
+    done: frozenset[Any]  # layers whose rows will then be written
+    goes_on: bool = False  # further layers of a forward that stopped before
+    shared: int = 0  # first nodes whose rows are there already
+
+    @property
+    def lowest(self) -> int:
+        """The first of the whole layers that run."""
+        return min((layer for layer in self.layers if isinstance(layer, int)), default=0)
+
+    @property
+    def kept(self) -> int:
+        """How many of the first nodes keep what the scratch holds of them."""
+        return len(self.tokens) if self.goes_on else self.shared
+
+
+class Scratch(Protocol):
+    """The scratch rows as the last forward left them."""
+
+    length: int  # committed tokens
+    trusted: int  # first scratch rows that may be kept
+    tokens: list[int]
+    parents: list[int]
+    done: frozenset[Any]
+    all_layers: frozenset[int]
+    tapped: Mapping[int, torch.Tensor]  # of a forward of some layers: its nodes' hidden states
+    states: TappedStates | None
+    beside: Any
+
+
+def plan_part(piece: Sequence[int], layers: frozenset[int]) -> Plan:
+    """The next pending tokens alone; their rows are kept, so all layers run."""
+    depths = list(range(len(piece)))
+    parents = [depth - 1 for depth in depths]
+    return Plan(list(piece), parents, depths, len(piece), True, layers, layers)
+
+
+def plan_tree(ask: Ask, before: Sequence[int], scratch: Scratch) -> Plan:
+    """The pending tokens `before` the tree, and the tree."""
+    tree, pending = ask.tree, len(before)
+    tokens, parents = _nodes(ask, before)
+    depths = [*range(pending), *(depth + pending for depth in tree.depths)]
+    layers = scratch.all_layers if ask.layers is None else frozenset(ask.layers)
+    # The same nodes again, entered with states: further layers of a forward that stopped before.
+    # Rows that have no token may stand behind them: no layer below knows these.
+    count = len(tokens)
+    while count > len(scratch.tokens) and tokens[count - 1] < 0:
+        count -= 1
+    same_nodes = _begins_with(scratch, tokens[:count], parents[:count])
+    goes_on = ask.states is not None and same_nodes and not layers & scratch.done
+    done = layers | scratch.done if goes_on else layers
+    return Plan(tokens, parents, depths, pending, False, layers, done, goes_on)
+
+
+def _nodes(ask: Ask, before: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the pending tokens and the tree."""
+    pending = len(before)
+    parents = [*range(-1, pending), *(parent + pending for parent in ask.tree.parents[1:])]
+    return [*before, *ask.tree.tokens], parents
+
+
+def _begins_with(scratch: Scratch, tokens: list[int], parents: list[int]) -> bool:
+    count = len(tokens)
+    return (scratch.tokens[:count], scratch.parents[:count]) == (tokens, parents)
+
+
+def resumed(ask: Ask, before: Sequence[int], scratch: Scratch) -> Ask:
+    """What is left to run of an ask for all layers, where the first ones have run over its nodes.
+
+    That is so after asks that ran the layers below E and tapped what enters layer E, as drafters
+    do that exit early: the layers from E on are entered with those states.
+    """
+    first = len(scratch.done)
+    states = scratch.tapped.get(first)
+    whole = ask.layers is None and ask.states is None and scratch.beside is None
+    if states is None or not whole or scratch.done != frozenset(range(first)):
+        return ask
+    wanted = {*ask.taps, *(() if scratch.states is None else scratch.states.taps)}
+    below = {tap for tap in wanted if tap < first}
+    tokens, parents = _nodes(ask, before)
+    if not below <= scratch.tapped.keys() or not _begins_with(scratch, tokens, parents):
+        return ask
+    rest = tuple(range(first, len(scratch.all_layers)))
+    return replace(ask, layers=rest, states=states[: len(tokens)])
+
+
+def accepted(tokens: Sequence[int], scratch: Scratch) -> list[int]:
+    """The scratch rows that hold the branch's next tokens, one below the other."""
+    path: list[int] = []
+    node = -1
+    child = 0
+    for token in tokens[scratch.length : len(tokens) - 1]:
+        while child < scratch.trusted:
+            if scratch.parents[child] == node and scratch.tokens[child] == token:
+                break
+            child += 1
+        if child >= scratch.trusted:
+            break
+        path.append(child)
+        node = child
+        child += 1
+    return path
+
+
+def reusable(plan: Plan, ask: Ask, scratch: Scratch) -> int:
+    """How many of the plan's first nodes have their rows already."""
+    if plan.layers != scratch.done:
+        return 0
+    # Nodes with given states are computed anew, and so are those whose logits are wanted.
+    known = len(plan.tokens) - (0 if ask.states is None else len(ask.states))
+    first_wanted = min(ask.rows) if ask.rows else len(ask.tree)
+    end = min(len(scratch.tokens), known, plan.pending + first_wanted)
+    shared = 0
+    while shared < end:
+        node = (plan.tokens[shared], plan.parents[shared])
+        if node != (scratch.tokens[shared], scratch.parents[shared]):
+            break
+        shared += 1
+    return plan.pending if shared == len(plan.tokens) else shared

@@ -1,0 +1,79 @@
+"""Tokens drawn from laws by given uniform numbers, one by one or all of a tree at once.
+
+They are the same tokens either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.native import rows as native
+from foretell.ops.logits import firsts, in_library
+
+if TYPE_CHECKING:
+    from foretell.core.distribution import Target
+
+
+def elsewhere(rows: torch.Tensor) -> bool:
+    """Whether they lie on another device, where every answer must be waited for: there drawing all
+    at once is faster than drawing some in turn.
+    """
+    return rows.device.type != "cpu"
+
+
+def draw(p: torch.Tensor, u: float) -> int:
+    """The token at `u`, in [0, 1), of the law p (V,)."""
+    if in_library(p[None]):
+        token = native.draw(p, u)
+        if token >= 0:
+            return token
+    sums = p.cumsum(0, dtype=torch.float64)
+    token = int(torch.searchsorted(sums, u * float(sums[-1]), right=True))
+    if token == len(p):  # the product was rounded up to the total
+        token = int(p.nonzero()[-1])
+    return token
+
+
+def draws(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
+    """The tokens at these numbers, one for each of the laws (N, V), with one transfer each way.
+
+    -1 where a law holds NaN.
+    """
+    sums = laws.cumsum(-1, dtype=torch.float64)
+    u = torch.tensor(uniforms, dtype=torch.float64).to(laws.device)
+    tokens = torch.searchsorted(sums, u[:, None] * sums[:, -1:], right=True)[:, 0]
+    ids = torch.arange(laws.shape[-1], device=laws.device)
+    last_possible = torch.where(laws != 0, ids, 0).amax(-1)  # see draw
+    tokens = tokens.minimum(last_possible)
+    drawn: list[int] = torch.where(sums[:, -1].isfinite(), tokens, -1).tolist()
+    return drawn
+
+
+def evenly(door: Any, size: int, purpose: str, position: int, index: int = 0) -> int:
+    """A number below `size`, all of them equally likely, without their law where the door has
+    uniform numbers.
+    """
+    uniform = getattr(door, "uniform", None)
+    if uniform is not None:
+        return min(size - 1, int(uniform(purpose, position, index) * size))
+    even = torch.full((size,), 1 / size, dtype=torch.float64)
+    return int(door.sample(even, purpose, position, index))
+
+
+def ahead(target: Target, door: object, position: int, depths: Sequence[int]) -> list[int] | None:
+    """The tokens after all nodes of a tree, where finding all at once is faster; None: they are to
+    be found one by one, as they are needed. -1 stands for a node that has no law.
+
+    `position`: tokens generated so far; `depths`: of the nodes. A door without uniform numbers (the
+    one that enumerates all outcomes) is asked only for what is needed.
+    """
+    sampler = target.sampler
+    uniform = getattr(door, "uniform", None)
+    if sampler.plain and sampler.greedy:
+        return firsts(target.rows)
+    if sampler.plain and uniform is not None and elsewhere(target.rows):
+        return draws(sampler.laws(target.rows), [uniform("target", position + d) for d in depths])
+    return None

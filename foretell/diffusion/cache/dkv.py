@@ -1,0 +1,104 @@
+"""Keeps the rows of committed tokens, one step late.
+
+The rows of a token still move in the step behind its commitment, and settle then. So a committed
+token is computed once more with its true id, and skipped from then on; every `every` steps all rows
+are computed anew, and so are they in the first two steps of a block.
+
+`mode=greedy` is for methods that know the next positions before they look (`random`): it computes
+what was just committed, what is to be committed next, and the `window` masked positions next to
+each of those.
+
+Paper: Ma et al., dKV-Cache: The Cache for Diffusion Language Models, arXiv:2505.15781
+Guarantee: lossy: rows of committed tokens are up to `every` steps old
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Try: --model dlm-lists --method threshold --kv dkv
+Differs:
+- of a model whose rows speak of the next position, the row before each wanted one is computed
+anyway, committed or not; the published code instead keeps rows whose next token is committed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.planner import CanvasKV, Planner, View
+from foretell.errors import BadConfig
+
+EVERY = {"decode": 8, "greedy": 2}  # steps, as published
+
+
+@dataclass(frozen=True)
+class Dkv(CanvasKV):
+    """Counts of steps and positions."""
+
+    every: int = 0  # steps between two computations of all rows; 0: 8, or 2 of mode=greedy
+    mode: str = "decode"  # or greedy
+    window: int = 4  # masked positions beside each next one, of mode=greedy
+
+    def __post_init__(self) -> None:
+        if self.mode not in EVERY:
+            raise BadConfig.field("dkv:mode", self.mode, " or ".join(EVERY))
+        if self.every < 0 or self.window < 0:
+            least = "every and window at least 0"
+            raise BadConfig.field("dkv", f"every={self.every}, window={self.window}", least)
+
+    def planner(self) -> Planner:
+        every = self.every or EVERY[self.mode]
+        return Late(every) if self.mode == "decode" else Near(every, self.window)
+
+
+class Counted(Planner):
+    """Knows the step within a block, and what was committed before the last two forwards."""
+
+    steady = False
+
+    def __init__(self, every: int):
+        self.every = every
+
+    def start(self, sheet: Sheet) -> None:
+        self.block: tuple[int, int] | None = None
+        self.step = 0
+        self.before: frozenset[int] = frozenset()  # committed at the last forward
+        self.settled: frozenset[int] = frozenset()  # and at the one before it
+
+    def plan(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
+        if block != self.block:
+            self.block, self.step = block, 0
+        masked = set(sheet.masked)
+        known = frozenset(place for place in range(sheet.end) if place not in masked)
+        whole = self.step <= 1 or self.step % self.every == 0
+        view = View(wanted) if whole else self.part(sheet, known, wanted)
+        self.settled, self.before = self.before, known
+        self.step += 1
+        return view
+
+    def part(self, sheet: Sheet, known: frozenset[int], wanted: Sequence[int]) -> View:
+        """What a forward computes that does not compute everything; `known`: committed now."""
+        raise NotImplementedError
+
+
+class Late(Counted):
+    def part(self, sheet: Sheet, known: frozenset[int], wanted: Sequence[int]) -> View:
+        # Committed before the last forward, which computed them with their true ids.
+        kept = self.before & known
+        return View(wanted, [place for place in range(sheet.end) if place not in kept])
+
+
+class Near(Counted):
+    needs_order = True
+
+    def __init__(self, every: int, window: int):
+        super().__init__(every)
+        self.window = window
+
+    def part(self, sheet: Sheet, known: frozenset[int], wanted: Sequence[int]) -> View:
+        masked = [place for place in sheet.masked if place not in set(wanted)]
+        near: set[int] = set()
+        for place in wanted:
+            by_distance = sorted(masked, key=lambda other: (abs(other - place), other))
+            near.update(by_distance[: self.window])
+        return View(wanted, sorted({*(known - self.before), *near, *wanted}))

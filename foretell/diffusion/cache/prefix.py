@@ -1,0 +1,37 @@
+"""Keeps the rows before the current block while a denoiser fills it.
+
+The first forward of a block computes the whole canvas; the following ones compute the block and
+what stands behind it, over the rows of what stands before.
+
+Paper: Wu et al., Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
+Parallel Decoding, arXiv:2505.22618, section 3.2
+Guarantee: lossy: rows before a block are those of the canvas when the block began
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Try: --model dlm-lists --method threshold --kv prefix
+Differs:
+- of a model whose rows speak of the next position, the row before the block is computed too, where
+the published code commits the block's first token unseen by the rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.planner import ByBlock, CanvasKV, View
+
+
+@dataclass(frozen=True)
+class Prefix(CanvasKV):
+    """It has no settings; blocks are those of the method."""
+
+    def planner(self) -> BehindPrefix:
+        return BehindPrefix()
+
+
+class BehindPrefix(ByBlock):
+    def within(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
+        return View(wanted, range(block[0], sheet.end))

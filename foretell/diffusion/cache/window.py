@@ -1,0 +1,73 @@
+"""Computes the first masked positions, over the rows of what is near: the far ones are left out.
+
+Every `refresh` steps a forward computes the whole canvas, and any masked position may be filled.
+In the steps between, only the `active` first masked positions and what was committed since are
+computed; they read what is committed and the `window` first masked positions, as these were when
+the phase began, and only active positions are filled.
+
+Paper: Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token Pruning
+and Caching
+Guarantee: lossy: rows are up to `refresh` steps old, and far masks are not read
+Cost: target 1
+Needs: a model that fills canvases
+Trains: nothing
+Try: --model dlm-lists --method threshold --kv window
+Differs:
+- which rows are read is a set of positions, so that tokens which were committed beyond the window
+stay in it; the published code for Dream takes them for a beginning of the text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.core.masked_text import Sheet
+from foretell.diffusion.planner import CanvasKV, Planner, View
+from foretell.errors import BadConfig
+
+
+@dataclass(frozen=True)
+class Window(CanvasKV):
+    """Counts of positions and steps. Methods fill the whole canvas under it: block=0."""
+
+    active: int = 16  # masked positions that are computed
+    window: int = 64  # masked positions that are read
+    refresh: int = 32  # steps between two computations of all rows
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.window:
+            raise BadConfig.field("window:active", self.active, "from 1 to the window")
+        if self.refresh < 1:
+            raise BadConfig.field("window:refresh", self.refresh, "at least 1 step")
+
+    def planner(self) -> Phases:
+        return Phases(self.active, self.window, self.refresh)
+
+
+class Phases(Planner):
+    steady = False
+
+    def __init__(self, active: int, window: int, refresh: int):
+        self.active, self.window, self.refresh = active, window, refresh
+
+    def start(self, sheet: Sheet) -> None:
+        self.step = 0  # of the phase
+        self.masked: list[int] = []  # when the phase began
+        self.read: list[int] = []  # what its later steps read
+
+    def plan(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
+        masked = sheet.masked
+        if self.step and self.step < self.refresh:
+            if self.step == 1:  # the tokens that the first step committed are known now
+                far = set(masked[self.window :])
+                self.read = [place for place in range(sheet.end) if place not in far]
+            near = set(self.read)
+            active = [place for place in masked if place in near][: self.active]
+            sought = sorted({*active} & {*wanted})
+            if sought:
+                self.step += 1
+                fresh = {*self.masked} - {*masked}
+                return View(sought, sorted({*active, *fresh}), self.read)
+        self.step, self.masked = 1, masked
+        return View(wanted)

@@ -1,0 +1,122 @@
+"""Heads that are rows for the target itself: trained vectors that enter it beside a node.
+
+Row i (from 0) stands i + 1 places behind its node and speaks of the token after its own place. It
+sees what the node sees, the node, and the rows before it. Such a head computes nothing by itself:
+the target does, by drafters/heads/extra_rows.py when it drafts and by train/anchored.py when it
+learns.
+
+Sources: Chen et al., "Hardware-Aware Parallel Prompt Decoding" (arXiv 2405.18628), section 3; Wu et
+al., "Parallel Decoding via Hidden Transfer" (arXiv 2404.12022), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from foretell.core.model import Model
+from foretell.drafters.heads.networks.base import Head, HeadConfig
+from foretell.errors import BadConfig
+from foretell.models.decoder.packed import weight_bytes
+
+MOST = 16  # rows of a node
+
+
+class Anchored(Head):
+    """Row i enters layer `entry` of the target as vectors[i] + maps[i] h, where h is what enters
+    this layer at its node; without maps it is the same below all nodes.
+    """
+
+    options: ClassVar[dict[str, Any]] = {"rows": 3}
+    layers = 0
+    depths = 3
+    rate = 0.01  # of its learning, at first
+    maps: nn.Parameter | None  # (P, E, E)
+
+    def __init__(self, config: HeadConfig):
+        super().__init__(config)
+        count = self.option("rows")
+        if not isinstance(count, int) or not 1 <= count <= MOST:
+            raise BadConfig.field(f"{config.kind}:rows", count, f"between 1 and {MOST}")
+        self.deepest = count
+        self.vectors = nn.Parameter(torch.zeros(count, config.target.hidden))
+        self.maps = None
+
+    @property
+    def entry(self) -> int:
+        """The layer of the target that the rows enter."""
+        return 0
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return ()
+
+    def rows(self, places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+        """(n, E) that rows of these places (n,) enter with; `states` (n, E): h of their nodes,
+        which maps read.
+        """
+        made = self.vectors[places]
+        if self.maps is None:
+            return made
+        assert states is not None, "maps read the states of the nodes"
+        mapped = torch.einsum("ne,pde->npd", states.to(made), self.maps)
+        return made + mapped[torch.arange(len(places)), places]
+
+    def noised(self, noise: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        """(n, E) that rows of noise (n,) enter with at temperatures (n,); few kinds are made so."""
+        raise NotImplementedError
+
+
+class Rows(Model):
+    """Such a head as drafters find it among a request's models. It is never asked: `entering` says
+    what the target is to compute.
+    """
+
+    layout = ()
+
+    def __init__(self, head: Anchored, target: Any):
+        self.head = head.eval().requires_grad_(False)
+        self.target = target
+        self.name = f"{target.name} ({head.kind} rows)"
+        self.vocab, self.context = target.vocab, target.context
+        self.device, self.dtype = target.device, target.dtype
+        head.to(self.device, torch.float32)
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        return weight_bytes(self.head)
+
+    @property
+    def entry(self) -> int:
+        return self.head.entry
+
+    @property
+    def deepest(self) -> int:
+        """Rows of a node at most."""
+        return self.head.deepest
+
+    @property
+    def ranks(self) -> Sequence[Sequence[float]]:
+        """By row and rank, how often its token was the target's; empty: not measured."""
+        return self.head.ranks
+
+    def entering(
+        self, places: Sequence[int], tokens: Sequence[int], states: torch.Tensor | None
+    ) -> torch.Tensor:
+        """(n, E) that rows of these places enter with, below nodes of these tokens (n,) and states
+        (n, E); None: the rows enter layer 0.
+        """
+        if states is None and self.head.maps is not None:
+            states = self.target.embed(tokens)
+        with torch.inference_mode():
+            return self.head.rows(torch.tensor(places, device=self.device), states)
+
+    def noised(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
+        """(n, E) that rows of this noise (n,) enter layer 0 with, of a head that makes such."""
+        numbers = torch.tensor(noise, dtype=torch.float64, device=self.device)
+        with torch.inference_mode():
+            made: torch.Tensor = self.head.noised(numbers, torch.full_like(numbers, temperature))
+        return made

@@ -1,0 +1,212 @@
+"""Copies along the two lags at which the text repeats itself best, mismatches allowed.
+
+A lag is how far back a copy begins. One draft continues the longest exact match of the newest
+tokens. The other continues the lag at which most of the last 4, 8, 16 and 32 tokens agree, so that
+after a renamed word or a typing error the copy goes on with the next token, where exact lookup must
+find its place again. Up to 8 tokens that were replaced by the same others in several places, also
+by more or fewer, are replaced in the drafts too: the place that the text is a changed copy of is
+followed through such gaps, and gives a third draft where it is neither of the two. How often a copy
+held, by the length of its match and by its matches among the last 32, is learnt while decoding;
+from all drafts the likeliest tokens are taken.
+
+Paper: Chan, Jin, Vassilevska Williams, Xu, Faster Algorithms for Text-to-Pattern Hamming Distances,
+arXiv:2310.13174 (the problem; the drafter is this project's)
+Guarantee: exact
+Cost: target 1
+Needs: a model that takes trees
+Trains: nothing
+Differs:
+- the paper bounds the time of finding all places with at most k mismatches of one pattern; here the
+matches of the newest 64 tokens are counted at every place at once, and the best place is taken
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Feedback
+from foretell.core.tree import TokenTree
+from foretell.drafters.lookup.aligned import TOP, Aligned
+from foretell.drafters.lookup.lags import Lags
+from foretell.errors import BadConfig
+
+PRIOR = 4.0  # trials that the first estimate counts for
+KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
+
+
+@lru_cache(4096)
+def prior(run: int, matches: int) -> float:
+    """The chance assumed before any trial: a run of 3 or 16 matches hold as often as not."""
+    return 0.98 - 0.98 / (1 + (run / 3) ** 2) / (1 + (matches / 16) ** 4)
+
+
+class Chances:
+    """How often the next copied token was right: [trials, accepted] by the exact match's length and
+    the matches.
+
+    Lengths count by powers of two and matches by fours, so that a short text is enough to learn
+    from.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, int], list[float]] = {}
+
+    def of(self, run: int, matches: int) -> float:
+        run = min(run, TOP)
+        matches = min(matches, TOP)
+        trials, accepted = self.cells.get((run.bit_length(), matches // 4), (0.0, 0.0))
+        return (PRIOR * prior(run, matches) + accepted) / (PRIOR + trials)
+
+    def note(self, run: int, matches: int, accepted: bool) -> None:
+        key = (min(run, TOP).bit_length(), min(matches, TOP) // 4)
+        cell = self.cells.setdefault(key, [0.0, 0.0])
+        cell[0] = KEEP * cell[0] + 1
+        cell[1] = KEEP * cell[1] + accepted
+
+
+class Copy:
+    """A draft along one lag, and what speaks for it.
+
+    `agreement`: bit j says whether the token j from the end matches. `at`: the place it copies
+    next, in the text and then in its own tokens. `rest`: what comes before that, of a replacement
+    under way.
+    """
+
+    def __init__(self, lag: int, agreement: int, at: int, rest: tuple[int, ...] = ()):
+        self.lag = lag
+        self.agreement = agreement
+        self.at = at
+        self.rest = rest
+        self.node = 0  # of its last token in the tree
+        self.tokens: list[int] = []
+        self.run = (~agreement & agreement + 1).bit_length() - 1  # length of the exact match
+        self.matches = (agreement & (1 << TOP) - 1).bit_count()
+
+    def next(self, text: list[int], aligned: Aligned) -> int:
+        """Its next token."""
+        if not self.rest:
+            size = 1
+            replacement: tuple[int, ...] = ()
+            if self.at < len(text):
+                token = text[self.at]
+                size, replacement = aligned.replaced(text, self.at)
+            else:
+                token = self.tokens[self.at - len(text)]
+            self.rest = replacement or (token,)
+            self.at += size or 1
+        token, *rest = self.rest
+        self.rest = tuple(rest)
+        self.tokens.append(token)
+        return token
+
+    def chance(self, chances: Chances) -> float:
+        """That its next token is right, if those before it are."""
+        depth = len(self.tokens)
+        return chances.of(self.run + depth, self.matches + depth // 2)
+
+
+class State:
+    """What one request learns."""
+
+    def __init__(self, least: int, kept: frozenset[int]):
+        self.lags = Lags()
+        self.chances = Chances()
+        self.aligned = Aligned(least, kept)
+        self.copies: list[Copy] = []  # of the step under way
+
+    def find(self, k: int, text: list[int]) -> list[Copy]:
+        """The lag of the longest run and that of the best score, the smallest of equals, and the
+        one that is followed.
+
+        Two of them or all may be one.
+        """
+        size = len(text)
+        copies: list[Copy] = []
+        by_run = self.lags.longest()
+        if by_run:
+            copies.append(Copy(by_run, self.lags.agreement(by_run), size - by_run))
+        by_score = self.lags.closest() if k else 0
+        if by_score and by_score != by_run:
+            copy = Copy(by_score, self.lags.agreement(by_score), size - by_score)
+            if copy.matches >= TOP - k:
+                copies.append(copy)
+        if not copies or not self.aligned.least:
+            return copies
+        return self._with_followed(copies, text)
+
+    def _with_followed(self, copies: list[Copy], text: list[int]) -> list[Copy]:
+        """These and the copy that is followed, which comes first."""
+        aligned, size = self.aligned, len(text)
+        best = max(copies, key=lambda copy: copy.matches)
+        if aligned.lost(size) or best.matches > aligned.agreement.bit_count():
+            aligned.anchor(text, best.lag, best.agreement)
+            return copies
+        gap = size - aligned.held
+        replaced, rest = aligned.begun(text)
+        if gap and not replaced:
+            return copies
+        agreement = aligned.agreement << gap | (1 << gap) - 1
+        followed = Copy(aligned.lag, agreement, aligned.held - aligned.lag + replaced, rest)
+        others = [copy for copy in copies if gap or copy.lag != aligned.lag]
+        return [followed, *others]
+
+
+@dataclass(frozen=True)
+class Approx(Drafter):
+    """`floor` is a chance."""
+
+    k: int = 30  # mismatches allowed in the last 32 tokens; 0: exact matches only
+    votes: int = 2  # times a replacement must be seen before it is drafted; 0: never
+    floor: float = 0.05  # tokens less likely to be reached are not drafted
+
+    needs = ("tree",)
+
+    def __post_init__(self) -> None:
+        for name, high in (("k", TOP - 1), ("votes", 1024), ("floor", 1)):
+            value = getattr(self, name)
+            if not 0 <= value <= high:
+                raise BadConfig.field(f"approx:{name}", value, f"between 0 and {high}")
+
+    def start(self, ctx: Context) -> State:
+        state = State(self.votes, frozenset(ctx.sampler.stops))
+        state.lags.extend(ctx.tokens)
+        return state
+
+    def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
+        text = ctx.tokens
+        tree = TokenTree(text[-1])
+        state.aligned.follow(text, state.lags.extend(text))
+        copies = state.copies = state.find(self.k, text)
+        if ctx.depth < 1:
+            return tree
+        heap = [(-copy.chance(state.chances), i) for i, copy in enumerate(copies)]
+        # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
+        matches = []
+        for value, _ in heap:
+            p = min(-value, 0.99)
+            matches.append(max(1, round((2 * p - 1) / (1 - p))))
+        heapify(heap)
+        while heap and len(tree) < budget:
+            value, i = heappop(heap)
+            if -value < self.floor:
+                break
+            copy = copies[i]
+            token = copy.next(text, state.aligned)
+            copy.node = tree.add(copy.node, token, value=-value, source="approx", match=matches[i])
+            if len(copy.tokens) < ctx.depth:
+                heappush(heap, (value * copy.chance(state.chances), i))
+        return tree
+
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
+        tested = dict(step.outcome.tested)
+        for copy in state.copies:
+            node = 0
+            for depth, token in enumerate(copy.tokens):
+                node = step.tree.child(node, token)
+                if node not in tested:
+                    break  # cut, or behind a refusal
+                state.chances.note(copy.run + depth, copy.matches + depth // 2, tested[node])
+        state.copies = []

@@ -1,0 +1,55 @@
+"""Copies from where the text's last few tokens stood first.
+
+Every run of `gamma` tokens of prompt and output is remembered with the place where it first stood.
+When the newest `gamma` tokens have stood before, the `copy` tokens behind that place are proposed
+as a chain. One length of pattern, long enough that a match is rarely chance, is what sets it apart
+from `ngram`.
+
+Paper: Dumitru, Zhang, Yadav, Surdeanu, CopySpec: Accelerating LLMs with Speculative Copy-and-Paste,
+arXiv:2502.08923
+Guarantee: exact
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs:
+- patterns are compared, where the reference trusts their hash
+- a copy that reaches the end of the text goes on into itself
+- a draft model that takes over where nothing matches is left to compositions of drafters
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter
+from foretell.core.tree import TokenTree
+from foretell.drafters.lookup.lookup import Index, copied
+from foretell.errors import BadConfig
+
+
+@dataclass(frozen=True)
+class Copyspec(Drafter):
+    """Both are counts of tokens."""
+
+    gamma: int = 3  # length of a pattern
+    copy: int = 10  # tokens copied
+
+    def __post_init__(self) -> None:
+        for name, high in (("gamma", 64), ("copy", 1024)):
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise BadConfig.field(f"copyspec:{name}", value, f"between 1 and {high}")
+
+    def start(self, ctx: Context) -> Index:
+        return Index(self.gamma, first=True, least=self.gamma)
+
+    def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
+        tokens = ctx.tokens
+        tree = TokenTree(tokens[-1])
+        state.extend(tokens)
+        place = state.find(tokens, self.gamma)
+        size = min(self.copy, budget - 1, ctx.depth)
+        if place >= 0 and size > 0:
+            tree.chain(copied(tokens, place, size), "copyspec", match=self.gamma)
+        return tree

@@ -1,0 +1,54 @@
+"""Copies what followed the last occurrence of the text's newest tokens.
+
+The longest of the last n, n-1, ..., 1 tokens that stands earlier in prompt or output is looked up
+in an index of n-grams, and the k tokens behind its most recent earlier place are proposed as a
+chain. Where nothing matches nothing is proposed.
+
+Paper: Saxena, Prompt Lookup Decoding, 2023, github.com/apoorvumang/prompt-lookup-decoding; Yang et
+al. (LLMA), arXiv:2304.04487
+Guarantee: exact
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs:
+- the most recent place is copied from rather than the first
+- a copy that reaches the end of the text goes on into itself, so that a text that repeats a few
+tokens is drafted k tokens deep
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter
+from foretell.core.tree import TokenTree
+from foretell.drafters.lookup.lookup import Index, copied
+from foretell.errors import BadConfig
+
+
+@dataclass(frozen=True)
+class Ngram(Drafter):
+    """Both are counts of tokens."""
+
+    n: int = 3  # longest n-gram looked up
+    k: int = 10  # tokens copied
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= 64:
+            raise BadConfig.field("ngram:n", self.n, "between 1 and 64")
+        if not 1 <= self.k <= 1024:
+            raise BadConfig.field("ngram:k", self.k, "between 1 and 1024")
+
+    def start(self, ctx: Context) -> Index:
+        return Index(self.n)
+
+    def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
+        tokens = ctx.tokens
+        tree = TokenTree(tokens[-1])
+        state.extend(tokens)
+        place, n = state.longest(tokens)
+        size = min(self.k, budget - 1, ctx.depth)
+        if n and size > 0:
+            tree.chain(copied(tokens, place, size), "ngram", match=n)
+        return tree

@@ -1,0 +1,165 @@
+"""A model that fills masks drafts a whole block in one forward; a search makes a text of it.
+
+Behind the text stand `k` masks, and one forward of a masked denoiser says of each what it hides,
+apart from the others. Of each position the likeliest tokens are kept, until their chances reach
+`mass`, at most `most` of them, and whatever ends the text. A beam goes through them from left to
+right. It adds up what the denoiser says of a token and what a 3-gram law says of it behind the two
+before: that law is counted in the request's own text, and in a corpus if one is given. The best
+path is the draft.
+
+The next k follows two moving averages: how many tokens the denoiser proposed before an end, and how
+many the target agreed with. It is the first, `growth` longer while the second is not below it.
+
+Paper: Li et al., DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding,
+arXiv:2510.02358
+Guarantee: exact
+Cost: target 1, draft 1
+Needs: a draft model that fills masks, with the target's tokenizer
+Trains: nothing
+Try: --model MODEL --draft CANVAS_MODEL --method diffuspec --compare
+Differs:
+- a path was found by a search, so its tokens have no law: each is accepted with the target's own
+chance of it, where the paper takes min(1, p / q) by another law of the denoiser; at temperature 0,
+where its results are from, both are the same
+- the 3-gram law is interpolated (Witten-Bell), where the paper fits KenLM to each data set
+- how much of a path is verified is limited by the policy; agreed is what the text then has of it
+- penalties and bans of the request hold when a draft is verified, and not in the search
+- `refresh` above 1 keeps the denoiser's rows of the text for so many drafts; the paper computes all
+anew
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.text import TokenIds, check_ids
+from foretell.core.tree import TokenTree
+from foretell.drafters.masked.lattice import Causal, best_path, lattice, search
+from foretell.drafters.masked.masked_drafts import MaskReader
+from foretell.drafters.masked.ngrams import Ngrams, chance
+from foretell.errors import BadConfig
+
+ORDER = 3  # tokens of an n-gram
+RANGES = {
+    "k_min": (1, 256),
+    "k_max": (1, 256),
+    "growth": (0, 256),
+    "decay": (0, 1),
+    "mass": (0, 1),
+    "most": (1, 256),
+    "beam": (1, 256),
+    "weight": (0, 1),
+    "refresh": (0, 1 << 20),
+}
+
+
+class State:
+    """Of a request."""
+
+    def __init__(self, reader: MaskReader, corpus: Sequence[Ngrams], k: int):
+        self.reader = reader
+        self.own = Ngrams(ORDER)
+        self.texts = [self.own, *corpus]
+        self.counted = 0  # tokens of the text that are
+        self.drafts = 0
+        self.k = k  # masks of the next draft
+        self.proposed = self.agreed = 0.0  # moving averages
+        # Of the draft that is being verified: its tokens, and how many were proposed before an end.
+        self.path: list[int] = []
+        self.length = 0
+
+
+@dataclass(frozen=True)
+class Diffuspec(Drafter):
+    """Counts of masks, tokens and drafts; chances and shares are between 0 and 1."""
+
+    k_min: int = 20  # masks of a draft at least
+    k_max: int = 30  # and at most, as many as the first draft has
+    growth: int = 10  # masks more while the target agrees with what is proposed
+    decay: float = 0.5  # of the moving averages: what the newest draft counts in them
+    adaptive: bool = True  # whether lengths follow the averages; no: always k_max
+    mass: float = 0.8  # chance that the tokens tried at a position reach together
+    most: int = 15  # tokens tried at a position, ends aside
+    beam: int = 3  # paths that the search keeps
+    weight: float = 0.5  # of the denoiser in a path's score; the 3-gram law has the rest
+    search: bool = True  # no: the best token of each position
+    corpus: TokenIds = ()  # a text that 3-grams are counted in too
+    refresh: int = 1  # drafts from one that computes all of the denoiser's rows to the next; 0: one
+
+    models = ("draft",)
+    draft_needs = ("canvas",)
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"diffuspec:{name}", value, f"between {low} and {high}")
+        if self.k_min > self.k_max:
+            raise BadConfig.field("diffuspec:k_min", self.k_min, f"at most k_max ({self.k_max})")
+
+    def start(self, ctx: Context) -> State:
+        check_ids("diffuspec:corpus", self.corpus, ctx.models["target"].vocab)
+        reader = MaskReader(ctx, "diffuspec")
+        corpus = []
+        if self.corpus and self.search and self.weight < 1:
+            corpus.append(ctx.shared(lambda: Ngrams(ORDER, self.corpus), "corpus"))
+        return State(reader, corpus, self.k_max)
+
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        state.path = []
+        tree = TokenTree(ctx.tokens[-1])
+        size = min(state.k, ctx.depth, state.reader.room(ctx))
+        if min(size, budget - 1) < 1 or not state.reader.can_read(ctx.tokens):
+            return tree
+        whole = state.drafts % self.refresh == 0 if self.refresh else not state.drafts
+        state.drafts += 1
+        rows = yield from state.reader.rows(ctx, size, whole)
+        ends = ctx.sampler.stops
+        path = best_path(rows, ends)
+        state.length = len(path) - (path[-1][0] in ends)
+        if self.search:
+            columns = lattice(rows[: budget - 1], ends, self.mass, self.most)
+            path = search(columns, ends, self.beam, self.weight, causal(ctx, state))
+        node = 0
+        for token, log in path[: budget - 1]:
+            value = tree.values[node] * math.exp(log)
+            node = tree.add(node, token, value=value, source="diffuspec")
+            state.path.append(token)
+            if ctx.ends(tree, node):
+                break
+        return tree
+
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
+        if state.path:
+            agreed = 0
+            for ours, token in zip(state.path, step.tokens, strict=False):
+                if ours != token:
+                    break
+                agreed += 1
+            self.follow(state, state.length, agreed)
+
+    def follow(self, state: State, proposed: int, agreed: int) -> None:
+        """Takes a draft into the moving averages, and says how many masks the next one has."""
+        state.proposed += self.decay * (proposed - state.proposed)
+        state.agreed += self.decay * (agreed - state.agreed)
+        if self.adaptive:
+            k = state.proposed + self.growth * (state.agreed >= state.proposed)
+            state.k = min(max(math.floor(k), self.k_min), self.k_max)
+
+
+def causal(ctx: Context, state: State) -> Causal:
+    """What the 3-gram law says of a token behind the text and some tokens of a path."""
+    state.own.learn(ctx.tokens[state.counted :])
+    state.counted = len(ctx.tokens)
+    vocab = ctx.models["target"].vocab
+    context = ORDER - 1
+    before = list(ctx.tokens[-context:])
+
+    def law(path: Sequence[int], token: int) -> float:
+        return chance(state.texts, [*before, *path[-context:]][-context:], token, vocab)
+
+    return law

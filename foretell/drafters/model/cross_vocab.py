@@ -1,0 +1,109 @@
+"""A draft model with another tokenizer drafts the tokens that both vocabularies have.
+
+The draft model keeps the request's text in its own tokens. Its law is restricted to the tokens
+that the target has as well (those of equal bytes, special ones of equal names, and the end) and
+renormalised; a chain is drawn from it, in the target's ids and under the request's sampling
+options. That law is the declared one, so the usual verification is exact.
+
+Paper: Timor et al., Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies (token-level intersection), arXiv:2502.05202
+Guarantee: exact
+Cost: target 1, draft length
+Needs: a draft model, and both tokenizers, whose tokens must be pieces of the text
+Trains: nothing
+Differs:
+- the pairs are one to one: of several tokens with the same bytes one stands for all
+- penalties and all other options hold inside drafts, since the law is made in the target's ids
+- nothing is drafted while the text ends inside a character, or where the options allow no shared
+token
+- the draft model's head is not cut to the shared tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting
+from foretell.core.tokenizer_bytes import Shared
+from foretell.core.tree import Law, TokenTree
+from foretell.core.tree_building import add_drawn
+from foretell.core.types import Ask
+from foretell.errors import BadConfig, Unsupported
+from foretell.models.translated import Translated
+from foretell.ops.logits import likeliest
+
+
+@dataclass
+class State:
+    """Of one request: the text in the draft model's tokens, and the tokens of both."""
+
+    translated: Translated
+    shared: Shared
+
+
+@dataclass(frozen=True)
+class CrossVocab(Drafter):
+    """A count."""
+
+    length: int = 4  # tokens of a chain
+
+    models = ("draft",)
+    draws = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= 256:
+            raise BadConfig.field("cross-vocab:length", self.length, "between 1 and 256")
+
+    def start(self, ctx: Context) -> State:
+        translated = Translated(ctx)
+        vocab = ctx.models["target"].vocab
+
+        def pairs() -> Shared:
+            return Shared(translated.ours, translated.theirs, vocab, translated.model.vocab)
+
+        shared = ctx.shared(pairs, "pairs")
+        if not shared.partner:
+            raise Unsupported.missing(
+                "cross-vocab",
+                translated.model.name,
+                "tokens that the target has as well",
+                "use cross-text",
+            )
+        return State(translated, shared)
+
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        tree = TokenTree(ctx.tokens[-1])
+        translated = state.translated
+        translated.update(ctx.tokens)
+        length = min(self.length, budget - 1, ctx.depth, translated.room(ctx))
+        if length < 1 or translated.pending:
+            return tree
+        own, place = yield from translated.tree()
+        node = 0
+        for draw in range(1, length + 1):
+            reply = yield Ask(own, "draft", translated.branch, rows=[place])
+            row = state.shared.row(reply.logits[0])
+            child = self._child(ctx, tree, node, row, draw)
+            if child < 0 or ctx.ends(tree, child):
+                break
+            node = child
+            place = own.add(place, state.shared.partner[tree.tokens[node]])
+        return tree
+
+    def _child(self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, draw: int) -> int:
+        """Continues the chain from `node` by a row (V,) in the target's ids; -1: no shared token
+        may follow.
+        """
+        sampler = ctx.sampler
+        scores = sampler.scores(row, [*ctx.output, *tree.tokens_to(node)])
+        if not bool((scores > -torch.inf).any()):
+            return -1
+        if sampler.greedy:
+            token, chance = likeliest(scores)
+            return tree.add(node, token, value=tree.values[node] * chance, source="cross-vocab")
+        q = sampler.laws(scores[None])[0]
+        token = ctx.rng.sample(q, "draft", len(ctx.output), draw)
+        return add_drawn(tree, node, Law(q), [token], "cross-vocab")[0]

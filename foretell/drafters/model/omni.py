@@ -1,0 +1,134 @@
+"""OmniDraft's own law for sequences of a draft model that are one token of the target.
+
+The draft model, which has another tokenizer, keeps the request's text in its own tokens and draws
+`length` of them. From the left, the longest sequence that a cache knows becomes the one token of
+the target it stands for; other tokens are replaced by the target's equal ones, and the draft ends
+where there is none. A sequence's token is verified with the product of its chances, and the law
+that the rest is taken from has this product also subtracted from the sequence's first token. The
+drafter `omnidraft` has the exact law instead.
+
+Paper: Ramakrishnan et al., OmniDraft: A Cross-vocabulary, Online Adaptive Drafter for On-device
+Speculative Decoding, arXiv:2507.02659
+Guarantee: lossy: at temperatures above 0, since a token that begins sequences is declared with all
+of its chance, though it was proposed only where none of them followed
+Cost: target 1, draft length
+Needs: a draft model, and both tokenizers, whose tokens must be pieces of the text
+Trains: nothing; the paper distils the draft model while it serves, which is left out here, and
+without it the speed-up is small
+Differs:
+- the cache is bounded, and what was noted longest ago gives way
+- penalties and bans hold for the target alone, since the draft model's ids are others
+- no acceptance head: the paper tried it with equal vocabularies only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.tokenizer_bytes import Shared
+from foretell.core.tree import Law, TokenTree
+from foretell.drafters.model.ngram_pairs import Sequence, State, Stream
+from foretell.errors import BadConfig
+
+
+@dataclass(frozen=True)
+class Omni(Drafter):
+    """Both are counts."""
+
+    length: int = 4  # the draft model's tokens in a draft
+    capacity: int = 32768  # first tokens of sequences that the cache knows
+
+    models = ("draft",)
+    draws = True
+
+    def __post_init__(self) -> None:
+        for name, high in (("length", 256), ("capacity", 1 << 24)):
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise BadConfig.field(f"omni:{name}", value, f"between 1 and {high}")
+
+    def start(self, ctx: Context) -> State:
+        return State.of(ctx, self.capacity)
+
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
+        state.observe(step.tokens)
+
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        tree = TokenTree(ctx.tokens[-1])
+        translated = state.translated
+        translated.update(ctx.tokens)
+        length = min(self.length, translated.room(ctx))
+        if budget < 2 or not length or translated.pending:
+            return tree
+        own, last = yield from translated.tree()
+        stream = Stream(translated, ctx.sampler, own, last, length)
+        path: Sequence = ()
+        for draw in range(1, length + 1):
+            yield from stream.know([path])
+            law = stream.laws[path]
+            if ctx.sampler.greedy:
+                token = int(law.argmax())
+            else:
+                token = ctx.rng.sample(law, "draft", len(ctx.output), draw)
+            path += (token,)
+            if translated.theirs.piece(token) is None:
+                break
+        self._merge(ctx, state, stream, path, tree, budget)
+        return tree
+
+    def _merge(
+        self,
+        ctx: Context,
+        state: State,
+        stream: Stream,
+        path: Sequence,
+        tree: TokenTree,
+        budget: int,
+    ) -> None:
+        """Hangs what the drawn tokens are in the target's into the tree, as a chain."""
+        node = place = 0
+        while place < len(path) and len(tree) < budget and tree.depths[node] < ctx.depth:
+            laws = [stream.laws[path[:end]] for end in range(place, len(path))]
+            size, token = self._word(state, path[place:])
+            if token < 0:
+                return
+            chances = [float(law[d]) for law, d in zip(laws, path[place:], strict=True)][:size]
+            q = self._law(state.shared, laws[0], path[place], chances, token)
+            value = tree.values[node] * float(q[token])
+            law = None if ctx.sampler.greedy else Law(q)
+            node = tree.add(node, token, law=law, value=value, source="omni")
+            if ctx.ends(tree, node):
+                return
+            place += size
+
+    @staticmethod
+    def _word(state: State, rest: Sequence) -> tuple[int, int]:
+        """(tokens, our token) of the longest known sequence that begins these, else of the single
+        one; token -1: it is none of ours.
+        """
+        known = dict(state.seen.get(rest[0]) or ())
+        for size in range(len(rest), 1, -1):
+            if rest[:size] in known:
+                return size, known[rest[:size]]
+        mine = state.shared.ours[state.shared.theirs == rest[0]].tolist()
+        return 1, mine[0] if mine else -1
+
+    @staticmethod
+    def _law(
+        shared: Shared, law: torch.Tensor, first: int, chances: List[float], token: int
+    ) -> torch.Tensor:
+        """What is declared, (V,): the paper's equation 2, at the token itself its equation 1."""
+        q = law.new_zeros(shared.vocab)
+        q[shared.ours] = law[shared.theirs]
+        if len(chances) > 1:
+            product = 1.0
+            for chance in chances:
+                product *= chance
+            q[token] += product
+            q[shared.ours[shared.theirs == first]] -= product
+        return q.clamp_min_(0)

@@ -1,0 +1,180 @@
+"""A draft model with another tokenizer drafts single tokens and sequences that are one token here.
+
+The draft model keeps the request's text in its own tokens. What it drafts is read as the target's
+tokens: those that both vocabularies have, and those that it writes with several of its own, which
+a cache notes as they turn up in texts. A token's chance is that of its whole sequence; a shared
+token that begins such sequences has the rest of its own chance, and what follows it is none of
+their rests. So the law that is drawn from is the law of the text as it is read, in the target's
+ids, and verification is exact. `mode=det` takes its best token instead of drawing, as a greedy
+target does, and gives the tokens of the seed without drafts. The paper's own, approximate law is
+the drafter `omni`.
+
+Paper: Ramakrishnan et al., OmniDraft: A Cross-vocabulary, Online Adaptive Drafter for On-device
+Speculative Decoding, arXiv:2507.02659
+Guarantee: exact
+Cost: target 1, draft forwards at most
+Needs: a draft model, and both tokenizers, whose tokens must be pieces of the text
+Trains: with `online=N` the draft model, after every N responses of a tenant, on the laws that
+verification saw; without it the speed-up is small
+Differs:
+- the law is corrected for all sequences that may be merged, where the paper subtracts the drawn one
+- only sequences that begin with one of the `width` likeliest tokens are merged, at most `merged` of
+them; their inner tokens take further forwards of the draft model
+- tokens are drawn one by one from that law, instead of merged after they were drawn
+- the cache is bounded, and what was noted longest ago gives way
+- it learns from the target's raw laws at 64 likeliest shared tokens and all others as one, on the
+last 1024 tokens of a text as it was committed, where the paper has whole laws
+- one step for N responses is made before the first draft of the next request; a request keeps the
+weights it began with
+- all weights are trained, none of low rank, in a copy for each tenant
+- no acceptance head: the paper tried it with equal vocabularies only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.model import Model
+from foretell.core.tokenizer_bytes import Shared
+from foretell.core.tree import Law, TokenTree
+from foretell.core.tree_building import add_drawn
+from foretell.core.types import Message
+from foretell.drafters.model.ngram_pairs import Reading, Seen, Sequence, State, Stream
+from foretell.errors import BadConfig
+from foretell.models.online import Learner, Study, learning
+
+MODES = ("exact", "det")
+RANGES = {
+    "length": (1, 256),
+    "forwards": (1, 256),
+    "width": (0, 64),
+    "merged": (0, 256),
+    "capacity": (1, 1 << 24),
+    "online": (0, 256),
+}
+
+
+@dataclass(frozen=True)
+class Omnidraft(Drafter):
+    """All but `mode` are counts."""
+
+    mode: str = "exact"  # or det: the best token at each place, none drawn
+    length: int = 4  # tokens of a chain
+    forwards: int = 8  # of the draft model in a step, at most
+    width: int = 4  # of its likeliest tokens, those behind which sequences are looked for
+    merged: int = 16  # sequences considered at a place, the newest ones
+    capacity: int = 32768  # first tokens of sequences that the cache knows
+    online: int = 0  # responses of a tenant after which the draft model is distilled; 0: never
+
+    models = ("draft",)
+    whole = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return self.mode == "exact"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise BadConfig.field("omnidraft:mode", self.mode, f"one of {', '.join(MODES)}")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"omnidraft:{name}", value, f"between {low} and {high}")
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        """The draft model as one that learns. Raises Unsupported where it cannot."""
+        return learning("omnidraft", models) if self.online else {}
+
+    def start(self, ctx: Context) -> State:
+        state = State.of(ctx, self.capacity)
+        if self.online:
+            model: Any = ctx.models["draft"]
+            learner: Learner = ctx.shared(lambda: model.learner(self.online), "learner")
+            state.study = Study(learner, learner.last)
+        return state
+
+    def observe(self, ctx: Context, state: State, step: Feedback) -> None:
+        state.observe(step.tokens)
+        if state.study is not None:
+            state.study.observe(ctx, state.translated, state.shared, step)
+
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        if state.study is not None:
+            yield from state.study.begin(ctx)
+        tree = TokenTree(ctx.tokens[-1])
+        translated = state.translated
+        translated.update(ctx.tokens)
+        length = min(self.length, budget - 1, ctx.depth)
+        forwards = min(self.forwards, translated.room(ctx))
+        if length < 1 or not forwards or translated.pending:
+            return tree
+        own, last = yield from translated.tree()
+        stream = Stream(translated, ctx.sampler, own, last, forwards)
+        path: Sequence = ()
+        barred: frozenset[Sequence] = frozenset()
+        node = 0
+        for draw in range(1, length + 1):
+            reading = yield from self._read(state.seen, stream, path, barred)
+            if reading is None:
+                break
+            child = self._child(ctx, state.shared, tree, node, reading, draw)
+            if child < 0 or ctx.ends(tree, child):
+                break
+            node = child
+            word = self._word(state.shared, reading, tree.tokens[node])
+            barred = reading.rests(word)
+            path += word
+        return tree
+
+    def _read(
+        self, seen: Seen, stream: Stream, path: Sequence, barred: frozenset[Sequence]
+    ) -> Generator[Message, Any, Reading | None]:
+        """The code words behind `path`; None: no forward is left to know their laws.
+
+        What is merged here is decided by laws and the cache, before anything is drawn here.
+        """
+        if not (yield from stream.know([path])):
+            return None
+        first = stream.laws[path]
+        likely = first.topk(min(self.width, len(first)))
+        sequences: dict[Sequence, int] = {}
+        for token, chance in zip(likely.indices.tolist(), likely.values.tolist(), strict=True):
+            if chance > 0:
+                sequences |= (seen.get(token) or ())[::-1]
+        chosen = dict(list(sequences.items())[: self.merged])
+        size = 1
+        while inner := {path + word[:size] for word in chosen if len(word) > size}:
+            if not (yield from stream.know(sorted(inner))):
+                chosen = {word: token for word, token in chosen.items() if len(word) <= size}
+            size += 1
+        return Reading(stream.behind(path), chosen, barred)
+
+    def _child(
+        self, ctx: Context, shared: Shared, tree: TokenTree, node: int, reading: Reading, draw: int
+    ) -> int:
+        """Continues the chain by the law of this reading; -1: no token may follow."""
+        masses = reading.law(shared.ours, shared.theirs, shared.vocab)
+        scores = ctx.sampler.scores(masses.log(), [*ctx.output, *tree.tokens_to(node)])
+        if not bool((scores > -torch.inf).any()):
+            return -1
+        q = scores.softmax(-1)
+        if ctx.sampler.greedy or not self.draws:
+            token = int(q.argmax())
+            value = tree.values[node] * float(q[token])
+            return tree.add(node, token, value=value, source="omnidraft")
+        token = ctx.rng.sample(q, "draft", len(ctx.output), draw)
+        return add_drawn(tree, node, Law(q), [token], "omnidraft")[0]
+
+    @staticmethod
+    def _word(shared: Shared, reading: Reading, token: int) -> Sequence:
+        """What the draft model writes this token of ours with."""
+        for sequence, merged in reading.sequences.items():
+            if merged == token:
+                return sequence
+        return (shared.partner[token],)

@@ -1,0 +1,197 @@
+"""A draft model's tree and the text's own continuations, which the draft model ranks, in one tree.
+
+The draft model drafts as in `draft`: one chain, or several. Beside it the places where the newest
+tokens stood before are looked up, and what followed them makes a second tree, in which every branch
+counts its places. Branches of it whose first token the draft model thinks unlikely are dropped; the
+rest are ranked by the draft model's probability times the share of the places, and the best are
+merged into the first tree by prefix, until the nodes are used up. Copied tokens are tried after
+drawn ones, whose laws they leave alone.
+
+Paper: Quan, Feng, Hao, Jiang, Zhang, Wang, RASD: Retrieval-Augmented Speculative Decoding,
+arXiv:2503.03434
+Guarantee: exact
+Cost: target 1, draft length
+Needs: a model that takes trees; a draft model with the target's tokenizer (the vocabularies may be
+padded to different sizes)
+Trains: the draft model, best distilled from the target
+Differs:
+- continuations come from the text itself, where the paper also asks a datastore
+- a draft model drafts, where the paper uses a trained head
+- the threshold is low by default, to suit weak draft models too; the paper tunes its own
+- a text beyond the draft model's context or vocabulary is continued by its own copies alone, none
+of them dropped
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting
+from foretell.core.tree import Law, TokenTree
+from foretell.core.tree_building import add_drawn, grow, merge
+from foretell.core.types import Ask
+from foretell.drafters.lookup.lookup import Index
+from foretell.drafters.model.reader import DraftReader
+from foretell.errors import BadConfig
+
+# chance of a copied token the draft model was not asked about, if those before it are accepted
+HELD = 0.75
+NAME = "retrieval-fused"
+
+Laws = dict[int, torch.Tensor]  # node of the drafted tree -> the draft model's law (V,) below it
+
+
+@dataclass
+class State:
+    """Of a request."""
+
+    index: Index  # of its text
+    reader: DraftReader
+
+
+@dataclass(frozen=True)
+class RetrievalFused(Drafter):
+    """Lengths and numbers are counts; `threshold` is a probability."""
+
+    length: int = 4  # tokens of a drafted chain
+    drafts: int = 1  # chains: independent ones, at temperature 0 the most probable ones
+    threshold: float = 0.001  # a continuation whose first token is less likely than this is dropped
+    longest: int = 3  # n-gram looked up first
+    shortest: int = 1  # n-gram looked up last
+    places: int = 32  # most recent places of an n-gram that are copied from
+    copy: int = 10  # tokens copied
+
+    models = ("draft",)
+    needs = ("tree",)
+    draws = True
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("length", 1, 256),
+            ("drafts", 1, 64),
+            ("longest", 1, 64),
+            ("copy", 1, 1024),
+            ("shortest", 1, self.longest),
+            ("places", 1, 1024),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"{NAME}:{name}", value, f"between {low} and {high}")
+        if not 0 <= self.threshold < 1:
+            raise BadConfig.field(f"{NAME}:threshold", self.threshold, "at least 0 and below 1")
+
+    def start(self, ctx: Context) -> State:
+        return State(Index(self.longest, least=self.shortest, every=True), DraftReader(ctx))
+
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        tree = TokenTree(ctx.tokens[-1])
+        laws: Laws = {}
+        if state.reader.can_read(ctx.tokens):
+            laws = yield from self._draft(ctx, state.reader, tree, budget)
+        state.index.extend(ctx.tokens)
+        copies, twins = self._copies(ctx, state.index, tree, laws, budget)
+        room = budget - len(tree)
+        kept: list[int] = []
+        for node in range(1, len(copies)):
+            if node not in twins:
+                room -= 1
+            if room < 0:
+                break
+            kept.append(node)
+        return merge(tree, copies.keep(kept))
+
+    def _draft(
+        self, ctx: Context, reader: DraftReader, tree: TokenTree, budget: int
+    ) -> Generator[Ask, Any, Laws]:
+        """Drafts into `tree`; returns the law below every node the draft model was asked about."""
+        chains = min(self.drafts, budget - 1)
+        laws: Laws = {}
+        level = {0: chains}  # node -> chains that go on from it
+        draws = 0
+        for _ in range(min(self.length, reader.depth(ctx))):
+            # Decided before anything of the level is drawn, so that no draw can sway it.
+            if not any(level.values()) or len(tree) + chains > budget:
+                break
+            reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
+            for node, row in zip(level, reader.rows(reply), strict=True):
+                output = [*ctx.output, *tree.tokens_to(node)]
+                if ctx.sampler.greedy:
+                    laws[node] = ctx.sampler.scores(row, output).softmax(-1)
+                else:
+                    laws[node] = ctx.sampler.law(row, output)
+            if ctx.sampler.greedy:
+                children = best_children(tree, {node: laws[node] for node in level}, chains)
+            else:
+                children = []
+                for node, count in level.items():
+                    q = laws[node]
+                    keys = range(draws + 1, draws + 1 + count)
+                    tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
+                    children += add_drawn(tree, node, Law(q), tokens, NAME)
+                    draws += count
+            level = {}
+            for child in children:
+                if not ctx.ends(tree, child):
+                    level[child] = level.get(child, 0) + 1
+        return laws
+
+    def _copies(
+        self, ctx: Context, index: Index, tree: TokenTree, laws: Laws, budget: int
+    ) -> tuple[TokenTree, dict[int, int]]:
+        """A tree of what followed the newest tokens before, best first; and of those of its nodes
+        that stand in `tree` too, which node that is there.
+        """
+        tokens = ctx.tokens
+        n = self.longest
+        starts = index.all(tokens, n, self.places)
+        while not starts and n > self.shortest:
+            n -= 1
+            starts = index.all(tokens, n, self.places)
+        places = {0: starts}  # node -> the places where the text went on by its path
+        twins = {0: 0}
+
+        def copied(place: int, depth: int) -> int:
+            # A copy that reaches the end of the text goes on into itself.
+            return tokens[place + depth % (len(tokens) - place)]
+
+        def successors(copies: TokenTree, node: int) -> list[tuple[int, float]]:
+            depth = copies.depths[node]
+            if node:
+                parent, token = copies.parents[node], copies.tokens[node]
+                if parent in twins and (twin := tree.child(twins[parent], token)) >= 0:
+                    twins[node] = twin
+                if ctx.ends(copies, node):
+                    return []
+                places[node] = [p for p in places[parent] if copied(p, depth - 1) == token]
+            counts = Counter(copied(place, depth) for place in places[node])
+            q = laws.get(twins[node]) if node in twins else None
+            options = []
+            for token, count in counts.items():
+                chance = HELD if q is None else float(q[token])
+                if node or q is None or chance >= self.threshold:
+                    options.append((token, chance * count / len(places[node])))
+            return sorted(options, key=lambda option: -option[1])
+
+        copies = grow(tokens[-1], successors, budget, min(self.copy, ctx.depth), NAME)
+        copies.matches[1:] = [n] * (len(copies) - 1)
+        return copies, twins
+
+
+def best_children(tree: TokenTree, laws: Laws, count: int) -> list[int]:
+    """Adds the `count` most probable continuations of these nodes; returns their nodes."""
+    options = []
+    for node, q in laws.items():
+        top = q.topk(min(count, len(q)))
+        for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if chance > 0:  # what the options forbid is no continuation
+                options.append((-tree.values[node] * chance, node, token))
+    return [
+        tree.add(node, token, value=-value, source=NAME)
+        for value, node, token in sorted(options)[:count]
+    ]

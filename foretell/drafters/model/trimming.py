@@ -1,0 +1,207 @@
+"""A decoder whose head computes the rows of some tokens only: a cheaper draft model.
+
+A draft model's head is a large part of its forward, and most of its tokens are hardly ever drafted.
+`trim` cuts the head down to the tokens that are kept (drafters/model/vocabulary.py says which);
+what enters the model stays as it is, so it reads any text. Its rows have the whole vocabulary
+again: a token that was left out has the logit NEVER, which is chance 0 at any temperature. It is a
+finite number, so that a law exists even where a grammar allows no other token.
+
+Source: "VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding in LLMs"
+(arXiv 2506.22694).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from foretell.cache.cache import Cache
+from foretell.cache.job import Job
+from foretell.core.model import Computed, Model
+from foretell.core.types import Reply
+from foretell.drafters.heads.networks.output import cut
+from foretell.errors import BadConfig, Unsupported
+from foretell.models import executors as registry
+from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.learning import cannot_learn
+from foretell.models.decoder.packed import PackedLinear, weight_count
+from foretell.models.decoder.parallel import distrust_drafts
+from foretell.models.online import Learner
+
+if TYPE_CHECKING:
+    from foretell.core.request import Request
+
+NEVER = -1e30  # the logit of a token that is left out
+
+
+class Trimmed(Model):
+    """A model whose `base` gives rows of `kept` alone, in ascending order: rows of all `vocab`
+    tokens. Caches, hidden states and executors are the base's.
+
+    Raises BadConfig for ids that are no tokens of the model, or not in ascending order.
+    """
+
+    def __init__(self, base: Any, kept: Sequence[int], vocab: int):
+        ordered = list(kept)
+        if not ordered or ordered != sorted({*ordered}) or not 0 <= ordered[0] <= ordered[-1]:
+            raise BadConfig("kept tokens: must be ids, at least one, each once and in order")
+        if ordered[-1] >= vocab:
+            raise BadConfig(
+                f"kept tokens: {ordered[-1]} is beyond the vocabulary (0 to {vocab - 1})"
+            )
+        self.base = base
+        self.name = f"{base.name}[{len(ordered)} of {vocab} tokens]"
+        self.vocab = vocab
+        self.kept = torch.tensor(ordered, device=base.device)
+        self.context = base.context
+        self.layout = base.layout
+        self.dtype = base.dtype
+        self.device = base.device
+        self.caps = base.caps
+        self.feeds = base.feeds
+        self.hf: nn.Module | None = getattr(base, "hf", None)
+        self.matrices: str | None = getattr(base, "matrices", None)
+
+    @property
+    def executor(self) -> Any:
+        return getattr(self.base, "executor", None)
+
+    @property
+    def exact_bits(self) -> bool:
+        return bool(getattr(self.base, "exact_bits", False))
+
+    @property
+    def usual_executor(self) -> str:  # type: ignore[override]
+        return str(self.base.usual_executor)
+
+    @property
+    def most_jobs(self) -> int:  # type: ignore[override]
+        return int(self.base.most_jobs)
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        return int(self.base.weight_bytes)
+
+    @property
+    def reads_segments(self) -> bool:  # type: ignore[override]
+        return bool(self.base.reads_segments)
+
+    @property
+    def threads_wanted(self) -> int:  # type: ignore[override]
+        return int(self.base.threads_wanted)
+
+    @threads_wanted.setter
+    def threads_wanted(self, threads: int) -> None:
+        self.base.threads_wanted = threads
+
+    def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
+        cache: Cache = self.base.cache(request, beside)
+        return cache
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        embedded: torch.Tensor = self.base.embed(tokens)
+        return embedded
+
+    def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+        computed: Computed = self.base.compute(jobs, taps)
+        rows = computed.logits
+        if rows.dtype != torch.float64:
+            rows = rows.float()
+        full = rows.new_full((len(rows), self.vocab), NEVER)
+        computed.logits = full.index_copy_(1, self.kept, rows)
+        return computed
+
+    def layer_parallel(self, size: int) -> TrimmedParallel:
+        """As Decoder.layer_parallel, of the base. Raises Unsupported."""
+        make = getattr(self.base, "layer_parallel", None)
+        if make is None:
+            need = "layers whose attention can be computed by itself"
+            raise Unsupported.missing("easyspec", self.name, need, "use the method draft")
+        rough = TrimmedParallel(make(size), self.kept.tolist(), self.vocab)
+        rough.tokenizer = self.tokenizer
+        return rough
+
+    def learning(self) -> TrimmedLearning:
+        """As Decoder.learning, of the base. Raises Unsupported."""
+        make = getattr(self.base, "learning", None)
+        if make is None:
+            raise cannot_learn(self.name)
+        learning = TrimmedLearning(make(self.kept), self.kept.tolist(), self.vocab)
+        learning.tokenizer = self.tokenizer
+        return learning
+
+
+class TrimmedLearning(Trimmed):
+    """A trimmed decoder that learns, see learning.py: its `base` is a Learning."""
+
+    learns = True
+
+    def learning(self) -> TrimmedLearning:
+        """It learns already."""
+        return self
+
+    def begin(self, request: Request, weights: Model | None) -> None:
+        self.base.begin(request, weights)
+
+    def learner(self, every: int, rate: float | None = None) -> Learner:
+        learner: Learner = self.base.learner(every, rate)
+        return learner
+
+
+class TrimmedParallel(Trimmed):
+    """A trimmed decoder that is rough below the root of a tree: its `base` is a LayerParallel."""
+
+    def forward(self, jobs: Sequence[Job]) -> list[Reply]:
+        replies = super().forward(jobs)
+        if self.base.size > 1:
+            for job in jobs:
+                distrust_drafts(job)
+        return replies
+
+
+def trim(decoder: Decoder, kept: Sequence[int]) -> Trimmed:
+    """Cuts the decoder's head, in place, down to these tokens, and has its executors compute it so.
+
+    Raises BadConfig for wrong ids, Unsupported where the head is no plain matrix.
+    """
+    trimmed = Trimmed(decoder, kept, decoder.vocab)
+    head = cut(decoder, trimmed.kept)
+    decoder.hf.set_output_embeddings(head)
+    decoder.head = head
+    decoder.vocab = decoder.row_size = len(kept)
+    if decoder.loop is not None:
+        decoder.loop.head = head
+        decoder.loop.kept = trimmed.kept
+    executors = registry.lineage(decoder.executor)
+    decoder.executor = None
+    try:
+        for name in executors:
+            decoder.use(partial(registry.load(name).make, fallback=decoder.executor))
+    except LookupError as error:
+        need = f"what it takes ({error})"
+        cure = "leave the trimmed vocabulary out, or use executor='torch'"
+        raise Unsupported.missing(
+            f"a trimmed vocabulary on {executors[-1]}", decoder.name, need, cure
+        ) from error
+    return trimmed
+
+
+def head_share(decoder: Decoder) -> float:
+    """What the row of one token takes of a forward's products: by the numbers of weights."""
+    width = int(decoder.config.hidden_size)
+    embedding: Any = decoder.hf.get_input_embeddings()
+    head = decoder.head
+    others = weight_count(decoder.hf)
+    tied = False
+    if isinstance(embedding, nn.Embedding):
+        others -= embedding.weight.numel()
+        tied = not isinstance(head, PackedLinear) and head.weight is embedding.weight
+    if isinstance(head, PackedLinear):
+        others -= head.packed.outputs * head.packed.inputs
+    elif not tied:
+        others -= head.weight.numel()
+    return width / (others + width * decoder.vocab)

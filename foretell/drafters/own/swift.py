@@ -1,0 +1,220 @@
+"""The target drafts without some attention and MLP halves of its layers, searched for meanwhile.
+
+A draft goes through the target's own layers but for a set of halves, never of the first or the last
+layer, whose input passes on unchanged. It is a chain that ends behind a token of which the draft
+was not sure, with siblings: the surer, the fewer. Its rows lie behind the target's own, and
+verification writes over them. From the time when `window` + 1 tokens are written, sets are tried
+beside it: one forward tells how many of these tokens a set would have guessed. Sets are random, but
+every 25th is the one of which a Gaussian process promises most; the best is drafted with.
+
+Paper: Xia, Li, Zhang, Du, Li, SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference
+Acceleration, arXiv:2410.06916
+Guarantee: exact
+Cost: target 1, layers 30 at most
+Needs: a model that takes trees and whose attention and MLP can be run one by one
+Trains: nothing
+Differs:
+- how many siblings there are and where a chain ends follows from the chance of the draft's best
+token, also when sampling, where the reference looks at the token drawn: then the number of draws
+would depend on what they are
+- when sampling, siblings are drawn without replacement, and every branch of verification has the
+request's sampling options; the reference leaves them out at its last one
+- sets are tried on a branch that holds the last `context` tokens of the prompt, then the window;
+the reference copies the cache for every try and for every draft
+- a request begins with the best set that an earlier one of the same tenant found, else with every
+odd layer's halves as in the reference; that set is tried first, and the search is the request's own
+- no search is made under a cache policy; `best` is ours, and draws nothing at any temperature
+- the process is asked about 256 random sets, where the reference searches the whole cube
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter, Drafting
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Drop, Message, Open, Reply
+from foretell.drafters.model.without_replacement import widen
+from foretell.drafters.own.gaussian import Surrogate
+from foretell.errors import BadConfig
+
+HALVES = ("attention", "mlp")
+KAPPA = 2.5  # standard deviations that the process is hoped to be wrong by
+CANDIDATES = 256  # sets that it is asked about
+SEARCH = 1 << 20  # the first index of the search's draws, which no other draws of a step have
+Part = int | tuple[int, str]
+Skip = frozenset[tuple[int, str]]
+Asking = Generator[Message, Any, Any]
+
+
+@dataclass
+class State:
+    """Of a request; `halves` are those that may be left out."""
+
+    halves: list[tuple[int, str]]
+    layers: int
+    skip: Skip  # the set in use, the best known
+    best: float = -1.0  # share of tokens that it guessed; below 0: not tried
+    steps: int = 0
+    tried: int = 0
+    failed: int = 0  # sets in a row that were no better
+    branch: int | None = None  # where sets are tried
+    points: list[np.ndarray] = field(default_factory=list)  # sets tried, (halves,) of 0 and 1
+    scores: list[float] = field(default_factory=list)
+    over: bool = False  # the search
+
+    def parts(self, skip: Skip) -> tuple[Part, ...]:
+        """What runs without these halves."""
+        parts: list[Part] = []
+        for layer in range(self.layers):
+            left = [(layer, half) for half in HALVES if (layer, half) not in skip]
+            parts += [layer] if len(left) == len(HALVES) else left
+        return tuple(parts)
+
+
+@dataclass(frozen=True)
+class Swift(Drafter):
+    """Counts, and shares between 0 and 1."""
+
+    skip: float = 0.45  # of the halves that may be left out
+    length: int = 25  # tokens of a chain at most
+    sure: float = 0.8  # a chain ends behind a token of which the draft is less sure
+    window: int = 32  # tokens that sets are tried on
+    context: int = 256  # tokens of the prompt before them
+    interval: int = 1  # steps from one try to the next
+    bayes: int = 25  # every so many tries is the process's
+    tries: int = 1000  # at most
+    patience: int = 300  # tries in a row without a better set that end the search
+    enough: float = 0.95  # share of tokens guessed that ends it
+    best: bool = False  # the draft's best tokens at any temperature
+
+    needs = ("tree", "layers", "parts")
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return not self.best
+
+    def __post_init__(self) -> None:
+        for name in ("skip", "sure", "enough"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadConfig.field(f"swift:{name}", getattr(self, name), "between 0 and 1")
+        for name in ("length", "window", "context", "interval", "bayes", "tries", "patience"):
+            if not 1 <= getattr(self, name) <= 4096:
+                raise BadConfig.field(f"swift:{name}", getattr(self, name), "between 1 and 4096")
+
+    def start(self, ctx: Context) -> State:
+        layers = len(ctx.models["target"].layout)
+        halves = [(layer, half) for layer in range(1, layers - 1) for half in HALVES]
+        if int(len(halves) * self.skip) < 1:
+            raise BadConfig(
+                f"swift: {self.skip} of the {len(halves)} halves between the first and the last "
+                f"layer of {ctx.models['target'].name} is none; give a larger skip or another model"
+            )
+        odd = frozenset(half for half in halves if half[0] % 2)
+        return State(halves, layers, ctx.shared(dict[str, Skip], "found").get("skip", odd))
+
+    def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
+        yield from self._search(ctx, state)
+        return (yield from self._draft(ctx, state, budget))
+
+    @staticmethod
+    def _read(
+        state: State, tree: TokenTree, branch: int, rows: Sequence[int], skip: Skip, first: bool
+    ) -> Asking:
+        """The reply of a forward without `skip`, below rows that all layers wrote."""
+        while True:
+            if first:  # tokens are pending: all layers read them, or their rows would be lost
+                every = tuple(range(state.layers))
+                root = TokenTree(tree.tokens[0])
+                yield Ask(root, branch=branch, rows=(), layers=every)
+            parts = state.parts(skip)
+            reply: Reply = yield Ask(tree, branch=branch, rows=rows, layers=parts)
+            if reply.new[0] >= 0:
+                return reply
+            first = True  # the cache had lost its rows
+
+    def _draft(self, ctx: Context, state: State, budget: int) -> Drafting:
+        tree, chain = TokenTree(ctx.tokens[-1]), TokenTree(ctx.tokens[-1])
+        node = 0
+        for place in range(min(self.length, ctx.depth)):
+            if len(tree) >= budget:
+                break
+            first = not (ctx.output or place) and len(ctx.tokens) > 1
+            reply = yield from self._read(state, chain, ctx.branch, [place], state.skip, first)
+            room = budget - len(tree)
+            nodes, chance = widen(ctx, tree, node, reply.logits[0], width, room, "swift", self.best)
+            if not nodes:
+                break
+            node = nodes[0]
+            if ctx.ends(tree, node) or chance < self.sure:
+                break
+            chain.add(place, tree.tokens[node])
+        return tree
+
+    # --- the search
+
+    def _search(self, ctx: Context, state: State) -> Asking:
+        """Tries another set, where it is time to."""
+        state.steps += 1
+        early = len(ctx.output) <= self.window + 1 or ctx.request.policy is not None
+        if early or state.over or state.steps % self.interval:
+            return
+        if state.best < 0:
+            state.best = yield from self._score(ctx, state, state.skip)
+        skip, point = self._candidate(ctx, state)
+        score = yield from self._score(ctx, state, skip)
+        state.points.append(point)
+        state.scores.append(score)
+        state.tried += 1
+        state.failed += 1
+        if score > state.best:
+            state.best, state.skip, state.failed = score, skip, 0
+            ctx.shared(dict[str, Skip], "found")["skip"] = skip
+        enough = state.best > self.enough or state.failed > self.patience
+        state.over = enough or state.tried >= self.tries
+        if state.over and state.branch is not None:
+            yield Drop(state.branch)
+
+    def _candidate(self, ctx: Context, state: State) -> tuple[Skip, np.ndarray]:
+        """The next set to try, and its point: the coordinates of the left out halves are 1."""
+        size = len(state.halves)
+        count = int(size * self.skip)
+        asks = bool(state.points) and (state.tried + 1) % self.bayes == 0
+        sets = CANDIDATES if asks else 1
+        noise = ctx.rng.gumbel(sets * size, len(ctx.output), SEARCH).numpy().reshape(sets, size)
+        points = np.zeros((sets, size))
+        np.put_along_axis(points, np.argsort(-noise, 1)[:, :count], 1.0, 1)
+        best = 0
+        if asks:
+            process = Surrogate(np.stack(state.points), np.array(state.scores))
+            best = int(process.upper(points, KAPPA).argmax())
+        chosen = points[best]
+        return frozenset(state.halves[i] for i in np.flatnonzero(chosen)), chosen
+
+    def _score(self, ctx: Context, state: State, skip: Skip) -> Asking:
+        """The share of the first `window` tokens behind the first that the set guesses."""
+        prompt = len(ctx.tokens) - len(ctx.output)
+        text = ctx.tokens[max(0, prompt - self.context) : prompt + self.window + 1]
+        said = text[-self.window :]
+        before = text[: -self.window]
+        branch, first = state.branch, state.branch is None
+        if branch is None:
+            branch = state.branch = yield Open(before)
+        tree = TokenTree(before[-1]).chain(said[:-1])
+        reply = yield from self._read(state, tree, branch, range(self.window), skip, first)
+        guessed = reply.logits.argmax(-1) == torch.tensor(said, device=reply.logits.device)
+        return float(guessed.double().mean())
+
+
+def width(chance: float) -> int:
+    """How many tokens stand beside each other where the best has this chance."""
+    for least, count in ((0.95, 3), (0.8, 5), (0.5, 8)):
+        if chance > least:
+            return count
+    return 10

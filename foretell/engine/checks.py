@@ -1,0 +1,150 @@
+"""What is refused of a request before its first forward: prompts, inputs, and methods that a model
+cannot run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from foretell.core.masked_text import FILLERS, MASKS, NOISE, filler
+from foretell.core.refusals import source_name
+from foretell.engine.memory_budget import room_for
+from foretell.errors import BadConfig, PromptTooLong, Unsupported
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+    from foretell.core.request import Method, Request
+
+
+CAPABILITIES = {  # of a model: what is lacking without it, and the cure
+    "canvas": (
+        "a model that fills canvases, such as LLaDA's, and this one writes from left to right",
+        "leave the method out, or load another model",
+    ),
+    MASKS: (
+        "a model that fills masks, and it fills uniform noise",
+        f"choose a method for that, for example {FILLERS[NOISE]!r}",
+    ),
+    NOISE: (
+        "a model that fills uniform noise, and it fills masks",
+        f"choose a method for that, for example {FILLERS[MASKS]!r}",
+    ),
+}
+
+
+def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
+    """The models of a request, those that its method brings included.
+
+    Raises Unsupported, PromptTooLong or BadConfig.
+    """
+    target: Model = engine.models["target"]
+    check_prompt(request, target)
+    models = dict(engine.models)
+    fills = "canvas" in target.caps
+    if fills and "canvas" not in request.strategy.needs:
+        need = "a model that writes from left to right: it fills canvases"
+        cure = f"choose a method of the kind diffusion, for example {filler(target)!r}"
+        raise Unsupported.missing(request.name, target.name, need, cure)
+    for part in request.parts:
+        who = request.name if part is request.strategy else source_name(part)
+        for need in part.needs:
+            if need not in target.caps:
+                usual = f"the capability {need!r}", "choose another method"
+                raise Unsupported.missing(who, target.name, *CAPABILITIES.get(need, usual))
+        brought = engine.brought.pop(part, None) or part.bring(engine.models)
+        if brought:
+            engine.brought[part] = brought  # used last
+        models |= brought
+        if any(model.feeds for model in brought.values()) and "taps" not in target.caps:
+            raise Unsupported.missing(
+                who, target.name, "hidden states", "use another method or model"
+            )
+        for name in {*part.models} - {*models}:
+            raise Unsupported.without(who, target.name, name)
+    check_inputs(request, models)
+    if request.policy is not None and not any(target.layout):
+        raise Unsupported.missing(
+            "a cache policy", target.name, "cache rows that it can change", "use another model"
+        )
+    request.room = room_for(engine, request, models)
+    return models
+
+
+def check_inputs(request: Request, models: Mapping[str, Model]) -> None:
+    """What the models that it asks read beside its text. Raises BadConfig or Unsupported."""
+    asked = dict.fromkeys(["target", *(name for part in request.parts for name in part.models)])
+    target = models["target"]
+    if "pictures" in request.inputs and "pictures" not in target.caps:
+        why = getattr(target, "pictures_refused", "") or "it has no part that sees"
+        need = f"a model whose pictures it can compute ({why})"
+        raise Unsupported.missing("pictures", target.name, need, "give the text alone")
+    for name in asked:
+        reader: Any = models[name]
+        if "source" in reader.caps:
+            reader.check_source(request.inputs.get("source"))
+        looks = getattr(reader, "check_pictures", None)  # views of such a model read the text alone
+        if looks is not None and "pictures" in reader.caps and "pictures" in request.inputs:
+            looks(request)
+
+
+def check_prefix(request: Request, models: Mapping[str, Model]) -> None:
+    """That rows which were made before are used, where they must be: the engine would read the text
+    anew without a word. Raises BadConfig.
+    """
+    prefix = request.prefix
+    if prefix is None:
+        return
+    if tuple(request.prompt[: prefix.end]) != prefix.tokens or prefix.end >= len(request.prompt):
+        raise BadConfig("prefix: the prompt does not go on behind the tokens of these rows")
+    if request.policy is not None:
+        raise BadConfig("kv: rows that were made before come under no cache policy; leave kv out")
+    asked = {name for part in request.parts for name in part.models}
+    if not {tap for name in asked for tap in models[name].feeds} <= prefix.states.keys():
+        raise BadConfig(
+            f"{request.name} reads hidden states, and the rows that were made before lack them; "
+            "make them for this method"
+        )
+
+
+def check_prompt(request: Request, target: Model) -> None:
+    """Raises PromptTooLong, BadConfig or Unsupported."""
+    if "blocks" in target.caps:
+        need = "a model that writes from left to right"
+        cure = "load it beside its target: load(TARGET, draft=...)"
+        raise Unsupported.missing(request.name, target.name, need, cure)
+    prompt = request.prompt
+    known = all(isinstance(token, int) and 0 <= token < target.vocab for token in prompt)
+    if not known or not prompt:
+        span = f"0 to {target.vocab - 1}"
+        raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
+    endless = request.policy is not None and request.policy.endless and request.policy.pieces
+    spared = 0 if request.policy is None else request.policy.spared
+    if spared and len(prompt) - spared >= target.context:
+        raise PromptTooLong(
+            f"the prefix, what is read of the contexts and the question take "
+            f"{len(prompt) - spared} positions and {target.name} holds {target.context}; cut the "
+            "longest context in two, or shorten it"
+        )
+    if len(prompt) - spared >= target.context and not endless:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens and {target.name} holds {target.context}; "
+            "shorten it"
+        )
+    if request.sampling.stop and request.text is None:
+        raise BadConfig("stop: texts need a tokenizer; use stop_token_ids")
+
+
+def drawn(name: str, strategy: Method, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request's options with a temperature for a method that chooses among what is drawn. Raises
+    BadConfig for 0, at which all that it draws is alike.
+    """
+    usual = getattr(strategy, "drawn_at", 0.0)
+    if not usual or options.get("temperature"):
+        return options
+    if options.get("temperature") is not None:
+        raise BadConfig(
+            f"temperature=0: {name} chooses among what is drawn, and at 0 all draws are alike; "
+            f"leave it out, for {usual:g}, or give one above 0"
+        )
+    return {**options, "temperature": usual}

@@ -1,0 +1,83 @@
+"""What an engine is doing and has done, in numbers, and whether what it keeps is sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretell.core.stats import Stats
+
+
+class Totals:
+    """Sums over the requests that have ended."""
+
+    def __init__(self) -> None:
+        self.numbers = dict.fromkeys(
+            ("requests", "prompt_tokens", "tokens", "steps", "drafted", "accepted", "drafts"), 0
+        )
+        self.accepted_per_position: list[int] = []
+
+    def add(self, stats: Stats) -> None:
+        numbers = self.numbers
+        numbers["requests"] += 1
+        for name in ("prompt_tokens", "tokens", "steps", "drafted", "accepted", "drafts"):
+            numbers[name] += getattr(stats, name)
+        counts = self.accepted_per_position
+        for position, (_, accepted) in enumerate(stats.by_depth):
+            if position == len(counts):
+                counts.append(0)
+            counts[position] += accepted
+
+    def with_running(self, engine: Any) -> Totals:
+        """The same with the requests in flight."""
+        whole = Totals()
+        whole.numbers = dict(self.numbers)
+        whole.accepted_per_position = list(self.accepted_per_position)
+        for live in list(engine.live):
+            whole.add(live.ctx.stats)
+            output = max((len(b.output) for b in list(live.ctx.branches.values())), default=0)
+            whole.numbers["tokens"] += output - live.ctx.stats.tokens
+        return whole
+
+
+def status(engine: Any) -> dict[str, Any]:
+    """Numbers of an engine at this moment. Bytes are those that caches take."""
+    lives = list(engine.live)
+    caches = [cache for live in lives for cache in list(live.caches.values())]
+    totals = engine.totals.with_running(engine)
+    numbers = totals.numbers
+    tree = None if engine.reuse is None else engine.reuse.tree
+    return {
+        "running": sum(not live.paused for live in lives),
+        "waiting": sum(live.paused for live in lives),
+        "preempted": engine.admission.preempted,
+        "cache_bytes": sum(cache.allocated for cache in caches),
+        "cache_limit": engine.admission.memory,
+        "prefix_bytes": tree.bytes if tree else 0,
+        "prefix_limit": tree.limit if tree else 0,
+        "learnt_bytes": sum(getattr(s, "nbytes", 0) for s in list(engine.stores.values())),
+        "prefix_tokens_asked": tree.asked if tree else 0,
+        "prefix_tokens_reused": tree.reused if tree else 0,
+        "requests": engine.requests,
+        "forwards": engine.forwards,
+        "steps": numbers["steps"],
+        "prompt_tokens": numbers["prompt_tokens"],
+        "generation_tokens": numbers["tokens"],
+        "drafts": numbers["drafts"],
+        "drafted": numbers["drafted"],
+        "accepted": numbers["accepted"],
+        "accepted_per_position": totals.accepted_per_position,
+    }
+
+
+def troubles(engine: Any) -> list[str]:
+    """What is wrong with what an engine keeps while it has nothing to do; empty: nothing."""
+    found = []
+    if engine.live:
+        return [f"{len(engine.live)} requests are in flight: check when there are none"]
+    if engine.reuse is not None:
+        tree = engine.reuse.tree
+        found += tree.troubles()
+        read = sum(node.segment.readers for node in tree.nodes())
+        if read:
+            found.append(f"shared segments count {read} readers, and there is no request")
+    return found

@@ -1,0 +1,147 @@
+"""Reads several contexts apart, each behind the same prefix, and answers behind all of them.
+
+Every context is read by itself: its positions begin behind the prefix, as those of the others do,
+and it sees the prefix and itself. What follows the contexts stands behind the longest of them and
+sees everything. So their order says nothing, and together they may be far longer than what the
+model has positions for. Attention to many contexts at once is flatter than what the model has
+learnt: `temperature` makes it sharper, and `scale` takes away from the contexts' part of it.
+
+Paper: Yang et al., APE: Faster and Longer Context-Augmented Generation via Adaptive Parallel
+Encoding, arXiv:2502.05431
+Guarantee: lossy: contexts do not see each other; with drafts the text is the one without them
+Cost: target 1
+Needs: rotary positions, and cache rows of every layer, of all of the text
+Trains: nothing
+Try: --kv ape --context FILE --context FILE
+Differs:
+- contexts are read one after the other, as pieces of one prompt, and not as a padded batch
+- a text that is too short to have these contexts, as methods may open beside the prompt, is read as
+any other is
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, NEVER, CachePolicy
+from foretell.kv.slots import turning
+from foretell.kv.store.holding import Layers
+from foretell.ops.attention import Attention, merge
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+
+@dataclass(frozen=True)
+class Ape(KV):
+    """Where contexts stand in a prompt: `contexts.Contexts` makes one with its tokens."""
+
+    temperature: float = 0.9  # of the attention to contexts
+    scale: float = 0.9  # by which the logarithm of all that contexts get is multiplied
+    prefix: int = 0  # first tokens, which all contexts follow
+    sizes: tuple[int, ...] = ()  # tokens of each context; what follows them is the question
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "scale"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise BadConfig.field(f"ape:{name}", value, "a number above 0")
+        if self.prefix < 0:
+            raise BadConfig.field("ape:prefix", self.prefix, "at least 0 tokens")
+        if any(size < 1 for size in self.sizes):
+            raise BadConfig.field("ape:sizes", self.sizes, "at least 1 token each")
+
+    def reading(self, prefix: int, sizes: tuple[int, ...]) -> Ape:
+        """The same for a prompt with these contexts."""
+        return replace(self, prefix=prefix, sizes=sizes)
+
+    @property
+    def spared(self) -> int:
+        """Tokens of a prompt that take no positions of their own."""
+        return sum(self.sizes) - max(self.sizes, default=0)
+
+    def policy(self, target: Model) -> Apart:
+        if not self.sizes:
+            raise BadConfig(
+                "kv=ape: it reads contexts, and the prompt has none; give some (contexts, or "
+                "--context FILE), or leave kv out"
+            )
+        if self.prefix < 1:
+            raise BadConfig.field("ape:prefix", self.prefix, "at least 1 token, for attention")
+        self.fits(target)
+        turning("ape", target)
+        policy = Apart(self.temperature, self.scale, self.prefix, self.sizes)
+        policy.spared = self.spared
+        return policy
+
+
+@dataclass
+class Apart(CachePolicy):
+    """`held`: keys and values of the contexts that were read; `rows`: those of all of them, of each
+    layer (KV, n, D), once they are complete.
+    """
+
+    temperature: float
+    scale: float
+    prefix: int
+    sizes: tuple[int, ...]
+    held: tuple[tuple[Layers, Layers], ...] = ()
+    rows: tuple[Layers, Layers] | None = None
+
+    plain = False
+
+    @property
+    def bytes(self) -> int:
+        sides = [*self.held, *(() if self.rows is None else (self.rows,))]
+        return sum(layer.nbytes for pair in sides for side in pair for layer in side)
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.held, self.rows = (), None
+
+    def room(self, length: int) -> int:
+        ends = list(accumulate(self.sizes, initial=self.prefix))
+        if self.prompt <= ends[-1]:
+            return NEVER
+        return min((end - length for end in ends if end > length), default=NEVER)
+
+    def change(self, cache: Any) -> None:
+        """A context, or the prefix before them, is complete: the next one begins where it did."""
+        if cache.base > self.prefix:
+            self.held = (*self.held, cache.give(cache.base - self.prefix, self.prefix))
+        behind = self.prefix
+        if len(self.held) == len(self.sizes):
+            keys, values = zip(*self.held, strict=True)
+            self.rows = joined(keys), joined(values)
+            self.held = ()
+            behind += max(self.sizes)
+        cache.offset = cache.length - behind
+
+    def watches(self, job: Any) -> bool:
+        return self.rows is not None
+
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        assert self.rows is not None, "contexts are read by ordinary attention"
+        keys, values = (side[asked.layer] for side in self.rows)
+        apart = replace(
+            asked,
+            keys=keys,
+            values=values,
+            mask=None,
+            scale=asked.scale / self.temperature,
+            softcap=None if asked.softcap is None else asked.softcap / self.temperature,
+            sinks=None,
+        )
+        out, log_sum = apart.part()
+        weighed = out, log_sum * (self.scale * self.temperature)
+        return merge([asked.part(), weighed]).to(asked.q.dtype)
+
+
+def joined(parts: tuple[Layers, ...]) -> Layers:
+    """Rows of several contexts as one, of each layer."""
+    return [torch.cat(layers, 1) for layers in zip(*parts, strict=True)]

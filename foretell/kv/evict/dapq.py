@@ -1,0 +1,104 @@
+"""Keeps of a prompt what the tokens that follow it are likely to attend to.
+
+Which tokens these will be is not known, but where they will stand is, and queries are alike by
+their positions far more than by what they say. So `pseudo` tokens are put behind the prompt, the
+first and the last ones of the prompt once more, at the positions of the answer. What the prompt's
+rows get of their queries decides which rows stay. Then the pseudo tokens vanish: the answer begins
+where they began, and no row of them is left.
+
+Paper: Tian et al., Where Matters More Than What: Decoding-aligned KV Cache Compression via
+Position-aware Pseudo Queries, arXiv:2603.11564
+Guarantee: lossy: rows of the prompt are given up; with drafts the text is the one without them
+Cost: target 1 + one forward of `pseudo` tokens behind a prompt that is longer than the budget
+Needs: cache rows of every layer, of all of the text
+Trains: nothing
+Differs:
+- how votes are added and smoothed is unpublished: each pseudo token has one vote a head, divided by
+what it gives to the prompt's rows, and the mean is taken over `kernel` neighbours
+- the last `window` tokens stay; whether the paper keeps any is unpublished
+- query heads that share a key head vote by their mean, and share its rows
+- the pseudo tokens run in a forward of their own, as rows change when the prompt is complete; its
+time is part of the first token's, and no statistic counts it
+- near the end of the context there are as many pseudo tokens as it has positions for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, check_budget
+from foretell.kv.voting import Voted, check_smoothing, polled
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+
+@dataclass(frozen=True)
+class Dapq(KV):
+    """Counts of rows and tokens."""
+
+    budget: int = 1024  # rows of a layer's head that stay of the prompt
+    pseudo: int = 32  # tokens behind the prompt, which vote; 32 to 64 do best
+    window: int = 8  # last tokens of the prompt, which stay
+    kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
+    pool: str = "mean"  # or max
+
+    def __post_init__(self) -> None:
+        for name, least in (("pseudo", 1), ("window", 0)):
+            if getattr(self, name) < least:
+                raise BadConfig.field(f"dapq:{name}", getattr(self, name), f"at least {least}")
+        what = f"a window of {self.window} and a row beside it"
+        check_budget("dapq", self.budget, self.window + 1, what)
+        check_smoothing("dapq", self.kernel, self.pool)
+
+    def policy(self, target: Model) -> Aligned:
+        self.fits(target)
+        return Aligned(
+            self.budget,
+            every=0,
+            window=self.window,
+            kernel=self.kernel,
+            pool=self.pool,
+            target=target,
+            pseudo=self.pseudo,
+        )
+
+
+@dataclass
+class Aligned(Voted):
+    """`begun` and `ended`: the first and the last ids of the prompt, from which pseudo tokens are
+    made.
+    """
+
+    target: Any = None
+    pseudo: int = 0
+    begun: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.begun = self.ended = ()
+
+    def counts(self, place: int) -> bool:
+        """No token of the text votes."""
+        return False
+
+    def room(self, length: int) -> int:
+        return self.first - length if length < self.first else super().room(length)
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        super().keep(cache, nodes)
+        if cache.length < self.prompt:
+            first = self.pseudo // 2
+            ids = [cache.tokens[node] for node in nodes]
+            self.begun = (*self.begun, *ids)[:first]
+            self.ended = (*self.ended, *ids)[first - self.pseudo :]
+
+    def evict(self, cache: Any) -> None:
+        left = self.target.context - cache.length
+        self.received = polled(self.target, cache, (*self.begun, *self.ended)[:left])
+        super().evict(cache)
+        self.received = {}

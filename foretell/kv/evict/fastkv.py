@@ -1,0 +1,173 @@
+"""Lets a part of a prompt's tokens go on half way, and keeps as many rows of every layer.
+
+All tokens of a prompt pass the first layers. There the last `window` tokens vote: of the others
+those go on that they attend to the most, with their own positions, and the window. Then of every
+layer's rows those are kept that the window attends to the most in it; what is generated stays too.
+So the prompt takes about half the time, and decoding reads a tenth of the rows, the same number in
+every layer.
+
+Paper: Jo et al., FastKV: Decoupling of Context Reduction and KV Cache Compression for Prefill-
+Decoding Acceleration, arXiv:2502.01068
+Guarantee: lossy: rows of the prompt are given up; with drafts the text is the one without them
+Cost: target 1
+Needs: layers that can be run one by one; cache rows of every layer, of all of the text
+Trains: nothing
+Differs:
+- `layers` 0 is half of them; the paper's setting is 16 of 32, its layer 15 the last one
+- query heads that share a key head vote by their mean; the order of the rows is that of their sum
+- all layers keep the same number of rows, where the published code may keep one less of some
+- a prompt too short for a window and a row beside it in its tenth keeps as many as that
+- a token that leaves out layers has in them, for who reads hidden states, the state that it left
+with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.model import Computed
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, best
+from foretell.kv.evict.layer_skipping import (
+    PIECE,
+    Run,
+    Skipping,
+    check_layers,
+    check_share,
+    piece_of,
+)
+from foretell.kv.voting import Voted
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+
+@dataclass(frozen=True)
+class Fastkv(KV):
+    """Shares of a prompt's tokens, and counts of layers, rows and tokens."""
+
+    tsp: float = 0.2  # share of the tokens that go on
+    retain: float = 0.1  # share of the rows that stay of every layer
+    layers: int = 0  # first ones, which all tokens pass; 0: half of them
+    budget: int = 0  # rows that stay of a layer's head in place of `retain`; 0: that share
+    length: int = 0  # tokens that go on in place of `tsp`; 0: that share
+    window: int = 8  # last tokens, which vote, go on and stay
+    kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
+
+    def __post_init__(self) -> None:
+        for name in ("tsp", "retain"):
+            check_share("fastkv", name, getattr(self, name))
+        if self.window < 1:
+            raise BadConfig.field("fastkv:window", self.window, "at least 1")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise BadConfig.field("fastkv:kernel", self.kernel, "an odd number, at least 1")
+        if self.layers < 0:
+            raise BadConfig.field("fastkv:layers", self.layers, "0 or more")
+        least = self.window + 1
+        if self.budget and self.budget < least:
+            what = f"a window of {self.window} and a row beside it"
+            raise BadConfig.field(
+                "fastkv:budget", self.budget, f"0, or at least {least}, for {what}"
+            )
+        if self.length and self.length < max(least, self.budget):
+            need = f"0, or at least {max(least, self.budget)}, as rows that stay are theirs"
+            raise BadConfig.field("fastkv:length", self.length, need)
+        if not (self.length or self.budget) and self.retain > self.tsp:
+            need = f"at most {self.tsp}, the share of the tokens that go on"
+            raise BadConfig.field("fastkv:retain", self.retain, need)
+
+    def policy(self, target: Model) -> Halfway:
+        self.fits(target)
+        count = check_layers("fastkv", target)
+        if self.layers >= count:
+            need = f"below {count}, the layers of {target.name}"
+            raise BadConfig.field("fastkv:layers", self.layers, need)
+        cut = self.layers or count // 2
+        return Halfway(
+            0,
+            0,
+            window=self.window,
+            kernel=self.kernel,
+            pool="mean",
+            cut=cut,
+            layers=count,
+            settings=self,
+        )
+
+    def rows(self, prompt: int) -> int:
+        """How many stay of a prompt of so many tokens."""
+        rows = self.budget or max(int(prompt * self.retain), self.window + 1)
+        return min(prompt, rows)
+
+    def going(self, prompt: int) -> int:
+        """How many of its tokens go on."""
+        return min(prompt, max(self.length or int(prompt * self.tsp), self.rows(prompt)))
+
+
+@dataclass
+class Halfway(Skipping, Voted):
+    settings: Fastkv = Fastkv()
+    going: int = 0  # tokens of the prompt that go on
+
+    def begin(self, prompt: int) -> None:
+        self.budget, self.going = self.settings.rows(prompt), self.settings.going(prompt)
+        self.prompt = prompt
+        super().begin(prompt)
+
+    def fork(self) -> Halfway:
+        twin = super().fork()
+        assert isinstance(twin, Halfway)
+        return twin
+
+    def room_of(self, length: int, prompt: int) -> int:
+        if prompt == self.prompt:
+            return self.room(length)
+        twin = self.fork()
+        twin.begin(prompt)
+        return twin.room(length)
+
+    @property
+    def leaves_out(self) -> bool:
+        return self.going < self.prompt
+
+    def goes_on(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
+        assert self.waiting is not None
+        chosen = self.choose()
+        places = chosen.tolist()
+        states = self.waiting.read((self.cut,), 0, self.prompt)[chosen]
+        last = self.going - self.window
+        above = range(self.cut, self.layers)
+        width = 0
+        for start in range(0, last, PIECE):
+            part = slice(start, min(last, start + PIECE))
+            width += run([piece_of(job, start, places[part], states[part], above)], ()).width
+        window = piece_of(job, last, places[last:], states[last:], above, watcher=self)
+        window.rows = [self.window - 1] if job.rows else []
+        done = run([window], taps)
+        own = {tap: states[self.window - len(job.tokens) :] for tap, states in done.hidden.items()}
+        return Computed(done.logits, own, done.computed_by, width + done.width)
+
+    def choose(self) -> torch.Tensor:
+        """The tokens (going,) that go on: the window, and those it attends to in the last layer
+        that all have passed.
+        """
+        layer = self.cut - 1
+        given = [noted[layer] for noted in (self.received, self.pending) if layer in noted]
+        given += self.nodes[layer].values()
+        wide = [torch.nn.functional.pad(part, (0, self.prompt - part.shape[1])) for part in given]
+        votes = self.votes(torch.stack(wide).sum(0)).sum(0)
+        chosen = best(votes, self.going - self.window).sort().values
+        last = torch.arange(self.prompt - self.window, self.prompt, device=chosen.device)
+        return torch.cat([chosen, last])
+
+    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        rows = self.going if layer >= self.cut else self.prompt
+        return super().chosen(cache, layer, received[:, :rows])
+
+    def evict(self, cache: Any) -> None:
+        super().evict(cache)
+        self.waiting = None

@@ -1,0 +1,62 @@
+"""Keeps the rows that received the most attention so far, and the most recent ones.
+
+For every key head the attention that a row got of all nodes since is added up. Where there are too
+many rows, those of the lowest sums go, but for the `recent` last ones.
+
+Paper: Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
+Models, arXiv:2306.14048
+Guarantee: lossy: rows are given up; with drafts the text is the one without them
+Cost: target 1
+Needs: cache rows of every layer, of all of the text
+Trains: nothing
+Differs:
+- a prompt is read as a whole, and evicted from behind it; the paper evicts token by token
+- `budget` counts rows; the paper's setting, a fifth of the prompt, is for the caller to work out
+- query heads that share a key head count by their mean
+- with `every` above 1 rows are given up by so many at once, and drafts may be as long
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.kv.base import KV, Attended, best, check_budget, check_every
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+
+@dataclass(frozen=True)
+class H2O(KV):
+    """Counts of rows and tokens."""
+
+    role = "evictor"
+
+    budget: int = 1024  # rows of a layer's head
+    recent: int = 0  # of them for the last tokens; 0: half of them
+    every: int = 1  # tokens between two evictions
+
+    def __post_init__(self) -> None:
+        check_budget("h2o", self.budget, max(2, self.recent + 1), "recent and other rows")
+        check_every("h2o", self.every)
+
+    def policy(self, target: Model) -> HeavyHitters:
+        self.fits(target)
+        return HeavyHitters(self.budget, self.every, recent=self.recent or self.budget // 2)
+
+
+@dataclass
+class HeavyHitters(Attended):
+    recent: int = 1
+
+    def counts(self, place: int) -> bool:
+        return True
+
+    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        heads, rows = received.shape
+        heavy = best(received[:, : rows - self.recent], self.budget - self.recent)
+        last = torch.arange(rows - self.recent, rows, device=received.device)
+        return torch.cat([heavy, last.expand(heads, -1)], 1)

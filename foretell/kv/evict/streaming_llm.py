@@ -1,0 +1,81 @@
+"""Keeps the first tokens and the last ones, at the positions of their rows.
+
+The first `sinks` tokens draw attention whatever they say; between them and the `window` last ones
+everything is given up. Positions count rows, so no distance is longer than the cache, and a text
+may be longer than the model's context.
+
+Paper: Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453
+Guarantee: lossy: rows are given up; with drafts the text is the one without them
+Cost: target 1
+Needs: rotary positions, and cache rows of every layer, of all of the text
+Trains: nothing
+Differs:
+- a prompt is read as a whole, and evicted from behind it
+- keys are kept as they were made and turned once in float32; the paper keeps them unturned
+- with `every` above 1 rows are given up by so many at once, and drafts may be as long
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, Evicting, check_every
+from foretell.kv.select.base import Ends
+from foretell.kv.slots import Slots, turning
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+
+@dataclass(frozen=True)
+class StreamingLlm(KV):
+    """Counts of rows and tokens."""
+
+    role = "evictor"
+
+    sinks: int = 4  # first tokens
+    window: int = 512  # last tokens
+    every: int = 1  # tokens between two evictions
+
+    def __post_init__(self) -> None:
+        for name, least in (("sinks", 0), ("window", 1)):
+            if getattr(self, name) < least:
+                raise BadConfig.field(
+                    f"streaming-llm:{name}", getattr(self, name), f"at least {least}"
+                )
+        check_every("streaming-llm", self.every)
+
+    def policy(self, target: Model) -> Streaming:
+        self.fits(target)
+        budget = self.sinks + self.window
+        slots = Slots(turning("streaming-llm", target), still=self.sinks)
+        policy = Streaming(budget, self.every, sinks=self.sinks, slots=slots)
+        policy.endless = budget + self.every <= target.context
+        return policy
+
+    def with_budget(self, rows: int) -> StreamingLlm:
+        return replace(self, window=rows - self.sinks)
+
+    def view(self, target: Model) -> Ends:
+        """Its rows of a cache that keeps all, which stay at their positions."""
+        self.fits(target)
+        return Ends(0, self.sinks, self.window)
+
+
+@dataclass
+class Streaming(Evicting):
+    sinks: int
+    slots: Slots
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.slots = self.slots.empty()
+
+    def evict(self, cache: Any) -> None:
+        last = range(cache.base - self.budget + self.sinks, cache.base)
+        rows = torch.tensor([[*range(self.sinks), *last]], device=cache.device)
+        self.slots = self.slots.keep(cache, [rows] * len(cache.layout))

@@ -1,0 +1,168 @@
+"""Finds the rows that matter by a few channels in a few bits, and reads these alone.
+
+Of each key head those `channels` of the largest products with queries are known from texts. A
+row's label is what its key has there, in `bits`; queries are cut down the same way, and each query
+head reads the `budget` rows of the largest products. The first layers read everything.
+
+Paper: Yang et al., Post-Training Sparse Attention with Double Sparsity, arXiv:2408.07092
+Guarantee: lossy: queries leave rows out; with drafts the text is the one without them
+Cost: target 1
+Needs: cache rows of every layer, of all of the text, and a table of the model's channels
+Trains: a table of channels, by `foretell train channels`; one ships for smollm2
+Try: --model smollm2 --kv double-sparsity
+Differs:
+- heads that share a key head share its channels, and their products count by their mean
+- products are of rotated queries and keys, which the published code calls qk; its `q` and `k` are
+left out
+- the first row and the newest are always among those read; `sinks` and `recent` 0: they are not
+- a prompt is read as a whole
+- labels are rounded to `bits` and kept as wide as keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, bytes_of, check_budget
+from foretell.kv.select.base import Selecting
+from foretell.kv.select.channels import table_for
+from foretell.ops.attention import Attention
+from foretell.ops.row_attention import Listed, highest, products
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+BITS = (2, 4, 8, 16)
+AT_ONCE = 64  # committed rows that are labelled together
+
+
+@dataclass(frozen=True)
+class DoubleSparsity(KV):
+    """Counts of rows, channels and layers."""
+
+    role = "selector"
+
+    budget: int = 128  # rows that a query head reads
+    channels: int = 16  # of a key head that rows are found by; as many as it has: no table is read
+    bits: int = 4  # of a label's numbers: 2, 4, 8, or 16: they are as keys are
+    dense: int = 2  # first layers, which read everything
+    sinks: int = 1  # first rows, which are always read
+    recent: int = 1  # last rows, the same
+    calibration: str = ""  # table of channels, a file or a folder; else the one that ships
+
+    def __post_init__(self) -> None:
+        ranges = (("channels", 1), ("dense", 0), ("sinks", 0), ("recent", 0))
+        for name, least in ranges:
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise BadConfig.field(f"double-sparsity:{name}", value, f"at least {least}")
+        if self.bits not in BITS:
+            raise BadConfig.field("double-sparsity:bits", self.bits, "2, 4, 8 or 16")
+        what = f"{self.sinks} first rows, {self.recent} last ones and one more"
+        check_budget("double-sparsity", self.budget, self.sinks + self.recent + 1, what)
+
+    def policy(self, target: Model) -> Labelled:
+        self.fits(target)
+        chosen = None
+        if any(shape is not None and shape[1] > self.channels for shape in target.layout):
+            table = table_for(target, self.calibration, "kv=double-sparsity")
+            chosen = table[..., : self.channels].to(target.device)
+        return Labelled(
+            self.dense, self.budget, self.bits, chosen, sinks=self.sinks, recent=self.recent
+        )
+
+
+@dataclass
+class Labelled(Selecting):
+    """Labels are what keys alone decide; so rows get theirs late, and none changes at any
+    length.
+    """
+
+    budget: int
+    bits: int
+    channels: torch.Tensor | None  # (L, KV, r); None: all of them
+    sinks: int = 1
+    recent: int = 1
+    labels: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, r, rows)
+    labelled: int = 0  # first rows that have labels
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.labels, self.labelled = {}, 0
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.labels.values())
+
+    def change(self, cache: Any) -> None:
+        self._label(cache.k, cache.base)
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        end = cache.base + len(nodes)
+        if cache.length >= self.prompt and end >= self.labelled + AT_ONCE:
+            self._label(cache.k, end)
+
+    def _label(self, keys: Sequence[torch.Tensor], end: int) -> None:
+        layers = range(self.dense, len(keys))
+        self.labels = {layer: self._all_labels(layer, keys[layer][:, :end]) for layer in layers}
+        self.labelled = end
+
+    def _all_labels(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
+        """Of all these rows (KV, n, D), (KV, r, n)."""
+        fresh = self.label(layer, keys[:, self.labelled :]).transpose(1, 2)
+        known = self.labels.get(layer)
+        return fresh.contiguous() if known is None else torch.cat([known, fresh], 2)
+
+    def label(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
+        """Of queries or keys (KV, n, D) what stands in the chosen channels (KV, n, r)."""
+        if self.channels is not None:
+            places = self.channels[layer][:, None].expand(-1, numbers.shape[1], -1)
+            numbers = numbers.gather(-1, places)
+        return numbers if self.bits == 16 else rounded(numbers, self.bits)
+
+    def watches(self, job: Any) -> bool:
+        return super().watches(job) and job.start + len(job.tokens) > self.budget
+
+    def reads(self, job: Any, asked: Attention) -> Listed:
+        given = self._given(asked)
+        rows = given.shape[-1]
+        # Along a path rows stand in the order of its tokens, so counts of rows are those of tokens.
+        if asked.mask is None:
+            given[..., : self.sinks] = torch.inf
+            given[..., rows - self.recent :] = torch.inf
+        else:
+            seen = (asked.mask > -torch.inf).expand(given.shape[0], -1, -1)
+            first = seen.cumsum(-1) <= self.sinks
+            last = seen.flip(-1).cumsum(-1).flip(-1) <= self.recent
+            given = given.masked_fill(first | last, torch.inf).masked_fill(~seen, -torch.inf)
+        return Listed(highest(given, self.budget), 1, rows)
+
+    def _given(self, asked: Attention) -> torch.Tensor:
+        """What each query's label gives to those of all rows (H, n, rows)."""
+        keys = asked.keys
+        queries = asked.q.unflatten(0, (len(keys), -1)).flatten(1, 2)
+        # One call for both: they are few, and a call takes longer than their numbers do.
+        labels = self.label(asked.layer, torch.cat([queries, keys[:, self.labelled :]], 1))
+        mine, fresh = labels.split([queries.shape[1], labels.shape[1] - queries.shape[1]], 1)
+        mine = mine.reshape(*asked.q.shape[:2], -1)
+        wide = torch.promote_types(mine.dtype, torch.float32)
+        shape = (*mine.shape[:2], keys.shape[1])
+        given = torch.empty(shape, dtype=wide, device=keys.device)
+        if self.labelled:
+            known = self.labels[asked.layer].transpose(1, 2)
+            products(mine, known, given[..., : self.labelled])
+        products(mine, fresh, given[..., self.labelled :])
+        return given
+
+
+def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """The nearest of 2 ** bits numbers, from the least to the largest of each row (..., r)."""
+    low, high = numbers.aminmax(dim=-1, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    codes = ((numbers - low) / step.clamp(min=torch.finfo(numbers.dtype).tiny)).round()
+    return low + codes * step

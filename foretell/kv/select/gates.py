@@ -1,0 +1,80 @@
+"""Which key heads of a model need all of a text, and which the first and the last rows alone.
+
+A table of gates is a safetensors file with one tensor, `gates` (L, KV): of each layer and key head
+how much it needs, from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretell.errors import BadConfig, Unsupported
+from foretell.kv.select.marked import Kind
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+# Executors whose attention has a mask among the new nodes of a forward alone: each node sees all
+# cached rows of its sequence. A streaming head's nodes do not: the window of each ends elsewhere.
+ROWS_SEEN_BY_ALL = ("openvino", "onnxruntime")  # the latter leaves what it cannot do to the former
+
+
+def _wrong(gates: torch.Tensor) -> str:
+    right = gates.dim() == 2 and gates.is_floating_point() and gates.numel() > 0
+    if right and bool(((gates >= 0) & (gates <= 1)).all()):
+        return ""
+    return "gates are numbers from 0 to 1, one of each layer and key head"
+
+
+GATES = Kind(
+    "gates",
+    "gates of its key heads",
+    "make some with `foretell train gates --model MODEL --text TEXTS --out FILE`",
+    "gates",
+    _wrong,
+)
+
+
+def save(gates: torch.Tensor, path: Path, model: Model, steps: int) -> None:
+    """Writes gates (L, KV), whole or not at all. Raises BadFile."""
+    GATES.save(gates, path, model, steps=str(steps))
+
+
+def check_sparsity(method: str, sparsity: float) -> None:
+    """Raises BadConfig for what is no share of heads."""
+    if not 0 <= sparsity <= 1:
+        raise BadConfig.field(f"{method}:sparsity", sparsity, "between 0 and 1")
+
+
+def streaming(gates: torch.Tensor, sparsity: float) -> torch.Tensor:
+    """The `sparsity` of all heads that have the lowest gates, bool (L, KV).
+
+    Of heads with equal gates those of earlier layers come first.
+    """
+    count = round(sparsity * gates.numel())
+    order = gates.flatten().argsort(stable=True)
+    chosen = torch.zeros(gates.numel(), dtype=torch.bool)
+    chosen[order[:count]] = True
+    return chosen.view(gates.shape)
+
+
+def streaming_of(model: Model, sparsity: float, given: str, method: str) -> torch.Tensor:
+    """The streaming heads of a model, bool (L, KV), by the gates in a file or a folder, or by those
+    that ship. Without any none are needed.
+
+    Raises BadFile where they are another model's, Unsupported where none ship, and where the
+    model's executor cannot hide rows from single heads and nodes: torch would compute it all.
+    """
+    layout = [shape for shape in model.layout if shape is not None]
+    sizes = (len(layout), layout[0][0])
+    if not sparsity:
+        return torch.zeros(sizes, dtype=torch.bool)
+    executor = model.usual_executor
+    if executor in ROWS_SEEN_BY_ALL:
+        need = f"heads that see fewer rows, and {executor} shows each node all rows of a head"
+        cure = "load it with executor='torch', or dtype='bfloat16' or 'int8' for the C library"
+        raise Unsupported.missing(method, model.name, need, cure)
+    return streaming(GATES.find(model, given, method, sizes), sparsity)

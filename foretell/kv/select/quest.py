@@ -1,0 +1,66 @@
+"""Reads the pages of rows that may matter to a query, and keeps all of them.
+
+Of every page of `page` rows the largest and the smallest number of each key channel are known. They
+bound what a query can give to any key of the page; each query head reads the pages of the highest
+bounds, and what stands behind the last whole page. The first layers read everything.
+
+Paper: Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference,
+arXiv:2406.10774
+Guarantee: lossy: queries leave rows out; with drafts the text is the one without them
+Cost: target 1
+Needs: cache rows of every layer, of all of the text
+Trains: nothing
+Differs:
+- rows behind the last whole page are always read, beside the pages
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, check_budget
+from foretell.kv.select.paged import Paged
+from foretell.kv.select.paging import extremes, upper
+from foretell.ops.row_attention import highest
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+LEAST = 3  # pages that are read at least
+
+
+@dataclass(frozen=True)
+class Quest(KV):
+    """Counts of rows and layers."""
+
+    role = "selector"
+
+    budget: int = 1024  # rows in whole pages that a query head reads
+    page: int = 16  # rows
+    dense: int = 2  # first layers, which read everything
+
+    def __post_init__(self) -> None:
+        if self.page < 2:
+            raise BadConfig.field("quest:page", self.page, "at least 2 rows")
+        check_budget("quest", self.budget, LEAST * self.page, f"{LEAST} pages of {self.page}")
+        if self.dense < 0:
+            raise BadConfig.field("quest:dense", self.dense, "at least 0 layers")
+
+    def policy(self, target: Model) -> Pages:
+        self.fits(target)
+        return Pages(self.dense, self.budget // self.page, self.page)
+
+
+@dataclass
+class Pages(Paged):
+    """Knows of each page the largest and the smallest numbers (KV, pages, 2 * D)."""
+
+    def summed_up(self, keys: torch.Tensor) -> torch.Tensor:
+        return extremes(keys, self.page)
+
+    def chosen(self, q: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+        return highest(upper(q, known), self.count)

@@ -1,0 +1,143 @@
+"""Cache policies that are joined: rows of a prompt are given up, and what is left is encoded, and
+stored elsewhere.
+
+What may be joined is decided by what each policy declares, its `role`: one evictor at most, one
+encoder and one store. Rows are given up first, so an evictor must have done with it when the prompt
+is read (`settles`): what is encoded or stored is never given up one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig
+from foretell.kv.base import KV, CachePolicy, Evicting
+from foretell.kv.store.base import Stored
+from foretell.ops.attention import Attention
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+ROLES = ("evictor", "encoder", "store")  # in the order in which they act
+LEGAL = (
+    "an evictor of prompts (snapkv), an encoder (gear, block-quantization) and offload go together"
+)
+
+
+@dataclass(frozen=True)
+class Composition(KV):
+    """Policies that act on one cache, at most one of each role. Raises BadConfig for others."""
+
+    parts: tuple[KV, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise BadConfig(f"kv: nothing is joined; {LEGAL}")
+        for part in self.parts:
+            if part.role not in ROLES and len(self.parts) > 1:
+                why = "reads the rows of one cache" if part.role == "selector" else "goes alone"
+                raise BadConfig(f"kv={self.name}: {part.name} {why} and joins no other; {LEGAL}")
+        for role in ROLES:
+            alike = [part.name for part in self.parts if part.role == role]
+            if len(alike) > 1:
+                what = f"{role}s: {' and '.join(alike)}"
+                raise BadConfig(f"kv={self.name}: there are two {what}; leave one out, as {LEGAL}")
+        evictor = self.of("evictor")
+        if evictor is not None and not evictor.settles and len(self.parts) > 1:
+            raise BadConfig(
+                f"kv={self.name}: {evictor.name} gives up rows at every step, and rows that are "
+                f"stored are not given up one by one; {LEGAL}"
+            )
+        encoder = self.of("encoder")
+        if evictor is not None and encoder is not None and encoder.aligned:
+            raise BadConfig(
+                f"kv={self.name}: {encoder.name} merges what layers hold of a token, and "
+                f"{evictor.name} leaves each layer tokens of its own; leave one out"
+            )
+
+    @property
+    def name(self) -> str:
+        return "+".join(part.name for part in self.parts)
+
+    def of(self, role: str) -> KV | None:
+        """The policy of this role."""
+        return next((part for part in self.parts if part.role == role), None)
+
+    def with_budget(self, rows: int) -> Composition | None:
+        """The evictor decides how many rows are left."""
+        evictor = self.of("evictor")
+        changed = None if evictor is None else evictor.with_budget(rows)
+        if changed is None:
+            return None
+        return Composition(tuple(changed if part is evictor else part for part in self.parts))
+
+    def policy(self, target: Model) -> CachePolicy:
+        if len(self.parts) == 1:
+            return self.parts[0].policy(target)
+        made = {role: part.policy(target) for role in ROLES if (part := self.of(role)) is not None}
+        store = made.get("store")
+        stored = made.get("encoder", store)
+        assert isinstance(stored, Stored), "encoders and stores make policies that store rows"
+        if store is not stored and isinstance(store, Stored):
+            stored = replace(stored, shelf=store.shelf)
+        evictor = made.get("evictor")
+        if evictor is None:
+            return stored
+        assert isinstance(evictor, Evicting), "what settles evicts by a budget"
+        return EvictedFirst(evictor, stored)
+
+
+@dataclass
+class EvictedFirst(CachePolicy):
+    """Gives up rows of a prompt, and stores those that are left."""
+
+    evictor: Evicting
+    stored: Stored
+
+    plain = False
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.evictor.begin(prompt)
+        self.stored.begin(prompt)
+
+    def fork(self) -> EvictedFirst:
+        twin = super().fork()
+        assert isinstance(twin, EvictedFirst)
+        twin.evictor, stored = self.evictor.fork(), self.stored.fork()  # type: ignore[assignment]
+        twin.stored = stored
+        return twin
+
+    def drop(self) -> None:
+        self.evictor.drop()
+        self.stored.drop()
+
+    @property
+    def bytes(self) -> int:
+        return self.evictor.bytes + self.stored.bytes
+
+    def room(self, length: int) -> int:
+        if length < self.prompt:
+            return min(self.evictor.room_of(length, self.prompt), self.prompt - length)
+        left = min(self.prompt, self.evictor.budget)
+        return self.stored.room_behind(length - self.prompt + left)
+
+    def watches(self, job: Any) -> bool:
+        return self.stored.watches(job) or self.evictor.watches(job)
+
+    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+        if cache.length < self.prompt:
+            self.evictor.keep(cache, nodes)
+
+    def change(self, cache: Any) -> None:
+        if cache.length <= self.prompt:
+            self.evictor.change(cache)
+        self.stored.change(cache)
+
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        policy = self.stored if self.stored.watches(job) else self.evictor
+        return policy.attend(job, asked)

@@ -1,0 +1,85 @@
+"""Rows that leave a cache and are held beside it: what policies are made of that store older rows
+in a form of their own, or read only a part of them.
+
+    rows   0 .. first-1 | held, in blocks | the last ones, at least `recent`
+           in the cache | by the policy   | in the cache
+
+Blocks leave at lengths that committed tokens alone decide. What is held is never changed in place,
+so forks share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.kv.base import CachePolicy
+from foretell.ops.attention import Attention, merge
+
+Layers = list[Any]  # of each layer (KV, n, D), None where it keeps no rows
+Part = tuple[torch.Tensor, torch.Tensor]  # see ops.attention.merge
+
+
+@dataclass
+class Holding(CachePolicy):
+    """Takes blocks of `block` rows out of its cache, behind the `first` and before the `recent`.
+
+    `whole`: a prompt is read as a whole before anything leaves. Else blocks leave as soon as they
+    can, and the prompt is read over what is held.
+    """
+
+    first: int
+    recent: int
+    block: int
+    whole: bool = True
+
+    plain = False
+
+    def begin(self, prompt: int) -> None:
+        super().begin(prompt)
+        self.clear()
+
+    def room(self, length: int) -> int:
+        if self.whole and length < self.prompt:
+            return self.prompt - length
+        return self.room_behind(length)
+
+    def room_behind(self, rows: int) -> int:
+        """Tokens until the next block leaves, of a text with so many rows, those that are held
+        included.
+        """
+        beyond = rows - self.first - self.recent
+        return self.block - (beyond % self.block if beyond > 0 else beyond)
+
+    def change(self, cache: Any) -> None:
+        blocks = (cache.base - self.first - self.recent) // self.block
+        if blocks > 0 and (cache.length >= self.prompt or not self.whole):
+            self.hold(*cache.give(blocks * self.block, self.first))
+
+    def watches(self, job: Any) -> bool:
+        return self.holds
+
+    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+        return merge([asked.part(), *self.parts(job, asked)]).to(asked.q.dtype)
+
+    # --- what a policy decides
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds any rows."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Holds nothing from now on."""
+        raise NotImplementedError
+
+    def hold(self, keys: Layers, values: Layers) -> None:
+        """Takes whole blocks of rows, which follow those that it holds already."""
+        raise NotImplementedError
+
+    def parts(self, job: Any, asked: Attention) -> Sequence[Part]:
+        """The attention of a job's nodes over what is held, in one part or more."""
+        raise NotImplementedError

@@ -1,0 +1,183 @@
+"""Stores rows of two layers as one: a direction that they share, and a length of each.
+
+From the middle of the model on, each two neighbouring layers are a pair. A token's keys in both,
+all heads together, become one direction between theirs and two lengths; so do its values. Tokens
+whose directions lie far apart are kept as they are. With `bits`, directions and the rows of other
+layers are rounded too. A prompt is stored when it is read; behind it every `buffer` tokens are, and
+until then they stay as they are.
+
+Paper: Liu et al., MiniCache: KV Cache Compression in Depth Dimension for Large Language Models,
+arXiv:2405.14366
+Guarantee: lossy: a pair's rows point to one side; with drafts the text is the one without them
+Cost: target 1, and restoring what is stored; a pair takes one layer's rows, 16 bytes a token, and
+both layers' rows of tokens that are kept
+Needs: cache rows of every layer, of all of the text, in one kind of position
+Trains: nothing
+Differs:
+- the paper's rule for what is kept, as printed, keeps the most similar tokens, against its text;
+here the most distant ones are kept (`rule=similar` for the other)
+- tokens behind the prompt are kept by the same rule within their block; the paper keeps some of the
+prompt alone, and merges each new token at once
+- its 4 bits are KIVI's; here keys are rounded by channel and values by token, in groups of up to
+64, and tokens that are kept stay as they were
+- a direction is stored for kept tokens too
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.errors import BadConfig, Unsupported
+from foretell.kv.base import KV
+from foretell.kv.store.base import Code, Codes, Form, Rows, Stored
+from foretell.kv.store.holding import Layers
+from foretell.kv.store.layer_pairs import RULES, apart, merged, restored
+from foretell.kv.store.packing import Rounded, divisor, rounded
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+WHOLE = 16  # bits of numbers that are not rounded
+BITS = (2, 4, 8, WHOLE)
+GROUP = 64  # numbers on one grid, at most
+
+
+@dataclass(frozen=True)
+class Minicache(KV):
+    """Shares, a layer and counts of bits and tokens."""
+
+    role = "encoder"
+    aligned = True
+
+    t: float = 0.6  # where a pair's direction lies between the shallow layer's and the deep one's
+    gamma: float = 0.05  # share of the range of angles in which tokens are kept; 1: all
+    start: int = 0  # the first layer of a pair; 0: the middle one
+    bits: int = 16  # of a number of what is stored: 2, 4, 8, or 16: they are as they were
+    per_head: bool = False  # whether each head has a direction of its own
+    rule: str = "distant"  # which tokens are kept: distant or, as printed, similar
+    buffer: int = 64  # tokens that are stored together
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("t", 0, 1), ("gamma", 0, 1)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"minicache:{name}", value, "a share from 0 to 1")
+        for name, least in (("start", 0), ("buffer", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise BadConfig.field(f"minicache:{name}", value, f"at least {least}")
+        if self.bits not in BITS:
+            raise BadConfig.field("minicache:bits", self.bits, "2, 4, 8 or 16")
+        if self.rule not in RULES:
+            raise BadConfig.field("minicache:rule", self.rule, f"one of {', '.join(RULES)}")
+
+    def policy(self, target: Model) -> Stored:
+        self.fits(target)
+        loop = getattr(target, "loop", None)
+        one_kind = loop is None or loop.kinds is None
+        turned = {
+            bool(getattr(getattr(layer, "self_attn", layer), "use_rope", True))
+            for layer in (loop.layers if loop is not None else ())
+        }
+        if len({*target.layout}) > 1 or not one_kind or len(turned) > 1:
+            need = "rows of one shape and one kind of position in every layer"
+            raise Unsupported.missing("kv=minicache", target.name, need, "leave kv out")
+        shape: Any = target.layout[0]
+        return Stored(0, 0, self.buffer, form=Pairs(self, len(target.layout), *shape))
+
+
+@dataclass(frozen=True)
+class Pairs(Form):
+    """A pair's code lies under its shallow layer. Units are all heads of a layer, or each head."""
+
+    set: Minicache
+    layers: int
+    heads: int
+    key_width: int
+    value_width: int
+
+    @property
+    def start(self) -> int:
+        return self.set.start or self.layers // 2
+
+    def under(self, layer: int) -> int:
+        if layer < self.start:
+            return layer
+        first = layer - (layer - self.start) % 2
+        return first if first + 1 < self.layers else layer
+
+    def paired(self, layer: int) -> bool:
+        """Whether this is the shallow layer of a pair."""
+        return layer >= self.start and (layer - self.start) % 2 == 0 and layer + 1 < self.layers
+
+    def encode(self, keys: Layers, values: Layers, place: int) -> Codes:
+        codes = {}
+        for layer in range(self.layers):
+            if self.under(layer) < layer:
+                continue
+            code: dict[str, torch.Tensor] = {}
+            for name, rows in (("k", keys), ("v", values)):
+                if self.paired(layer):
+                    code |= self._pair(name, rows[layer], rows[layer + 1])
+                else:
+                    code |= self._stored(name, rows[layer])
+            codes[layer] = code
+        return codes
+
+    def _pair(self, name: str, shallow: torch.Tensor, deep: torch.Tensor) -> Code:
+        """What stands for rows (KV, n, D) of two layers."""
+        both = torch.stack([self._units(shallow), self._units(deep)])  # (2, U, n, W)
+        pair = merged(both[0], both[1], self.set.t)
+        kept = apart(pair.angles, self.set.gamma, self.set.rule).flatten().nonzero()[:, 0]
+        return {
+            **self._stored(name, pair.directions.to(shallow.dtype)),
+            f"{name}.sizes": pair.sizes,
+            f"{name}.kept": kept.int(),
+            f"{name}.rows": both.flatten(1, 2)[:, kept],
+        }
+
+    def _units(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows (KV, n, D) as (U, n, W)."""
+        return rows if self.set.per_head else rows.transpose(0, 1).flatten(1)[None]
+
+    def _stored(self, name: str, rows: torch.Tensor) -> Code:
+        """Rows (U, n, W), rounded keys by channel and values by token."""
+        if self.set.bits == WHOLE:
+            return {name: rows.clone(memory_format=torch.contiguous_format)}
+        along = rows.transpose(1, 2) if name == "k" else rows
+        grid = rounded(along, self.set.bits, self._group(name, rows.shape[2]))
+        return {f"{name}.codes": grid.codes, f"{name}.low": grid.low, f"{name}.step": grid.step}
+
+    def _group(self, name: str, width: int) -> int:
+        return divisor(self.set.buffer if name == "k" else width, GROUP)
+
+    def _read(self, name: str, code: Code, width: int) -> torch.Tensor:
+        """The rows (U, n, W), W being `width`, that `_stored` was given, up to rounding."""
+        if name in code:
+            return code[name]
+        grid = Rounded(*(code[f"{name}.{part}"] for part in ("codes", "low", "step")))
+        count = grid.low.shape[-1] * self._group(name, width)
+        numbers = grid.numbers(self.set.bits, count).to(grid.low.dtype)
+        return numbers.transpose(1, 2) if name == "k" else numbers
+
+    def decode(self, code: Code, layer: int) -> Rows:
+        keys, values = (self._decoded(name, code, layer) for name in ("k", "v"))
+        return keys, values
+
+    def _decoded(self, name: str, code: Code, layer: int) -> torch.Tensor:
+        """A layer's rows (KV, n, D)."""
+        if f"{name}.sizes" not in code:
+            return self._read(name, code, self.key_width if name == "k" else self.value_width)
+        which = layer - self.under(layer)
+        rows = code[f"{name}.rows"]
+        directions = self._read(name, code, rows.shape[-1])
+        found = restored(directions, code[f"{name}.sizes"][which]).to(rows.dtype)
+        units, count, width = found.shape
+        kept = code[f"{name}.kept"].long()
+        found = found.reshape(-1, width).index_copy(0, kept, rows[which]).view(units, count, width)
+        if self.set.per_head:
+            return found
+        return found[0].view(count, self.heads, -1).transpose(0, 1)

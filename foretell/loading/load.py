@@ -1,0 +1,500 @@
+"""From a name to a model: the embedded pair, a known name, a folder, a hub id or a .gguf file.
+
+Weights are read from safetensors or GGUF only; remote code runs only when asked for. Every way a
+folder can be wrong ends in one BadModel line that says what, where and the cure.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.api.diagnosis import notice_refusals
+from foretell.api.lm import LM
+from foretell.core.model import Model
+from foretell.engine.remote import recipe
+from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_line
+from foretell.loading.choosing import Refusals, hand_over, refused, whole_by
+from foretell.loading.fetch import ask_hub, resolve
+from foretell.loading.names import EMBEDDED, aliases, suggestion
+from foretell.loading.wrap import ends, named_models, pair, trim_draft
+from foretell.models import executors as registry
+from foretell.models.decoder.packed import WHOLE_NUMBERS
+from foretell.models.weights import check_files, check_tokenizer, cure_of
+from foretell.native import library
+from foretell.ops.assets import ASSETS
+from foretell.ops.devices import check_device
+from foretell.ops.memory import trim
+
+if TYPE_CHECKING:
+    # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+OWN_VOCAB = "draft_vocab.json"
+LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
+
+
+@dataclass
+class _Loaded:
+    """A model with what came along."""
+
+    model: Model
+    path: Path | None
+    tokenizer: PreTrainedTokenizerBase | None
+    eos: list[int]
+    refusals: Refusals = ()
+    trouble: str = ""  # why there is no tokenizer
+
+
+@dataclass
+class _Options:
+    """How every model of one `load` is computed."""
+
+    device: str
+    dtype: str
+    exact_bits: bool
+    executor: str
+    trust_remote_code: bool
+
+
+def load(
+    source: str | Path = "demo",
+    *,
+    draft: str | Path | None = None,
+    models: Mapping[str, str | Path] | None = None,
+    draft_vocab: str | Path | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    exact_bits: bool = False,
+    executor: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> LM:
+    """Loads a model: `demo`, a name that `foretell fetch` lists, which is fetched where it is not
+    here, a folder in transformers' layout, a hub id, or a .gguf file.
+
+    `models`: other models that methods ask, by name, loaded in the same way; they are in
+    `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
+    a smaller relative with the target's tokens; `demo` brings its own. `draft_vocab`: a file that
+    `foretell trim` wrote; the draft model then computes the rows of its tokens only. So it does
+    where its own folder holds such a file, OWN_VOCAB.
+
+    `dtype`: float32, bfloat16, float16, float64, int8 or int4 (weights of linear layers, in groups
+    of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as
+    stored.
+
+    `executor`: what computes ordinary steps: torch, native (the C library: weights of bfloat16,
+    int8 and int4 on CPUs), openvino (CPUs only), onnxruntime (CPUs only, int8 and int4; what others
+    do quicker it leaves to openvino), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs
+    only), or auto: the first of native, onnxruntime and openvino that takes the model on a CPU, and
+    graphs on a CUDA GPU, else torch. Where one that auto prefers does not take it, a line on stderr
+    says so.
+
+    `exact_bits`: refuses what cannot promise logits that are equal to the last bit in any tree,
+    batch and chunking. native promises it always, so there drafts never change a token; other
+    models have it by torch with dtype int8 or int4.
+
+    A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
+    family by the C library, others by llama.cpp (executor "llama.cpp" for all). With another
+    executor by name its weights are unpacked for that, auto: to bfloat16. Raises BadModel,
+    BadConfig or Unsupported.
+    """
+    name = str(source)
+    found = resolve(name)  # the same, or the folder that a known name stands for
+    named = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
+    if name == "demo":
+        named = {"draft": "demo-draft", **named}
+    if draft_vocab is not None and "draft" not in named:
+        raise BadConfig(f"draft_vocab={str(draft_vocab)!r}: there is no draft model; give draft=")
+    if revision is not None and (_is_gguf(name) or found != name):
+        raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
+    options = check_options(name, dtype, executor, device, exact_bits, trust_remote_code)
+    own = _runs_as_file(name, dtype, executor)
+    target = _gguf(name, executor, exact_bits) if own else _loaded(found, name, options, revision)
+    if target.trouble:
+        why = f"no usable tokenizer ({target.trouble}); prompts must be token ids"
+        warnings.warn(f"{target.path or name}: {why}", ForetellWarning, stacklevel=2)
+    others = {
+        key: _gguf(place) if _is_gguf(place) else _loaded(place, f"{name} ({key})", options)
+        for key, place in named.items()
+    }
+    small = others.get("draft")
+    kept = draft_vocab or _own_vocab(small)
+    if kept is not None and small is not None:
+        words = small.tokenizer or target.tokenizer
+        small.model = trim_draft(small.model, words, kept, target.eos)
+    trim()
+    lm = pair(
+        target.model,
+        target.tokenizer,
+        {key: other.model for key, other in others.items()},
+        target.path,
+        target.eos,
+        {key: other.tokenizer for key, other in others.items()},
+    )
+    for key, place in {"target": found, **named}.items():
+        first = revision if key == "target" else None
+        lm.models[key].recipe = recipe(place, revision=first, **vars(options))
+    lm.refusals = {key: loaded.refusals for key, loaded in {"target": target, **others}.items()}
+    notice_refusals(lm, name)
+    return lm
+
+
+def _own_vocab(draft: _Loaded | None) -> Path | None:
+    """The file in a draft model's folder that says which tokens its head is to keep."""
+    path = None if draft is None or draft.path is None else Path(draft.path) / OWN_VOCAB
+    return path if path is not None and path.is_file() else None
+
+
+def _runs_as_file(name: str, dtype: str, executor: str) -> bool:
+    """Whether a .gguf file is run in its own formats."""
+    native = executor == "native" and dtype == "auto"
+    return _is_gguf(name) and (executor in ("auto", LLAMA_CPP) or native)
+
+
+def check_options(
+    name: str,
+    dtype: str = "auto",
+    executor: str = "auto",
+    device: str | None = None,
+    exact_bits: bool = False,
+    trust_remote_code: bool = False,
+) -> _Options:
+    """The options of `load` with what they stand for, those of the other models where the target is
+    a .gguf file; nothing is loaded. Raises BadConfig or Unsupported for wrong ones.
+    """
+    if _runs_as_file(name, dtype, executor):
+        _check_gguf(name, device, dtype)
+        device, executor = "cpu", "auto"
+    dtypes = ("auto", *WHOLE_NUMBERS, *DTYPES)
+    if dtype not in dtypes:
+        raise BadConfig.field("dtype", dtype, f"one of {', '.join(dtypes)}")
+    executors = ("auto", "torch", *registry.names())
+    if executor not in executors:
+        raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
+    if exact_bits:
+        if dtype not in ("auto", "bfloat16", *WHOLE_NUMBERS):
+            raise BadConfig(
+                f"dtype={dtype!r} with exact_bits=True: must be auto, bfloat16, int8 or int4, "
+                "whose products are our own"
+            )
+        if executor not in ("auto", "native", "torch"):
+            raise BadConfig(
+                f"executor={executor!r} with exact_bits=True: must be auto, native or torch, "
+                "which compute it"
+            )
+        if dtype == "auto" and (executor == "torch" or not library.available()):
+            dtype = "int8"
+    if device is None:
+        only_here = exact_bits or dtype in WHOLE_NUMBERS
+        device = "cuda" if torch.cuda.is_available() and not only_here else "cpu"
+    check_device(device)
+    kind = torch.device(device).type
+    if dtype in WHOLE_NUMBERS and kind != "cpu":
+        raise Unsupported.missing(
+            f"dtype={dtype!r}", name, "a CPU", "use bfloat16 there, or device='cpu'"
+        )
+    if executor not in ("auto", "torch"):
+        where = registry.device_of(executor)
+        if kind != where:
+            need = DEVICES.get(where, f"a device of type {where}")
+            raise Unsupported.missing(
+                f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
+            )
+    return _Options(device, dtype, exact_bits, executor, trust_remote_code)
+
+
+def _loaded(name: str, title: str, options: _Options, revision: str | None = None) -> _Loaded:
+    """A transformers model with its tokenizer; `name` may be a .gguf file to be unpacked."""
+    if _is_gguf(name):
+        words = load_tokenizer(name)
+        hf, file = _unpacked(name, options)
+        model, refusals = _decoder(hf, title, options)
+        return _Loaded(model, file, words, ends(hf), refusals)
+    hf, path = _model(name, options, revision)
+    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code)
+    model, refusals = _decoder(hf, title, options)
+    loaded = _Loaded(model, path, None, ends(hf), refusals)
+    if isinstance(tokenizer, str):
+        loaded.trouble = tokenizer
+    else:
+        loaded.tokenizer = tokenizer
+    return loaded
+
+
+def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, Refusals]:
+    """Its adapter, computed by what `options.executor` says, and who refused it."""
+    from foretell.models.decoder.decoder import Decoder
+    from foretell.models.decoder.exact import ExactDecoder
+    from foretell.models.decoder.fused import blocks
+    from foretell.models.decoder.own import own_adapter
+    from foretell.models.decoder.pictures import Pictured, reads_pictures
+    from foretell.models.diffusion.canvas import check_computed, denoiser, fills_canvases
+    from foretell.models.diffusion.diffusion_gemma import KIND, DiffusionGemma
+    from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
+    from foretell.models.recurrent.recurrent import loaded
+
+    if hf.config.is_encoder_decoder:
+        return EncoderDecoder(hf, name), ()
+    if fills_canvases(hf.config):
+        check_computed(hf, name, options.executor, options.exact_bits)
+        if hf.config.model_type == KIND:
+            return DiffusionGemma(hf, name), ()
+        filler, refusals = whole_by(partial(denoiser, hf, name), hf, name, options.executor)
+        return filler or denoiser(hf, name), refusals
+    whole = options.executor in ("auto", "torch") and not options.exact_bits
+    if whole and reads_pictures(hf):
+        return Pictured(hf, name, partial(blocks, ours=True)), ()
+    for adapter in (own_adapter, loaded):
+        model = adapter(hf, name, options.exact_bits, options.dtype, options.executor)
+        if model is not None:
+            return model, ()
+    kind = hf.device.type
+    build = partial(Decoder, hf, name, partial(blocks, ours=True))
+    decoder, refusals = whole_by(build, hf, name, options.executor)
+    if decoder is not None:
+        return decoder, refusals
+    if options.exact_bits:
+        if options.dtype in WHOLE_NUMBERS:
+            return ExactDecoder(hf, name), ()
+        why = "; ".join(reason for _, reason in refusals) or "products of its own for this model"
+        raise Unsupported.missing("exact_bits=True", name, why, "use dtype='int8'")
+    if options.executor != "torch":
+        for candidate, runtime in registry.candidates(hf, kind, options.executor):
+            if runtime.DTYPE is not None and runtime.suits(hf, candidate == options.executor):
+                hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
+    model = build()
+    if options.executor != "torch":
+        refusals += hand_over(model, options.executor)
+    if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
+        why = model.blocks_refused or "its layers are of another build than the llama family's"
+        refusals += (("fused blocks", why),)
+    return model, refusals
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf") and not Path(name).is_dir()
+
+
+def _gguf(name: str, executor: str = "auto", exact_bits: bool = False) -> _Loaded:
+    """A .gguf file in its own formats: by the C library if it computes them, else llama.cpp."""
+    from foretell.backends import llama_cpp
+    from foretell.models.gguf import limits as gguf_limits
+
+    refusals: Refusals = ()
+    path = Path(name).expanduser()
+    if executor != LLAMA_CPP:
+        gguf_limits.check(path)
+        try:
+            return _native_gguf(name, path)
+        except LookupError as error:
+            refusals = refused(name, "native", error, executor)
+    if exact_bits:
+        need = "batch-invariant kernels, which llama.cpp's are not"
+        cure = "leave it out, or name an executor (torch, openvino) and dtype='int8'"
+        raise Unsupported.missing("exact_bits=True", name, need, cure)
+    try:
+        model: Any = llama_cpp.GGUF(path)
+    except Unsupported as error:
+        whys = "".join(f"; {executor} does not take it: {why}" for executor, why in refusals)
+        raise Unsupported(f"{error}{whys}") from error
+    return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
+
+
+def _native_gguf(name: str, path: Path) -> _Loaded:
+    """Its matrices as they lie in the file. Raises LookupError where the C library does not compute
+    them.
+    """
+    from foretell.loading.gguf_export import read_tokenizer
+    from foretell.models.decoder.decoder import Decoder
+    from foretell.models.decoder.fused import blocks
+    from foretell.models.gguf import gguf
+
+    hf = gguf.read(path)
+    try:
+        tokenizer = read_tokenizer(path)
+    except BadModel as error:
+        raise LookupError(str(error)) from error
+    model = Decoder(hf, name, partial(blocks, ours=True))
+    model.use(registry.load("native").make)
+    return _Loaded(model, path, tokenizer, ends(hf))
+
+
+def _check_gguf(name: str, device: str | None, dtype: str) -> None:
+    """Refuses by name what has no meaning for a file that is run in its own formats."""
+    cure = "leave it out, or name an executor (torch, openvino), for which the weights are unpacked"
+    if device not in (None, "cpu"):
+        need = "another runtime: those for its formats are on the CPU"
+        raise Unsupported.missing(f"device={device!r}", name, need, cure)
+    if dtype != "auto":
+        raise Unsupported.missing(
+            f"dtype={dtype!r}", name, "weights in that format, and the file has its own", cure
+        )
+
+
+def load_tokenizer(
+    source: str | Path = "demo", revision: str | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer alone, of what `load` takes; code that comes with it is never run. Raises
+    BadModel.
+    """
+    name = resolve(str(source))
+    if _is_gguf(name):
+        return _words(Path(name).expanduser())
+    from transformers import AutoTokenizer
+
+    place = place_of(name, revision)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            place, revision=revision, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises nearly anything here
+        raise BadModel(
+            f"{name}: no usable tokenizer ({first_line(error)}); "
+            "give `demo`, a folder with tokenizer.json or a hub id"
+        ) from error
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def _words(path: Path) -> Any:
+    """The tokenizer of a .gguf file: transformers', else llama.cpp's own of rules unknown here."""
+    from foretell.loading.gguf_export import read_tokenizer
+    from foretell.models.gguf.limits import check
+    from foretell.models.gguf.vocabulary import load_vocabulary
+
+    check(path)
+    try:
+        return read_tokenizer(path)
+    except BadModel as error:
+        try:
+            return load_vocabulary(path)
+        except Unsupported:  # llama.cpp is not there
+            raise error from None
+
+
+def _folder(name: str) -> Path | None:
+    """The local folder a name means, checked; None: it is a hub id."""
+    if name in EMBEDDED:
+        return ASSETS / name
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise BadModel(
+            f"{name}: a file; give the folder that holds config.json and the .safetensors files, "
+            "or a .gguf file"
+        )
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        hint = "give `demo`, a folder with config.json, or a hub id like owner/name"
+        if "/" not in name:
+            hint += f"; of real models, {suggestion(name, aliases())}"
+        raise BadModel(f"{name}: no such folder; {hint}")
+    return None
+
+
+def source_of(name: str) -> Path | None:
+    """What `LM.path` is for a model of this name; None: it is the hub's. Raises BadModel."""
+    name = resolve(name)
+    return Path(name).expanduser() if _is_gguf(name) else _folder(name)
+
+
+def place_of(name: str, revision: str | None = None) -> Path | str:
+    """What transformers loads a model by: its folder, or the id of one that the hub or its cache
+    has. Fetches a known model. Raises BadModel.
+    """
+    name = resolve(name)
+    folder = _folder(name)
+    if folder is None:
+        ask_hub(name, revision)
+    return folder or name
+
+
+def _model(
+    name: str, options: _Options, revision: str | None
+) -> tuple[PreTrainedModel, Path | None]:
+    """The model on its device, and the folder or file it came from; None: the hub."""
+    # Of transformers' models, as that.
+    from foretell.loading.classes import check_whole, read
+    from foretell.models.encoder_decoder.seq2seq import check_plain
+
+    arguments: dict[str, Any] = {
+        "dtype": _dtype(options) or "auto",
+        "use_safetensors": True,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    place: str | Path = name
+    path = _folder(name)
+    if path is not None:
+        check_files(path)
+        place = path
+    else:
+        ask_hub(name, revision)
+        arguments["revision"] = revision
+    try:
+        hf, report = read(place, arguments)
+    except Exception as error:  # transformers raises nearly anything here
+        why = first_line(error)
+        raise BadModel(f"{name}: cannot be loaded ({why}); {cure_of(error, path)}") from error
+    check_whole(name, hf, report)
+    if hf.config.is_encoder_decoder:
+        check_plain(name, options.exact_bits, options.executor, options.dtype)
+    return _placed(hf, name, options), path
+
+
+def _unpacked(name: str, options: _Options) -> tuple[PreTrainedModel, Path]:
+    """The model in a .gguf file, its matrices unpacked, on its device."""
+    from foretell.models.gguf.gguf import unpacked
+
+    path = Path(name).expanduser()
+    try:
+        hf = unpacked(path, _dtype(options) or torch.bfloat16)
+    except LookupError as error:
+        cure = "leave executor out, and llama.cpp runs it"
+        raise BadModel(f"{name}: cannot be unpacked ({error}); {cure}") from error
+    return _placed(hf, name, options), path
+
+
+def _dtype(options: _Options) -> torch.dtype | None:
+    """That a model is loaded in; None: as it is stored."""
+    if options.dtype in WHOLE_NUMBERS:  # what is not a linear layer's weights
+        return torch.bfloat16
+    return DTYPES.get(options.dtype)
+
+
+def _placed(hf: PreTrainedModel, name: str, options: _Options) -> PreTrainedModel:
+    """The model in its number format, on its device."""
+    from foretell.models.decoder.smoothing import narrow
+
+    if options.dtype in WHOLE_NUMBERS and not narrow(hf, options.dtype):
+        what = f"dtype={options.dtype!r}"
+        raise Unsupported.missing(what, name, "torch's linear layers", "use bfloat16")
+    return hf.to(options.device).eval()  # type: ignore[arg-type]
+
+
+def _tokenizer(
+    source: str | Path, revision: str | None, remote: bool
+) -> PreTrainedTokenizerBase | str:
+    """The tokenizer, or why there is none: token ids still work."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it wonders about types of models that it does not know
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=remote
+        )
+    except Exception as error:  # transformers raises nearly anything here
+        check_tokenizer(Path(source))
+        return first_line(error)
+    finally:
+        logging.set_verbosity(level)
+    return tokenizer  # type: ignore[no-any-return]

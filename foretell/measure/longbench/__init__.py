@@ -1,7 +1,0 @@
-"""The measurements of `foretell longbench`: what cache policies cost in quality, by budget."""
-
-from foretell.measure.longbench.report import cells, failures, html, tables
-from foretell.measure.longbench.runner import begin, run
-from foretell.measure.longbench.settings import MODES, PERPLEXITY, Settings
-
-__all__ = ["MODES", "PERPLEXITY", "Settings", "begin", "cells", "failures", "html", "run", "tables"]

@@ -1,1 +1,0 @@
-"""What caches are made of: buffers of rows, what changes or shares them, and jobs over them."""

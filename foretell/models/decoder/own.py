@@ -1,0 +1,45 @@
+"""Families that transformers does not know, whose modules are here.
+
+A family is named by the `model_type` of its config.json. Its file has two functions:
+
+    model_class(raw)   the class whose `from_pretrained` loads a folder with these settings;
+                       raises BadModel for settings that it does not compute
+    adapter(hf, name, exact_bits, dtype, executor)
+                       the Decoder of such a model for the options of `load`, or None: the usual
+                       one; raises Unsupported for options that ask for another way
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretell.models.decoder.decoder import Decoder
+
+FILES = {"pldrllm": "pldr", "blockffn": "blockffn"}  # by model_type, of this folder
+
+
+def class_of_own(raw: Mapping[str, Any]) -> Any:
+    """The class that loads a model with these settings, of a config.json; None: it is no family
+    of ours. Raises BadModel.
+    """
+    family = _module(raw.get("model_type"))
+    return None if family is None else family.model_class(raw)
+
+
+def own_adapter(
+    hf: Any, name: str, exact_bits: bool = False, dtype: str = "auto", executor: str = "auto"
+) -> Decoder | None:
+    """The adapter of a model of ours that needs one of its own. Raises Unsupported."""
+    family = _module(hf.config.model_type)
+    if family is None:
+        return None
+    adapter: Decoder | None = family.adapter(hf, name, exact_bits, dtype, executor)
+    return adapter
+
+
+def _module(model_type: Any) -> Any:
+    file = FILES.get(model_type) if isinstance(model_type, str) else None
+    return None if file is None else importlib.import_module(f"{__package__}.{file}")

@@ -1,0 +1,98 @@
+"""Evens out the inputs of linear layers before they are rounded to 8 bits.
+
+Some channels of a model's states are many times larger than the others, and a group of 32 numbers
+that holds one of them has few steps left for the rest. So these channels are divided by a factor in
+the layer before, and the weights that read them are multiplied by it, which changes nothing but the
+rounding (SmoothQuant, arXiv:2211.10438, section 4). Factors are powers of two, so that bfloat16
+holds the new weights as exactly as the old ones; how large a channel is shows on random tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretell.models.decoder.fused import fits
+from foretell.models.decoder.packed import pack
+from foretell.ops.memory import release
+
+TOKENS = 256  # that the model reads
+STRENGTH = 0.5  # of a channel's size that moves into the weights, as an exponent
+READERS = {
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def narrow(hf: Any, dtype: str) -> int:
+    """Rounds the linear layers to int8 or int4; returns how many. In 8 bits their inputs are evened
+    out before, which would move weights of 4 bits farther apart than these can be.
+    """
+    if dtype == "int8":
+        smooth(hf)
+    return pack(hf, dtype)
+
+
+@torch.no_grad()
+def smooth(hf: Any) -> bool:
+    """Moves the factors of the channels of every layer's norms.
+
+    False, and nothing is changed, for models of another build than the llama family's. The model's
+    weights must be as they were read: pages of its files that hold the old ones leave the memory.
+    """
+    layers = getattr(hf.get_decoder(), "layers", ())
+    if not layers or not all(map(fits, layers)):
+        return False
+    sizes: dict[nn.Module, torch.Tensor] = {}
+    hooks = []
+    for layer in layers:
+        modules = dict(layer.named_modules())
+        for readers in READERS.values():
+            hooks.append(modules[readers[0]].register_forward_pre_hook(_note(sizes)))
+    config = hf.config.get_text_config()
+    count = min(TOKENS, int(getattr(config, "max_position_embeddings", None) or TOKENS))
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(int(config.vocab_size), (1, count), generator=draw)
+    try:
+        hf(tokens, use_cache=False, logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    names = {module: name for name, module in hf.named_modules()}
+    hf.smoothed = {}  # by name of a layer, what its input was divided by (in,)
+    for layer in layers:
+        modules = dict(layer.named_modules())
+        before = []
+        for norm, readers in READERS.items():
+            factors = _factors(sizes[modules[readers[0]]])
+            weight = modules[norm].weight
+            weight.data = weight.data / factors.to(weight.dtype)
+            for reader in readers:
+                weight = modules[reader].weight
+                before.append(weight.data)
+                weight.data = weight.data * factors.to(weight.dtype)
+                hf.smoothed[names[modules[reader]]] = factors
+        release(before)
+    return True
+
+
+def _note(sizes: dict[nn.Module, torch.Tensor]) -> Callable[[nn.Module, Any], None]:
+    """Keeps how large each channel of a layer's inputs is, (in,): the root of the mean square.
+
+    The first token is left out: many models give it states unlike all others.
+    """
+
+    def hook(module: nn.Module, inputs: Any) -> None:
+        states = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
+        sizes[module] = states[1:].square().mean(0).sqrt()
+
+    return hook
+
+
+def _factors(size: torch.Tensor) -> torch.Tensor:
+    """Powers of two near size ** STRENGTH, 1 where nothing is seen."""
+    exponents = torch.log2(size.clamp_min(1e-6)).mul_(STRENGTH).round_().clamp_(-8, 8)
+    return torch.where(size > 0, torch.exp2(exponents), torch.ones_like(size))

@@ -1,0 +1,111 @@
+"""What a model of uniform noise computes in one forward: texts, or canvases behind them.
+
+Its text is read as a decoder reads one, each token by those before it, and its rows stay. A canvas
+stands behind all of the text; its positions see the text and each other, and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.cache.cache import Cache
+from foretell.cache.job import Job
+from foretell.cache.states import NO_STATES
+from foretell.core.masked_text import MASKED, Look
+from foretell.core.types import Ask
+from foretell.errors import Unsupported
+from foretell.ops.attention import Bias, attend
+
+
+@dataclass(slots=True, eq=False)
+class BehindText(Job):
+    """The positions of a canvas. `said`: what the model said of them before, (n, V)."""
+
+    said: torch.Tensor | None = None
+
+    def suits(
+        self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
+    ) -> bool:
+        return False
+
+    def read(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (KV, rows, D) of the text that all positions see; of a window, which is
+        what one of its tokens sees, they see one token less."""
+        low = 0 if window is None else max(0, self.start - window + 1)
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        return keys[:, low : self.start], values[:, low : self.start]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+        bias: Bias | None = None,
+    ) -> torch.Tensor:
+        keys, values = self.read(layer, window)
+        both = torch.cat([keys.to(k), k], 1), torch.cat([values.to(v), v], 1)
+        return attend(q, *both, None, scale, softcap, sinks)
+
+
+class TextCache(Cache):
+    """Rows of a text, all of it. A Look waits until they are there."""
+
+    sharable = False
+    taken = 0  # tokens that the running forward takes in
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        self.synced = len(tokens)
+        return len(tokens) - self.length
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Rows are of committed tokens alone."""
+
+    settle = commit
+
+    def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
+        if not isinstance(ask, Look):
+            raise Unsupported(
+                "a model that fills canvases writes no text from left to right; choose a method "
+                "of the kind 'diffusion' for its noise, for example method='renoise'"
+            )
+        known, self.taken = self.length, 0
+        if known < len(tokens):
+            piece = list(tokens[known : known + chunk])
+            self.taken = len(piece)
+            self.reserve(known + len(piece))
+            places = list(range(known, known + len(piece)))
+            return Job(self, piece, places, known, None, [], -len(piece)), False
+        canvas = list(ask.canvas[known:])
+        assert MASKED not in canvas, "what stands in a canvas of uniform noise are tokens"
+        rows = [place - known for place in ask.wanted]
+        places = list(range(known, len(ask.canvas)))
+        job = BehindText(self, canvas, places, known, None, rows, 0)
+        job.said = ask.said
+        return job, True
+
+    def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
+        self.length += self.taken
+        self.base += self.taken
+        self.taken = 0
+
+
+def parted(jobs: Sequence[Job]) -> tuple[list[Job], list[BehindText]]:
+    """Those of texts, and those of canvases."""
+    canvases = [job for job in jobs if isinstance(job, BehindText)]
+    return [job for job in jobs if not isinstance(job, BehindText)], canvases
+
+
+def packed(jobs: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids and positions (1, T) of these jobs."""
+    ids = [token for job in jobs for token in job.tokens]
+    places = [place for job in jobs for place in job.positions]
+    return torch.tensor([ids], device=device), torch.tensor([places], device=device)

@@ -1,5 +1,0 @@
-"""Verification rules, one a file."""
-
-from foretell.lazy import submodules
-
-__getattr__ = submodules(__name__)

@@ -1,0 +1,66 @@
+"""Diverse beam search: groups of beams, of which the later ones avoid what the earlier ones chose.
+
+`width` beams are divided into `groups`, which advance in turn. Of a group's continuations by a
+token, `diversity` is taken from the score for every beam of an earlier group that has just chosen
+this token at the same place (Hamming diversity). Within a group it is beam search by these scores.
+The answer is the text that is the likeliest by itself, all texts with their scores are in
+`Output.samples`.
+
+Paper: Vijayakumar et al., Diverse Beam Search: Decoding Diverse Solutions from Neural Sequence
+Models, arXiv:1610.02424
+Guarantee: lossy: it looks for likely texts that differ, where plain decoding takes the likeliest
+token
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs:
+- texts are told in the order of their own log-probability by length, the released code's by the
+score that holds what was taken
+- a group is over by the rule of `beam`, the released code runs to a fixed length
+- groups advance one after the other within a step, where the released code staggers them by a step
+each; the scores are the same
+- Hamming diversity only
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.core.context import Context
+from foretell.core.types import Steps
+from foretell.errors import BadConfig
+from foretell.strategies.beam.beam_search import Beams, refuse, search
+from foretell.strategies.beam.beams import Group
+
+
+@dataclass(frozen=True)
+class DiverseBeam(Beams):
+    """With groups=1 it is beam search; the released example has width=10, groups=5."""
+
+    width: int = 6  # beams in all
+    groups: int = 3
+    diversity: float = 0.5  # of log-probability
+    penalty: float = 1.0  # power of the length that scores are divided by
+
+    draws = False
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "width": (1, 256),
+            "groups": (1, 256),
+            "diversity": (0, 1e9),
+            "penalty": (-10, 10),
+        }
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadConfig.field(f"diverse-beam:{name}", value, f"between {low} and {high}")
+        if self.width % self.groups:
+            what = f"a number that divides width={self.width}"
+            raise BadConfig.field("diverse-beam:groups", self.groups, what)
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
+        refuse("diverse-beam", ctx)
+        each = self.width // self.groups
+        return search(ctx, [Group(each, self.penalty) for _ in range(self.groups)], self.diversity)

@@ -1,0 +1,180 @@
+"""In-context navigation: what was found is shown to the model, and its next answers lie elsewhere.
+
+Behind the few best first tokens of a prompt the next ones are near those in meaning or in spelling,
+right or wrong. So many answers are found in runs. The first run takes the `each` best first tokens
+of the prompt, and continues each greedily to an answer. For every later run the answers so far are
+put into the prompt, as a list, and its ranking of first tokens is gone down for those that have not
+come yet; their continuations are again those of the prompt alone. The continuations of a run share
+their forwards. The result is the first answer; all are in `Output.samples`.
+
+Paper: Peng, An, Shang, Correlation and Navigation in the Vocabulary Key Representation Space of
+Language Models, arXiv:2410.02284
+Guarantee: lossy: answers begin with first tokens that plain decoding would seldom take
+Cost: target 1 a level of each run, and 1 a run for the list
+Needs: trees; a tokenizer whose tokens are pieces of the text
+Trains: nothing
+Differs:
+- the list is made of the prompt's last line, so any prompt can have one: each entry is that line,
+an answer and the stop text behind it; where it begins with 1, entries are numbered on. The paper's
+prompts end with `1. "`, and its answers with a quotation mark (stop='"')
+- answers end where the request's do, at most at max_new_tokens; the paper's have at most 64 tokens
+- an end of the text is no first token
+- its form for chains of thought, with a vote, is not there; nor are continuations of the list
+- no drafter is asked: the answers of a run share their forwards already
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.refusals import refuse_options, refuse_policy, refuse_source
+from foretell.core.source import Direct
+from foretell.core.spending import Spent
+from foretell.core.tokenizer_bytes import Words, words_of
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Drop, Finish, Message, Open, Reply, Steps
+from foretell.errors import BadConfig
+from foretell.rewards.base import needs_text
+from foretell.speculation.strategy import Strategy, one_by_one
+from foretell.strategies.beam.conditions import likeliest_first
+from foretell.strategies.log_probs import log_probs
+from foretell.strategies.rollouts import Path, begun, by_target, greedily, grow
+
+DRAWN = "answers are continued greedily, nothing is drawn"
+REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), DRAWN)
+
+
+@dataclass(frozen=True)
+class Icn(Strategy):
+    """With runs=1 and each=1 it is greedy decoding."""
+
+    runs: int = 10
+    each: int = 10  # answers of a run
+    navigate: bool = True  # no: first tokens are ranked by the prompt alone
+
+    needs = ("tree",)
+    draws = False
+
+    def __post_init__(self) -> None:
+        for name in ("runs", "each"):
+            if not 1 <= getattr(self, name) <= 256:
+                raise BadConfig.field(f"icn:{name}", getattr(self, name), "between 1 and 256")
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
+        refuse_options("icn", ctx.request.sampling, REFUSED)
+        if self.runs == self.each == 1:
+            return one_by_one(ctx)
+        refuse_source("icn", ctx.request)
+        refuse_policy("icn", ctx.request)
+        needs_text("icn", ctx)
+        return self._steps(ctx, Listing(ctx, words_of(ctx.models["target"], "icn")))
+
+    def _steps(self, ctx: Context, listing: Listing) -> Steps:
+        reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=[0])
+        row = reply.logits[0]
+        found: list[Path] = []
+        try:
+            yield from self.found_in_runs(ctx, listing, row, found)
+        except Spent:
+            if not found:
+                raise
+        if not found:  # an end is all there is
+            yield from one_by_one(ctx)
+            return
+        answers = [(path.tokens, path.mean, "stop" if path.ended else "length") for path in found]
+        rows = torch.stack([row, *found[0].rows])
+        yield Commit(found[0].tokens, rows, ctx.branch, ["target"] * len(found[0].tokens))
+        yield Finish(ctx.branch, answers[0][2], answers)
+
+    def found_in_runs(
+        self, ctx: Context, listing: Listing, row: torch.Tensor, found: list[Path]
+    ) -> Generator[Message, Any, None]:
+        """Adds the answers of every run; `row` (V,) is the prompt's."""
+        used: set[str] = set()
+        ranking = row
+        for run in range(self.runs):
+            if run and self.navigate:
+                prompt = listing.prompt(found)
+                if len(prompt) >= ctx.models["target"].context:
+                    return
+                ranking = yield from row_behind(prompt)
+            firsts = self.firsts(ctx, ranking, row, used)
+            if not firsts:
+                return
+            tree = TokenTree(ctx.tokens[-1])
+            paths = begun(ctx, tree, firsts)
+            rows_of = by_target(ctx, Direct(), None)
+            yield from grow(ctx, tree, paths, ctx.limit, greedily(ctx), rows_of)
+            found += paths
+            ctx.stats.notes["runs"] = run + 1
+
+    def firsts(
+        self, ctx: Context, ranking: torch.Tensor, row: torch.Tensor, used: set[str]
+    ) -> list[tuple[int, float]]:
+        """The best tokens of a ranking (V,) whose text is new, with their log-probabilities by the
+        prompt's row (V,). What they are written as is added to `used`.
+        """
+        decode = ctx.request.text
+        assert decode is not None, "refused before by `needs_text`"
+        own = log_probs(ctx, row, ())
+        found: list[tuple[int, float]] = []
+        for _, token in likeliest_first(log_probs(ctx, ranking, ())):
+            if len(found) == self.each:
+                break
+            written = decode([token])
+            if token not in ctx.sampler.stops and written not in used and own[token] > -torch.inf:
+                used.add(written)
+                found.append((token, float(own[token])))
+        return found
+
+
+class Listing:
+    """Prompts that list answers."""
+
+    def __init__(self, ctx: Context, words: Words):
+        assert ctx.request.text is not None, "refused before by `needs_text`"
+        self.decode, self.words = ctx.request.text, words
+        self.sampler, self.stop = ctx.sampler, tuple(ctx.sampler.sampling.stop)
+        tokens = list(ctx.request.prompt)
+        self.line = self.decode(tokens).rpartition("\n")[2]
+        count = 0  # tokens that hold the last line
+        while not self.decode(tokens[len(tokens) - count :]).endswith(self.line):
+            count += 1
+        self.head = tokens[: len(tokens) - count]
+        tail = self.decode(tokens[len(tokens) - count :])
+        self.before = tail[: len(tail) - len(self.line)]  # what else stands in these tokens
+
+    def prompt(self, found: Sequence[Path]) -> list[int]:
+        """The prompt with these answers and the beginning of one more."""
+        text = self.before
+        for number, path in enumerate(found, 1):
+            answer, close = self.written(path.tokens)
+            text += f"{self.opening(number)}{answer}{close}" + "\n" * (not close.endswith("\n"))
+        return [*self.head, *self.words.encode((text + self.opening(len(found) + 1)).encode())]
+
+    def opening(self, number: int) -> str:
+        """The last line, with another number if it has one."""
+        return re.sub(r"^(\s*)1(?=\D)", rf"\g<1>{number}", self.line)
+
+    def written(self, tokens: Sequence[int]) -> tuple[str, str]:
+        """An answer's text, and the stop text that closes it or may."""
+        own = [token for token in tokens if token not in self.sampler.stops]
+        answer = self.sampler.detokenizer(self.decode).push(own, final=True)
+        rest = self.decode(own)[len(answer) :]
+        close = next((stop for stop in self.stop if rest.startswith(stop)), None)
+        return answer, close if close is not None else "".join(self.stop[:1])
+
+
+def row_behind(prompt: Sequence[int]) -> Generator[Message, Any, torch.Tensor]:
+    """The row (V,) of another prompt."""
+    branch: int = yield Open(prompt)
+    reply: Reply = yield Ask(TokenTree(prompt[-1]), branch=branch, rows=[0])
+    yield Drop(branch)
+    return reply.logits[0]

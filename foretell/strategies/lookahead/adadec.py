@@ -1,0 +1,108 @@
+"""Adaptive decoding: where the next token is unsure, a short look ahead decides among the best.
+
+Greedy decoding, but where a row's entropy is `theta` nats or more. There each of the `width` best
+tokens is continued greedily by `ahead` tokens, and the token goes on whose continuation has the
+highest mean log-probability, its own included. The rows that were looked at are kept: the tokens
+behind the chosen one are taken over as far as greedy decoding would take them, without a forward.
+
+Paper: He et al., Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance,
+arXiv:2506.08980
+Guarantee: lossy: where the model is unsure another token than the likeliest may be taken
+Cost: target 1
+Needs: nothing
+Trains: nothing
+Differs:
+- theta is to be found for each model; 1 nat is no more than a start, and the paper fits it on
+solutions of programming tasks
+- a continuation that ends is scored as it stands; the released code goes on adding to its sum
+without counting the tokens
+- the entropy is of the row with penalties, bans and forms, before any temperature
+- continuations end where the text ends, not where a benchmark's programs do
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.refusals import refuse_options
+from foretell.core.request import RowSource
+from foretell.core.source import source_of
+from foretell.core.tree import TokenTree
+from foretell.core.types import Commit, Kept, Message, Steps
+from foretell.errors import BadConfig
+from foretell.speculation.strategy import Strategy
+from foretell.strategies.rollouts import Path, begun, by_target, greedily, grow, likeliest
+
+GREEDY = "it decides by probabilities, nothing is drawn"
+REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), GREEDY)
+
+
+@dataclass(frozen=True)
+class Adadec(Strategy):
+    """With theta=inf it is greedy decoding."""
+
+    theta: float = 1.0  # nats, the entropy from which on it looks ahead
+    width: int = 3  # tokens that are tried
+    ahead: int = 5  # tokens behind each
+
+    draws = False
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.theta):
+            raise BadConfig.field("adadec:theta", self.theta, "a number of nats, or inf")
+        for name, most in (("width", 64), ("ahead", 256)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise BadConfig.field(f"adadec:{name}", value, f"between 1 and {most}")
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
+        refuse_options("adadec", ctx.request.sampling, REFUSED)
+        return self._steps(ctx)
+
+    def _steps(self, ctx: Context) -> Steps:
+        source = source_of(ctx.request)
+        state = yield from source.start(ctx)
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            reply = yield from source.read(ctx, state, tree, ())
+            row = reply.logits[0]
+            known: list[torch.Tensor] = []  # rows behind the tokens that are taken over
+            while True:
+                if self.unsure(ctx, row) and ctx.depth > 0:
+                    best = yield from self.chosen(ctx, source, state, row)
+                    token, known = best.tokens[0], best.rows
+                else:
+                    token = best_token(ctx, row)
+                kept: Kept = yield Commit([token], row[None], ctx.branch, ["target"])
+                if kept.reason:
+                    return
+                if not known:
+                    break
+                row, *known = known
+
+    def unsure(self, ctx: Context, row: torch.Tensor) -> bool:
+        scores = ctx.sampler.scores(row, ctx.output)
+        return float(torch.special.entr(scores.softmax(-1)).sum()) >= self.theta
+
+    def chosen(
+        self, ctx: Context, source: RowSource, state: Any, row: torch.Tensor
+    ) -> Generator[Message, Any, Path]:
+        """The best of the paths behind `row`; they grow side by side, one forward a level."""
+        tree = TokenTree(ctx.tokens[-1])
+        paths = begun(ctx, tree, likeliest(ctx, row, self.width))
+        if len(paths) > 1:
+            rows_of = by_target(ctx, source, state)
+            yield from grow(ctx, tree, paths, self.ahead, greedily(ctx), rows_of)
+        return max(paths, key=lambda path: path.mean)
+
+
+def best_token(ctx: Context, row: torch.Tensor) -> int:
+    """Greedy decoding's."""
+    return ctx.sampler.best(ctx.sampler.scores(row, ctx.output), row)

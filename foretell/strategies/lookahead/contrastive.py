@@ -1,0 +1,118 @@
+"""Contrastive search: a likely token whose hidden state is unlike those of the text before it.
+
+Each of the `k` best tokens v of a row is computed, and scored (1 - alpha) p(v) - alpha max_j
+cos(h_v, h_j): p by the model, h the last hidden states, j over all tokens of prompt and output. The
+token with the highest score is written. What a text says again has nearly the same states, so it
+does not go round in circles. The k tokens are one tree and one forward, and the rows of the one
+that is taken stay.
+
+Paper: Su et al., A Contrastive Framework for Neural Text Generation, arXiv:2202.06417
+Guarantee: lossy: another of the likely tokens may be taken, on purpose
+Cost: target 1
+Needs: trees; hidden states of the target
+Trains: nothing
+Differs:
+- alpha and k are those of the authors' examples; their tables have k from 5 to 10, alpha from 0.5
+to 0.8, by model
+- p is of the row with penalties, bans and forms
+- states are those behind the last norm; where a model's norm is not known, those before it
+- no drafter is asked: which token is taken depends on the states of all k, which are a tree already
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.refusals import refuse_options, refuse_policy
+from foretell.core.source import source_of
+from foretell.core.tree import TokenTree
+from foretell.core.types import Ask, Commit, Kept, Message, Reply, Steps
+from foretell.errors import BadConfig
+from foretell.speculation.strategy import Strategy, one_by_one
+from foretell.strategies.rollouts import likeliest
+from foretell.strategies.state_likeness import Directions, StateReader, last_tap, normed
+from foretell.verification.judge_model import states_of
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+DRAWN = "it decides by probabilities and states, nothing is drawn"
+REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), DRAWN)
+READER = "states"
+
+
+@dataclass(frozen=True)
+class Contrastive(Strategy):
+    """With alpha=0 or k=1 it is greedy decoding."""
+
+    alpha: float = 0.6  # what being unlike the text counts beside probability
+    k: int = 4  # tokens that are compared
+
+    draws = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise BadConfig.field("contrastive:alpha", self.alpha, "between 0 and 1")
+        if not 1 <= self.k <= 256:
+            raise BadConfig.field("contrastive:k", self.k, "between 1 and 256")
+
+    @property
+    def off(self) -> bool:
+        return not self.alpha or self.k == 1
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.off else (READER,)
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.off else ("tree", "taps")
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        if self.off:
+            return {}
+        target = models["target"]
+        return {READER: StateReader(target, last_tap(target))}
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
+        refuse_options("contrastive", ctx.request.sampling, REFUSED)
+        refuse_policy("contrastive", ctx.request)
+        return one_by_one(ctx) if self.off else self._steps(ctx)
+
+    def _steps(self, ctx: Context) -> Steps:
+        target = ctx.models["target"]
+        taps = (last_tap(target),)
+        source = source_of(ctx.request)
+        state = yield from source.start(ctx)
+        tree = TokenTree(ctx.tokens[-1])
+        reply = yield from source.read(ctx, state, tree, taps, [0])
+        row = reply.logits[-1]
+        newest = states_of(reply, [0])
+        before = yield from _states_before(ctx, taps[0])
+        seen = Directions(normed(target, torch.cat([before.to(newest), newest])))
+        while True:
+            firsts = likeliest(ctx, row, self.k)
+            tree = TokenTree(ctx.tokens[-1])
+            nodes = [tree.add(0, token) for token, _ in firsts]
+            reply = yield from source.read(ctx, state, tree, taps, nodes)
+            states = normed(target, states_of(reply, nodes))
+            near = seen.nearest(states)
+            chances = near.new_tensor([value for _, value in firsts]).exp()
+            place = int(((1 - self.alpha) * chances - self.alpha * near).argmax())
+            kept: Kept = yield Commit([firsts[place][0]], row[None], ctx.branch, ["target"])
+            if kept.reason:
+                return
+            row = dict(zip(reply.nodes, reply.logits, strict=True))[nodes[place]]
+            seen.add(states[place : place + 1])
+
+
+def _states_before(ctx: Context, tap: int) -> Generator[Message, Any, torch.Tensor]:
+    """The states (n, E) of all tokens but the last."""
+    reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), READER, ctx.branch, rows=())
+    return reply.hidden[tap]

@@ -1,0 +1,105 @@
+"""Transfer Q*: an aligned model's own continuations say what each next token is worth.
+
+Each of the `k` best tokens of the target is continued by a baseline, a model that was aligned with
+a reward (or the target itself), and the reward of the whole text is the token's value. The token
+with the highest logit + weight * value is written. With `own`, the reward that the baseline was
+aligned with, values are carried over to another reward (indirect transfer): each is weighed by
+exp((reward - own) / 2).
+
+Paper: Chakraborty et al., Transfer Q Star: Principled Decoding for LLM Alignment, arXiv:2405.20495
+Guarantee: lossy: the reward decides beside the model, on purpose
+Cost: target 1 and the baseline ahead, for each token
+Needs: a reward, see `foretell methods`; a tokenizer; with `baseline`, a model of that name
+Trains: nothing
+Try: --method transfer-q --reward "keywords:words=return sum"
+Differs:
+- continuations are greedy, one a token: the mean over the baseline's texts, of which the released
+code takes one drawn text, is then of one text as well, and the same for a seed
+- tokens compare by log-probability, which chooses as the raw logit does
+- above temperature 0 the token is drawn from the softmax of these sums, as in the released code
+- no drafter is asked: what is looked ahead at is a tree already
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foretell.core.context import Context
+from foretell.core.refusals import refuse_options
+from foretell.core.types import Message, Steps
+from foretell.errors import BadConfig
+from foretell.guidance.mixing import check_partner, check_room
+from foretell.rewards.base import Reward, needs_partial, needs_text, scored
+from foretell.speculation.strategy import Strategy
+from foretell.strategies.rollouts import Path, one_by_one
+
+if TYPE_CHECKING:
+    from foretell.core.model import Model
+
+FILTERED = "it chooses among its own k best tokens"
+REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), FILTERED)
+STEEP = 0.5  # of exp in indirect transfer, as in the released code
+AHEAD, AHEAD_INDIRECT = 20, 5  # tokens, as there
+
+
+@dataclass(frozen=True)
+class TransferQ(Strategy):
+    """With weight=0 or k=1 it is greedy decoding."""
+
+    reward: Reward | None = None  # what texts are worth; there must be one
+    own: Reward | None = None  # what the baseline was aligned with; None: the same reward
+    baseline: str = ""  # name of the aligned model; "": the target
+    k: int = 10  # tokens that are tried
+    ahead: int = 0  # tokens behind each; 0: 20, and 5 in indirect transfer
+    weight: float = 1.0  # of the value beside the logit
+
+    def __post_init__(self) -> None:
+        if self.reward is None:
+            raise BadConfig("transfer-q: needs a reward; give one, as in reward=keywords:words=dog")
+        for name, least, most in (("k", 1, 64), ("ahead", 0, 512)):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise BadConfig.field(f"transfer-q:{name}", value, f"between {least} and {most}")
+        if not 0 <= self.weight <= 1e6:
+            raise BadConfig.field("transfer-q:weight", self.weight, "between 0 and 1000000")
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.baseline,) if self.baseline else ()
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        for name in self.models:
+            check_partner("transfer-q:baseline", models, name)
+        return {}
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
+        refuse_options("transfer-q", ctx.request.sampling, REFUSED)
+        needs_text("transfer-q", ctx, self.reward, self.own)
+        needs_partial("transfer-q", self.reward, self.own)
+        for name in self.models:
+            check_room(ctx, "transfer-q:baseline", name)
+        reward, own = self.reward, self.own
+        assert reward is not None, "refused when it was made"
+
+        def value(paths: Sequence[Path]) -> Generator[Message, None, list[float]]:
+            outputs = [[*ctx.output, *path.tokens] for path in paths]
+            values = yield from scored(ctx, reward, outputs)
+            if own is not None:
+                before = yield from scored(ctx, own, outputs)
+                values = [carried(*pair) for pair in zip(values, before, strict=True)]
+            return [self.weight * score for score in values]
+
+        ahead = self.ahead or (AHEAD if own is None else AHEAD_INDIRECT)
+        width = self.k if self.weight else 1
+        return one_by_one(ctx, width, ahead, value, self.baseline or "target")
+
+
+def carried(reward: float, own: float) -> float:
+    """A value by the reward of a text that was written for another one."""
+    if -math.inf in (reward, own):
+        return -math.inf
+    return math.exp(STEEP * (reward - own)) * reward

@@ -1,0 +1,126 @@
+"""Uniform noise becomes the next k tokens in one forward: each row of noise says its own token.
+
+Behind the text's last token stand k rows, made of one uniform number each, at the places of the
+next k tokens. The tuned model says at each the token that its number stands for, as if the tokens
+had been drawn one by one with these numbers: row i knows the noise of the rows before it, and by
+that their tokens. Nobody verifies them; their own rows are computed by the next forward, and those
+of noise are thrown away. With verified=yes the rows stand below every node and draft the next
+step's chain, which the model verifies. Their noise is then that by which verification will draw, so
+that a row that is right is accepted whatever is drawn (shared=no: other noise, as if that were not
+known).
+
+Paper: K-Forcing: Joint Next-K-Token Decoding via Push-Forward Language Modeling
+Guarantee: lossy: k tokens at once come of noise, not of the model's laws one by one; with
+verified=yes the text is the model's own
+Cost: target 1
+Needs: a model whose layers can be entered with given states; rows that it was tuned with
+Trains: a LoRA on the model and the network of the rows, by `foretell train k-forcing`
+Try: --model FOLDER/model --method k-forcing:head=FOLDER/head
+Differs:
+- verification is ours; a draft is dropped where its first row says another token than was drawn
+- the paper's frequency penalty (0.3 for k=2, 0.5 for more) is the request's, which is 0
+- the model is tuned by a LoRA, and held to its laws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretell.core.context import Context
+from foretell.core.model import Model
+from foretell.core.refusals import refuse_options, refuse_source
+from foretell.core.tree import TokenTree
+from foretell.core.types import Steps
+from foretell.drafters.heads.attach import attach_head
+from foretell.drafters.heads.extra_rows import Beside, read_beside
+from foretell.errors import BadConfig
+from foretell.speculation.strategy import Strategy, settle
+from foretell.strategies.parallel.speaking import (
+    chained,
+    commit_spoken,
+    noise_at,
+    rows_below,
+    spoken,
+)
+
+UNTRAINED = "its rows were tuned for laws of a temperature alone"
+REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), UNTRAINED)
+
+
+@dataclass(frozen=True)
+class KForcing(Strategy):
+    """The paper takes k of 1, 2 and 4."""
+
+    head: str = ""  # folder of the rows' network; without one, the one that ships for the model
+    k: int = 4  # tokens a step, at most as many as it was tuned for
+    verified: bool = False  # whether they are drafts, which the model verifies
+    shared: bool = True  # verified: whether the rows' noise is that by which tokens are drawn
+
+    needs = ("layers",)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= 16:
+            raise BadConfig.field("k-forcing:k", self.k, "between 1 and 16")
+
+    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
+        return attach_head(models["target"], "k-forcing", "k-forcing", self.head)
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises BadConfig, before anything runs, for what cannot be honoured."""
+        refuse_source("k-forcing", ctx.request)
+        if self.verified:
+            return self._verified(ctx)
+        refuse_options("k-forcing", ctx.request.sampling, REFUSED)
+        return self._trusted(ctx)
+
+    def beside(self, ctx: Context, tree: TokenTree, counts: Sequence[int]) -> Beside:
+        """Rows of the noise of their own places, below these nodes."""
+        rows: Any = ctx.models["head"]
+        index = 0 if self.shared else 1
+
+        def vectors(states: torch.Tensor | None) -> torch.Tensor:
+            noise = [
+                noise_at(ctx, len(ctx.output) + tree.depths[node] + place, index)
+                for node, place in zip(made.nodes, made.places, strict=True)
+            ]
+            entering: torch.Tensor = rows.noised(noise, ctx.request.sampling.temperature)
+            return entering
+
+        made = Beside(counts, vectors)
+        return made
+
+    def _trusted(self, ctx: Context) -> Steps:
+        rows: Any = ctx.models["head"]
+        while True:
+            tree = TokenTree(ctx.tokens[-1])
+            count = max(1, min(self.k, rows.deepest, ctx.depth + 1))
+            reply, below = yield from read_beside(ctx, tree, self.beside(ctx, tree, [count]))
+            tokens, taken = spoken(ctx, list(below[0]), partial(self.choose, ctx))
+            kept = yield from commit_spoken(ctx, reply, tokens, taken, "k-forcing", "k-forcing")
+            if kept.reason:
+                return
+
+    def choose(self, ctx: Context, row: torch.Tensor, said: Sequence[int]) -> int:
+        """The best token of a row (V,): its noise has decided already which one that is."""
+        scores = ctx.sampler.scores(row, [*ctx.output, *said])
+        return ctx.sampler.best(scores, row)
+
+    def _verified(self, ctx: Context) -> Steps:
+        rows: Any = ctx.models["head"]
+        count = min(self.k, rows.deepest)
+        drafted: list[int] = []
+        while True:
+            tree = chained(ctx, drafted, "k-forcing")
+            # The first of a node's rows says what the node says: it tells whether others hold.
+            counts = [n + 1 if n else 0 for n in rows_below(ctx, tree, count - 1)]
+            reply, below = yield from read_beside(ctx, tree, self.beside(ctx, tree, counts))
+            outcome, kept = yield from settle(ctx, tree, reply)
+            if kept.reason:
+                return
+            said = below[outcome.path[-1] if outcome.path else 0].argmax(-1).tolist()
+            drafted = said[1:] if said[:1] == kept.tokens[-1:] else []

@@ -1,0 +1,60 @@
+"""Asks for code whose logic is explained in comments, by a cue behind the prompt.
+
+Comments stand between the words of a task and the code that solves it: a model that writes one
+first says what the next lines are to do. The cue is put behind the prompt as if the answer began
+with it, and the answer is what follows, by plain decoding or as the inner drafter speeds it up. The
+warper `comments` goes with it, by which blocks of code open with a comment.
+
+Paper: Chen et al., Comments as Natural Logic Pivots: Improve Code Generation via Comment
+Perspective, arXiv:2404.07549
+Guarantee: lossy: the answer is that to another prompt
+Cost: target 1
+Needs: a tokenizer whose tokens are pieces of the text; what the inner drafter needs
+Trains: nothing; `foretell train mango` trains a target to prefer commented code to the same without
+Differs:
+- the cue is in words of ours; the paper tries five of its own, behind a prompt of its own
+- the cue is no part of the answer, nor does it count as its tokens
+- an answer is told when it is whole, since it stands on another branch than the request began with
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.core.context import Context
+from foretell.core.drafter import Drafter
+from foretell.core.text import Written
+from foretell.core.tokenizer_bytes import continuation, words_of
+from foretell.core.types import Drop, Finish, Open, Steps
+from foretell.errors import Unsupported
+from foretell.strategies.samples.samples import Samples
+
+WINDOW = 8  # tokens of the prompt together with which the cue is divided into tokens
+
+
+@dataclass(frozen=True)
+class Mango(Samples):
+    """With an empty cue it is plain decoding, or what the inner drafter makes of it."""
+
+    cue: Written = "Here is the Python code, with comments that explain its logic:\n"  # or @FILE
+    inner: Drafter | None = None  # drafts for the answer
+
+    def run(self, ctx: Context) -> Steps:
+        """Raises Unsupported, before anything runs, where the prompt cannot be put differently."""
+        if not self.cue:
+            return self.drawn(ctx)
+        target = ctx.models["target"]
+        for given in ("source", "pictures"):
+            if given in ctx.request.inputs:
+                need = f"a prompt of text alone, and this request has {given}"
+                raise Unsupported.missing("mango", target.name, need, "write the cue yourself")
+        words = words_of(target, "mango")
+        cue = continuation(words, ctx.tokens, self.cue.encode(), WINDOW)
+        return self._steps(ctx, [*ctx.tokens, *cue])
+
+    def _steps(self, ctx: Context, prompt: list[int]) -> Steps:
+        branch: int = yield Open(prompt, quiet=False)
+        yield from self.drawn(ctx.on(branch))
+        reason = ctx.branches[branch].reason
+        yield Drop(ctx.branch)
+        yield Finish(branch, reason or "stop")

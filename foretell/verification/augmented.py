@@ -1,0 +1,91 @@
+"""Accepts what a drafter with other knowledge draws, where the target would have to learn it.
+
+A drafter that reads other text than the target, such as `rapid`, may know better. So the target's
+law p is moved towards the drafter's law q by one step of distillation: of the token's logit is
+taken `eta` (p - q), where q is at least `alpha` of its largest value. A drafted token is accepted
+by the moved law; where it is refused, the next token is drawn from what p has more than q or than
+the moved law. Behind a draft that was accepted whole the token is the target's own. With eta=0 it
+is exact, and gives the tokens of `sequential`.
+
+Paper: Chen et al., RAPID: Long-Context Inference with Retrieval-Augmented Speculative Decoding,
+arXiv:2502.20330
+Guarantee: lossy: the text's law lies between the target's and the drafter's; with eta=0 nothing
+Cost: none
+Needs: a chain of tokens that were drawn
+Trains: nothing
+Differs:
+- at temperature 0 it is the greedy walk: the moved law of a greedy target is the target's own
+- where both laws agree there is nothing to draw from after a refusal, which rounding alone can
+cause: the draft is accepted then, and the released code divides by zero
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from foretell.core.distribution import Target
+from foretell.core.random import Door
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.errors import BadConfig
+from foretell.verification.acceptance import TINY, Rule
+
+
+@dataclass(frozen=True)
+class Augmented(Rule):
+    """The authors take eta=10 where a model drafts for itself, 20 and more for a larger drafter."""
+
+    eta: float = 10.0  # how far the target's law is moved; 0: not at all
+    alpha: float = 0.1  # share of the drafter's best chance below which a token stays as it is
+
+    needs = "a chain of tokens that were drawn"
+    drawn = True
+    exact = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta <= 1000:
+            raise BadConfig.field("eta", self.eta, "between 0 and 1000")
+        if not 0 <= self.alpha <= 1:
+            raise BadConfig.field("alpha", self.alpha, "between 0 and 1")
+
+    def accepts(self, tree: TokenTree) -> bool:
+        return tree.is_chain and None not in tree.laws[1:]
+
+    def moved(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """The law (V,) between the target's p and the drafter's q."""
+        if not self.eta:
+            return p
+        step = self.eta * (p - q)
+        likely = q >= self.alpha * q.max()
+        return (p.log() - step.where(likely, 0.0)).softmax(-1)
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        outcome = Outcome([], None)
+        for child in range(1, len(tree)):
+            node = child - 1
+            if target.ends(node):
+                return outcome
+            token = tree.tokens[child]
+            law = tree.laws[child]
+            assert law is not None, "not a chain of drawn tokens"
+            p = target.p(node)
+            q = law.dense(len(p)).to(p)
+            moved = self.moved(p, q)
+            share = float(q[token])
+            ratio = float(moved[token]) / share if share > 0 else 0.0
+            taken = rng.accept(ratio, "accept", position, child)
+            if not taken:
+                rest = torch.maximum(p - q, p - moved).clamp_min_(0)
+                total = float(rest.sum())
+                taken = total <= TINY
+            outcome.tested.append((child, taken))
+            if not taken:
+                outcome.token = rng.sample(rest / total, "target", position + node)
+                return outcome
+            outcome.path.append(child)
+        last = len(tree) - 1
+        if not target.ends(last):
+            outcome.token = rng.sample(target.p(last), "target", position + last)
+        return outcome

@@ -1,0 +1,72 @@
+"""Accepts drafts by a coin of a chosen bias: for timing an acceptance that no model has.
+
+The first child of a node is accepted with chance `rate`, each further one with `fall` times the
+chance of the one before it, whatever the target says; the token after the path is the target's. So
+schedules, sizes and machines can be measured at any acceptance:
+`draft:length=6,rule=synthetic,rate=0.9`. The text is worthless.
+
+Paper: none, it is a measuring device
+Guarantee: lossy: the text is made of whatever was drafted, at temperature 0 too; only its speed
+means something
+Cost: none
+Needs: any tree
+Trains: nothing
+Differs: there is no paper
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.core.distribution import Target
+from foretell.core.random import Door
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.errors import BadConfig
+from foretell.verification.acceptance import Rule
+
+
+@dataclass(frozen=True)
+class Synthetic(Rule):
+    """Both are probabilities."""
+
+    rate: float = 0.7  # that the first child of an accepted node is accepted
+    fall: float = 0.5  # what is left of it for each further child
+
+    exact = greedy = False
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "fall"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadConfig.field(name, getattr(self, name), "from 0 to 1")
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        if target.sampler.guide is not None:
+            raise BadConfig(
+                "rule 'synthetic' accepts by chance, so it cannot honour "
+                "json_schema, regex, grammar or constraint: choose another rule"
+            )
+        node = 0
+        tries = 0
+        path: list[int] = []
+        tested: list[tuple[int, bool]] = []
+        while not target.ends(node):
+            accepted = -1
+            chance = self.rate
+            for child in dict.fromkeys(tree.tries[node]):  # a child drawn twice is tried once
+                tries += 1
+                taken = rng.accept(chance, "accept", position, tries)
+                tested.append((child, taken))
+                if taken:
+                    accepted = child
+                    break
+                chance *= self.fall
+            if accepted < 0:
+                if target.sampler.greedy:
+                    token = target.best(node)
+                else:
+                    token = rng.sample(target.p(node), "target", position + tree.depths[node])
+                return Outcome(path, token, tested)
+            path.append(accepted)
+            node = accepted
+        return Outcome(path, None, tested)

@@ -1,0 +1,67 @@
+"""Accepts a draft that is likely enough given how uncertain the target is at its place.
+
+A token x passes where p(x) > min(epsilon, delta exp(-H(p))), H being the entropy. Of all paths of
+passing tokens the longest wins, the likelier among equals; the token after it is drawn from the
+target. At temperature 0 it is the greedy walk.
+
+Paper: Cai, Li, Geng, Peng, Lee, Chen, Dao, Medusa, arXiv:2401.10774, section 3.3.1
+Guarantee: lossy: tokens the target would seldom draw are accepted, so texts are likelier than the
+target's own
+Cost: none
+Needs: any tree
+Trains: nothing
+Differs:
+- the token after the path is drawn from the full law, where the reference takes the argmax in its
+fast mode
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from foretell.core.distribution import Target
+from foretell.core.random import Door
+from foretell.core.tree import TokenTree
+from foretell.core.types import Outcome
+from foretell.errors import BadConfig
+from foretell.verification.acceptance import Rule
+
+
+@dataclass(frozen=True)
+class Typical(Rule):
+    """Both thresholds are probabilities in (0, 1]; the authors advise delta = sqrt(epsilon)."""
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    exact = False
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            if not 0 < getattr(self, name) <= 1:
+                raise BadConfig.field(name, getattr(self, name), "above 0 and at most 1")
+
+    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        laws: dict[int, torch.Tensor] = {}
+        scores: dict[int, float] = {0: 0.0}  # of a node whose path passes: log-probability
+        tested: list[tuple[int, bool]] = []
+        for node, children in enumerate(tree.tries):
+            if node not in scores or not children or target.ends(node):
+                continue
+            p = laws[node] = target.p(node)
+            entropy = float(-(p * (p + 1e-5).log()).sum())
+            threshold = min(self.epsilon, self.delta * math.exp(-entropy))
+            for child in dict.fromkeys(children):  # a child drawn twice is tried once
+                chance = float(p[tree.tokens[child]])
+                tested.append((child, chance > threshold))
+                if chance > threshold:
+                    scores[child] = scores[node] + math.log(chance)
+        best = max(scores, key=lambda node: (tree.depths[node], scores[node], -node))
+        path = tree.path(best)
+        if target.ends(best):
+            return Outcome(path, None, tested)
+        p = laws[best] if best in laws else target.p(best)
+        return Outcome(path, rng.sample(p, "target", position + len(path)), tested)

