@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import foretell
-from foretell.train.compressor import measured
+from foretell.train.caches.compressor import measured
 from foretell.train.corpus import documents
 
 

@@ -396,7 +396,7 @@ def _from_lora(name: str, source: LoraSource) -> Path:
         )
 
     def fill(part: Path) -> None:
-        arguments = ["foretell.train.adapter_merging", str(base), source.lora, str(part)]
+        arguments = ["foretell.train.diffusion.adapter_merging", str(base), source.lora, str(part)]
         _make(name, f"adding {Path(source.lora).name} to {source.base}", arguments, part)
 
     base = fetch(source.base)

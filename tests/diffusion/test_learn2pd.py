@@ -12,7 +12,7 @@ from foretell.api.lm import LM
 from foretell.diffusion.block_filter import BlockFilter, load, save
 from foretell.errors import BadConfig, BadFile
 from foretell.testing.toy_canvas import Oracle, ToyCanvas
-from foretell.train.filter import Replay, TrainFilter, area, collect, train
+from foretell.train.diffusion.filter import Replay, TrainFilter, area, collect, train
 from tests.diffusion.worlds import calls, filled, text
 from tests.kv.test_canvas import denoiser
 
@@ -111,7 +111,7 @@ def test_the_oracle_commits_only_what_stays(tmp_path: Path) -> None:
 
 def test_it_learns_what_chances_do_not_tell() -> None:
     """Final are the second halves of blocks, whatever their chances."""
-    from foretell.train.filter import Example
+    from foretell.train.diffusion.filter import Example
 
     torch.manual_seed(0)
     examples = []

@@ -134,13 +134,13 @@ def test_a_model_with_weights_added_is_made_once(world: World) -> None:
     made = world.cache / "models" / "added"
     assert fetching.resolve("added") == str(made) and fetching.here(aliases.find("added")) == made
     lora = [
-        "foretell.train.adapter_merging",
+        "foretell.train.diffusion.adapter_merging",
         str(world.cache / "models" / "mine"),
         str(world.cache / "more"),
     ]
     assert world.commands[-1][:3] == lora
     fetching.fetch("added")
-    assert world.count("foretell.train.adapter_merging") == world.count("pip") == 1
+    assert world.count("foretell.train.diffusion.adapter_merging") == world.count("pip") == 1
     assert left(world)[-2:] == ["added", "mine"]
     assert str(world.cache) not in (made / "source.json").read_text(), "it may lie elsewhere"
     assert foretell.load("added", executor="torch").models["target"].name == "added"

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 
 from foretell.errors import BadConfig
 from foretell.train import draft
-from foretell.train.head import HeadRun
+from foretell.train.heads.head import HeadRun
 from foretell.train.lm import Run
 from foretell.train.processes import Processes
 from tests import tiny
 from tests.train import test_draft
+from tests.train.heads.test_head import SETTINGS, files, run
 from tests.train.test_draft import files as drafts_files
-from tests.train.test_head import SETTINGS, files, run
 
 FOUR = dataclasses.replace(SETTINGS, batch=256, tokens=256 * 5)  # micro batches a step
 assert files is not None and drafts_files is not None  # fixtures

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretell.errors import BadFile
-from foretell.train import answers, dlm
+from foretell.train import answers
 from foretell.train.corpus import prepare
-from foretell.train.head_data import Corpus
+from foretell.train.diffusion import dlm
+from foretell.train.heads.head_data import Corpus
 from foretell.train.lm import Run, TrainLM, build
 from foretell.train.states import load_states
 

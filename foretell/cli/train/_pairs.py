@@ -14,7 +14,7 @@ from foretell.cli.train._recipe import in_use
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
-    from foretell.train.preferences import Reader, TrainPairs
+    from foretell.train.preferences.preferences import Reader, TrainPairs
 
 Target = Annotated[str, typer.Option(help="The model to be trained.")]
 Out = Annotated[Path, typer.Option(help="Folder of the run; results are OUT/lora and OUT/model.")]
@@ -31,7 +31,7 @@ def train_on_pairs(
     """Runs the command with these settings, on what `read` finds; returns the report."""
     import foretell
     from foretell.loading.fetch import resolve
-    from foretell.train.preferences import check, plan, train
+    from foretell.train.preferences.preferences import check, plan, train
 
     given = invocation.params
     out = Path(given["out"])

@@ -11,7 +11,7 @@ import typer
 from foretell.cli._loading import load_model, quiet
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
 from foretell.cli._output import emit, emit_json, progress_bar, refusals
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
     from foretell.train.amateur import TrainAmateur as Settings

@@ -11,7 +11,7 @@ import typer
 from foretell.cli._loading import quiet
 from foretell.cli._options import Json
 from foretell.cli._output import emit, emit_json, refusals
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
     from foretell.train.blockffn import TrainBlockFFN as Settings

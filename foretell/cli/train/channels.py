@@ -11,13 +11,13 @@ import typer
 from foretell.cli._loading import load_model
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
 from foretell.cli._output import check_writable, emit, emit_json
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 from foretell.cli.train._texts import TextOption, texts_of, told
 
 if TYPE_CHECKING:
-    from foretell.train.channels import FindChannels as Settings
+    from foretell.train.caches.channels import FindChannels as Settings
 else:
-    Settings = settings_of("channels", "FindChannels")
+    Settings = settings_of("caches.channels", "FindChannels")
 
 
 def channels(
@@ -33,7 +33,7 @@ def channels(
 ) -> int:
     """Find which channels of a model's keys matter; the model stays as it is."""
     check_writable("--out", out)
-    from foretell.train.channels import FindChannels, find_channels
+    from foretell.train.caches.channels import FindChannels, find_channels
 
     config = FindChannels(**dataclasses.asdict(settings))
     lm = load_model(models, executors, profile=False)

@@ -11,13 +11,13 @@ import typer
 from foretell.cli._loading import quiet
 from foretell.cli._options import Json
 from foretell.cli._output import emit, emit_json, refusals
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 from foretell.cli.train._texts import TextOption, texts_of
 
 if TYPE_CHECKING:
-    from foretell.train.compressor import TrainCompressor as Settings
+    from foretell.train.caches.compressor import TrainCompressor as Settings
 else:
-    Settings = settings_of("compressor", "TrainCompressor")
+    Settings = settings_of("caches.compressor", "TrainCompressor")
 
 
 def compressor(
@@ -37,7 +37,7 @@ def compressor(
 ) -> int:
     """Train an encoder of long contexts. Run again, it goes on where it was."""
     import foretell
-    from foretell.train.compressor import TrainCompressor, train
+    from foretell.train.caches.compressor import TrainCompressor, train
 
     config = TrainCompressor(**dataclasses.asdict(settings))
     with quiet(), refusals(f"--out {out}"):

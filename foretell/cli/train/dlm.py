@@ -11,22 +11,22 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
+from foretell.cli._settings import settings_of
 from foretell.cli.train._asking import first_alone
 from foretell.cli.train._pairs import Device
 from foretell.cli.train._recipe import in_use, recipe_option
-from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
-    from foretell.train.dlm import TrainDLM as Settings
+    from foretell.train.diffusion.dlm import TrainDLM as Settings
 else:
-    Settings = settings_of("dlm", "TrainDLM")
+    Settings = settings_of("diffusion.dlm", "TrainDLM")
 
 
 def dlm(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("dlm", "TrainDLM")] = None,
+    recipe: Annotated[str | None, recipe_option("diffusion.dlm", "TrainDLM")] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the finished model will be OUT/model.")
     ],
@@ -69,7 +69,7 @@ def dlm(
     """Train a model that fills canvases. Run again, it goes on where it was."""
     import foretell
     from foretell.train.answers import known, write_texts
-    from foretell.train.dlm import TrainDLM, train
+    from foretell.train.diffusion.dlm import TrainDLM, train
     from foretell.train.processes import Processes
 
     config = TrainDLM(**dataclasses.asdict(settings))

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._output import emit
+from foretell.cli._settings import settings_of
 from foretell.cli.train._pairs import Device, Merged, Out, SaveEvery, Target, train_on_pairs
 from foretell.cli.train._recipe import recipe_option
-from foretell.cli.train._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.dpo import TrainDpo as Settings
+    from foretell.train.preferences.dpo import TrainDpo as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("dpo", "TrainDpo")
+    Settings = settings_of("preferences.dpo", "TrainDpo")
 
 
 def dpo(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("dpo", "TrainDpo")] = None,
+    recipe: Annotated[str | None, recipe_option("preferences.dpo", "TrainDpo")] = None,
     target: Target,
     pairs: Annotated[
         list[str],
@@ -41,7 +41,7 @@ def dpo(
 
     Run again, it goes on where it was. `foretell train pairs` makes pairs.
     """
-    from foretell.train.dpo import TrainDpo, read
+    from foretell.train.preferences.dpo import TrainDpo, read
 
     config = TrainDpo(**dataclasses.asdict(settings))
     files = [Path(name) for name in pairs]

@@ -10,9 +10,9 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
+from foretell.cli._settings import settings_of
 from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
-from foretell.cli.train._settings import settings_of
 
 if TYPE_CHECKING:
     from foretell.train.draft import TrainDraft as Settings

@@ -11,12 +11,12 @@ import typer
 from foretell.cli._loading import load_model, quiet
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
 from foretell.cli._output import check_writable, emit, emit_json, progress_bar
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.filter import TrainFilter as Settings
+    from foretell.train.diffusion.filter import TrainFilter as Settings
 else:
-    Settings = settings_of("filter", "TrainFilter")
+    Settings = settings_of("diffusion.filter", "TrainFilter")
 
 
 def filter(
@@ -36,7 +36,7 @@ def filter(
     """Teach a filter which tokens of a block are final; the model stays as it is."""
     check_writable("--out", out)
     from foretell.bench.prompts import read_prompts
-    from foretell.train.filter import TrainFilter, train_filter
+    from foretell.train.diffusion.filter import TrainFilter, train_filter
 
     config = TrainFilter(**dataclasses.asdict(settings))
     given = [prompt for name in prompts for prompt in read_prompts(name)]

@@ -11,13 +11,13 @@ import typer
 from foretell.cli._loading import load_model
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
 from foretell.cli._output import check_writable, emit, emit_json
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 from foretell.cli.train._texts import TextOption, texts_of, told
 
 if TYPE_CHECKING:
-    from foretell.train.gates import TrainGates as Settings
+    from foretell.train.caches.gates import TrainGates as Settings
 else:
-    Settings = settings_of("gates", "TrainGates")
+    Settings = settings_of("caches.gates", "TrainGates")
 
 
 def gates(
@@ -33,7 +33,7 @@ def gates(
 ) -> int:
     """Learn which key heads need all of a text, on planted passkeys; the model stays as it is."""
     check_writable("--out", out)
-    from foretell.train.gates import TrainGates, train_gates
+    from foretell.train.caches.gates import TrainGates, train_gates
 
     config = TrainGates(**dataclasses.asdict(settings))
     lm = load_model(models, executors, profile=False)

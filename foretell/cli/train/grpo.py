@@ -10,20 +10,20 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, message, progress_bar, refusals
+from foretell.cli._settings import settings_of
 from foretell.cli.train._recipe import in_use, recipe_option
-from foretell.cli.train._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.grpo import TrainGrpo as Settings
+    from foretell.train.preferences.grpo import TrainGrpo as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("grpo", "TrainGrpo")
+    Settings = settings_of("preferences.grpo", "TrainGrpo")
 
 
 def grpo(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("grpo", "TrainGrpo")] = None,
+    recipe: Annotated[str | None, recipe_option("preferences.grpo", "TrainGrpo")] = None,
     target: Annotated[str, typer.Option(help="The model that learns.")],
     prompts: Annotated[
         list[str],
@@ -50,8 +50,8 @@ def grpo(
     """Train a model by a reward, as LoRA weights (GRPO). Run again, it goes on where it was."""
     import foretell
     from foretell.loading.fetch import resolve
-    from foretell.train.grpo import TrainGrpo, plan, train
-    from foretell.train.rollouts import read_questions
+    from foretell.train.preferences.grpo import TrainGrpo, plan, train
+    from foretell.train.preferences.rollouts import read_questions
 
     config = TrainGrpo(**dataclasses.asdict(settings))
     resolve(target)

@@ -10,22 +10,22 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, message, refusals
+from foretell.cli._settings import settings_of
 from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
-from foretell.cli.train._settings import settings_of
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
-    from foretell.train.head import TrainHead as Settings
+    from foretell.train.heads.head import TrainHead as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("head", "TrainHead")
+    Settings = settings_of("heads.head", "TrainHead")
 
 
 def head(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("head", "TrainHead")] = None,
+    recipe: Annotated[str | None, recipe_option("heads.head", "TrainHead")] = None,
     target: Annotated[str, typer.Option(help="The model to be drafted for.")],
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the finished head will be OUT/head.")
@@ -69,9 +69,9 @@ def head(
     from foretell.loading.load import check_options
     from foretell.models.decoder.packed import WHOLE_NUMBERS
     from foretell.ops.fingerprint import fingerprint
-    from foretell.train import anchored
     from foretell.train.answers import write_all
-    from foretell.train.head import TrainHead, beginning, plan, taps_of, train
+    from foretell.train.heads import anchored
+    from foretell.train.heads.head import TrainHead, beginning, plan, taps_of, train
     from foretell.train.processes import Processes
     from foretell.train.states import write_states
 

@@ -11,13 +11,13 @@ import typer
 from foretell.cli._loading import load_model, quiet
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
 from foretell.cli._output import check_writable, emit, emit_json, progress_bar
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.infty import Cut as Settings
+    from foretell.train.preferences.infty import Cut as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("infty", "Cut")
+    Settings = settings_of("preferences.infty", "Cut")
 
 
 def infty(
@@ -37,7 +37,7 @@ def infty(
     """
     check_writable("--out", out)
     from foretell.bench.prompts import read_prompts
-    from foretell.train.infty import Cut, write_rounds
+    from foretell.train.preferences.infty import Cut, write_rounds
 
     cut = Cut(**dataclasses.asdict(settings))
     read_prompts(texts)

@@ -12,12 +12,12 @@ import typer
 from foretell.cli._loading import quiet
 from foretell.cli._options import Json
 from foretell.cli._output import emit, emit_json, progress_bar, refusals
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.kv_heads import TrainKVHeads as Settings
+    from foretell.train.caches.kv_heads import TrainKVHeads as Settings
 else:
-    Settings = settings_of("kv_heads", "TrainKVHeads")
+    Settings = settings_of("caches.kv_heads", "TrainKVHeads")
 
 
 def kv_heads(
@@ -39,8 +39,8 @@ def kv_heads(
 ) -> int:
     """Make of a model one that caches fewer key heads. Run again, it goes on where it was."""
     import foretell
+    from foretell.train.caches.kv_heads import TrainKVHeads, train
     from foretell.train.corpus import documents
-    from foretell.train.kv_heads import TrainKVHeads, train
 
     config = TrainKVHeads(**dataclasses.asdict(settings))
 

@@ -10,7 +10,7 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
     from foretell.train.lm import TrainLM as Settings

@@ -10,21 +10,21 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
+from foretell.cli._settings import settings_of
 from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
-from foretell.cli.train._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.lud import TrainLud as Settings
+    from foretell.train.heads.lud import TrainLud as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("lud", "TrainLud")
+    Settings = settings_of("heads.lud", "TrainLud")
 
 
 def lud(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("lud", "TrainLud")] = None,
+    recipe: Annotated[str | None, recipe_option("heads.lud", "TrainLud")] = None,
     target: Annotated[str, typer.Option(help="The model to be tuned.")],
     out: Annotated[
         Path, typer.Option(help="Folder of the run; results are OUT/model and OUT/head.")
@@ -51,9 +51,9 @@ def lud(
     from foretell.drafters.heads.networks.folder import target_shape
     from foretell.loading.fetch import resolve
     from foretell.train.answers import write_all
-    from foretell.train.lud import TrainLud, train
+    from foretell.train.heads.lud import TrainLud, train
+    from foretell.train.heads.tuned import check
     from foretell.train.processes import Processes
-    from foretell.train.tuned import check
 
     config = TrainLud(**dataclasses.asdict(settings))
     check(merged)

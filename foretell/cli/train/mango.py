@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretell.cli._output import emit
+from foretell.cli._settings import settings_of
 from foretell.cli.train._pairs import Device, Merged, Out, SaveEvery, Target, train_on_pairs
 from foretell.cli.train._recipe import recipe_option
-from foretell.cli.train._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.mango import TrainMango as Settings
+    from foretell.train.preferences.mango import TrainMango as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("mango", "TrainMango")
+    Settings = settings_of("preferences.mango", "TrainMango")
 
 
 def mango(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("mango", "TrainMango")] = None,
+    recipe: Annotated[str | None, recipe_option("preferences.mango", "TrainMango")] = None,
     target: Target,
     code: Annotated[
         list[str],
@@ -42,7 +42,7 @@ def mango(
 
     Run again, it goes on where it was. Of Python files it learns the functions with docstrings.
     """
-    from foretell.train.mango import TrainMango, read
+    from foretell.train.preferences.mango import TrainMango, read
 
     config = TrainMango(**dataclasses.asdict(settings))
     report = train_on_pairs(invocation, config, lambda lm: read(lm, code, config))

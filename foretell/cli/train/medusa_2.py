@@ -10,21 +10,21 @@ import typer
 
 from foretell.cli._loading import quiet
 from foretell.cli._output import emit, refusals
+from foretell.cli._settings import settings_of
 from foretell.cli.train._asking import asked, first_alone
 from foretell.cli.train._recipe import in_use, recipe_option
-from foretell.cli.train._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.medusa_2 import TrainMedusa2 as Settings
+    from foretell.train.heads.medusa_2 import TrainMedusa2 as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("medusa_2", "TrainMedusa2")
+    Settings = settings_of("heads.medusa_2", "TrainMedusa2")
 
 
 def medusa_2(
     invocation: typer.Context,
     *,
-    recipe: Annotated[str | None, recipe_option("medusa_2", "TrainMedusa2")] = None,
+    recipe: Annotated[str | None, recipe_option("heads.medusa_2", "TrainMedusa2")] = None,
     target: Annotated[str, typer.Option(help="The model to be tuned and drafted for.")],
     out: Annotated[
         Path,
@@ -59,8 +59,8 @@ def medusa_2(
     from foretell.drafters.heads.networks.folder import target_shape
     from foretell.loading.fetch import resolve
     from foretell.train.answers import write_all
-    from foretell.train.head import head_before
-    from foretell.train.medusa_2 import KIND, TrainMedusa2, check, train
+    from foretell.train.heads.head import head_before
+    from foretell.train.heads.medusa_2 import KIND, TrainMedusa2, check, train
     from foretell.train.processes import Processes
 
     config = TrainMedusa2(**dataclasses.asdict(settings))

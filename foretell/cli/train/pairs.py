@@ -11,13 +11,13 @@ import typer
 from foretell.cli._loading import load_model, quiet
 from foretell.cli._options import ExecutorOptions, Json, ModelOptions
 from foretell.cli._output import check_writable, emit, emit_json, message, progress_bar
-from foretell.cli.train._settings import settings_of
+from foretell.cli._settings import settings_of
 
 if TYPE_CHECKING:
-    from foretell.train.pairs import Search as Settings
+    from foretell.train.preferences.pairs import Search as Settings
 
 if not TYPE_CHECKING:
-    Settings = settings_of("pairs", "Search")
+    Settings = settings_of("preferences.pairs", "Search")
 
 
 def pairs(
@@ -37,7 +37,7 @@ def pairs(
     """
     check_writable("--out", out)
     from foretell.bench.prompts import read_prompts
-    from foretell.train.pairs import Search, known, write_pairs
+    from foretell.train.preferences.pairs import Search, known, write_pairs
 
     search = Search(**dataclasses.asdict(settings))
     asked = [prompt for name in prompts for prompt in read_prompts(name)]

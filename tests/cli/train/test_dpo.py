@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from foretell.cli.train import dpo, mango
-from tests.train.test_mango import code as commented
-from tests.train.test_preferences import written
+from tests.train.preferences.test_mango import code as commented
+from tests.train.preferences.test_preferences import written
 
 SIZE = ["--rank", "2", "--length", "120", "--batch", "4", "--micro", "4", "--epochs", "1"]
 

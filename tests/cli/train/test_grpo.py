@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretell.cli.train import grpo
-from tests.train.test_rollouts import written
+from tests.train.preferences.test_rollouts import written
 
 SIZE = ["--rounds", "1", "--per-round", "2", "--group", "2", "--answer-tokens", "4"]
 SIZE += ["--dtype", "float32", "--executor", "torch", "--merged", "float32"]
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_in_a_line(
 
 
 def test_every_field_of_the_trainer_is_an_option() -> None:
-    from foretell.train.grpo import TrainGrpo
+    from foretell.train.preferences.grpo import TrainGrpo
 
     options = {field.name: field.default for field in dataclasses.fields(grpo.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(TrainGrpo)}

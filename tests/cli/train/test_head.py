@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_in_a_line(
 
 
 def test_every_field_of_the_trainer_is_an_option() -> None:
-    from foretell.train.head import TrainHead
+    from foretell.train.heads.head import TrainHead
 
     options = {field.name: field.default for field in dataclasses.fields(head.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(TrainHead)}

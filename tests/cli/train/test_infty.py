@@ -24,7 +24,7 @@ def test_rounds_are_counted(run: Any, folder: str, tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_cut_is_an_option() -> None:
-    from foretell.train.infty import Cut
+    from foretell.train.preferences.infty import Cut
 
     options = {field.name: field.default for field in dataclasses.fields(infty.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(Cut)}

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_said_in_a_line(
 
 
 def test_every_field_of_the_trainer_is_an_option() -> None:
-    from foretell.train.k_forcing import TrainKForcing
+    from foretell.train.heads.k_forcing import TrainKForcing
 
     options = {field.name: field.default for field in dataclasses.fields(k_forcing.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(TrainKForcing)}

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_said_in_a_line(
 
 
 def test_every_field_of_the_trainer_is_an_option() -> None:
-    from foretell.train.lud import TrainLud
+    from foretell.train.heads.lud import TrainLud
 
     options = {field.name: field.default for field in dataclasses.fields(lud.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(TrainLud)}

@@ -53,14 +53,14 @@ def test_what_is_wrong_is_said_in_a_line(
 def test_without_its_package_the_cure_is_told(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.train.medusa_2.find_spec", lambda name: None)
+    monkeypatch.setattr("foretell.train.heads.medusa_2.find_spec", lambda name: None)
     places = ["--out", str(tmp_path / "run"), "--answers", str(tmp_path / "answers")]
     code, out, err = run("train", "medusa-2", "--target", "demo", *places, "--own", "1")
     assert code == 2 and not out and "pip install 'foretell[lora]'" in err
 
 
 def test_every_field_of_the_trainer_is_an_option() -> None:
-    from foretell.train.medusa_2 import TrainMedusa2
+    from foretell.train.heads.medusa_2 import TrainMedusa2
 
     options = {field.name: field.default for field in dataclasses.fields(medusa_2.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(TrainMedusa2)}

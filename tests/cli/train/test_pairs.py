@@ -55,7 +55,7 @@ def test_what_is_wrong_is_said_in_a_line(
 
 
 def test_every_field_of_the_search_is_an_option() -> None:
-    from foretell.train.pairs import Search
+    from foretell.train.preferences.pairs import Search
 
     options = {field.name: field.default for field in dataclasses.fields(pairs.Settings)}
     assert options == {field.name: field.default for field in dataclasses.fields(Search)}

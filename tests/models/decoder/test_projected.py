@@ -20,7 +20,7 @@ from foretell.models.decoder.fused import blocks
 from foretell.models.decoder.head_merging import FIELD, commuting, gathered, leading, pooled
 from foretell.models.decoder.loop import StockBlock
 from foretell.ops.fingerprint import norm_mark
-from foretell.train.kv_heads import compressed
+from foretell.train.caches.kv_heads import compressed
 from tests import tiny
 from tests.models.decoder import families
 

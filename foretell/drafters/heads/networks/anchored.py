@@ -2,8 +2,8 @@
 
 Row i (from 0) stands i + 1 places behind its node and speaks of the token after its own place. It
 sees what the node sees, the node, and the rows before it. Such a head computes nothing by itself:
-the target does, by drafters/heads/extra_rows.py when it drafts and by train/anchored.py when it
-learns.
+the target does, by drafters/heads/extra_rows.py when it drafts and by train/heads/anchored.py when
+it learns.
 
 Sources: Chen et al., "Hardware-Aware Parallel Prompt Decoding" (arXiv 2405.18628), section 3; Wu et
 al., "Parallel Decoding via Hidden Transfer" (arXiv 2404.12022), section 3.

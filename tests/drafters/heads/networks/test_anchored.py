@@ -28,7 +28,7 @@ from foretell.models.decoder.decoder import Decoder
 from foretell.native import library
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
-from foretell.train.anchored import Through
+from foretell.train.heads.anchored import Through
 from tests.cache.users import run
 from tests.models.decoder.families import tiny
 

@@ -22,8 +22,8 @@ from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
 from foretell.speculation.strategy import Speculative
-from foretell.train.head_data import Known, Teacher
-from foretell.train.head_report import RANKS, hits, rank_table, true_ranks
+from foretell.train.heads.head_data import Known, Teacher
+from foretell.train.heads.head_report import RANKS, hits, rank_table, true_ranks
 from tests.models.decoder.families import tiny
 
 MODEL = tiny("llama")

@@ -1,0 +1,1 @@
+"""What cache policies need of a model: gates, channels, merged heads, compressors."""

@@ -1,0 +1,1 @@
+"""Heads that draft, and rows and adapters that are trained as heads are."""

@@ -1,0 +1,1 @@
+"""Models that learn which of several texts is the better one."""
